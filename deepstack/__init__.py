@@ -1,0 +1,43 @@
+"""deepstack: depth-scaling studies of Transformers, from a YAML to a chart.
+
+    config = deepstack.load_config("configs/quick.yaml", ["model.depth=12"])
+    run = deepstack.train(config)
+    table = deepstack.load_runs("results")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepstack import schemes as schemes
+    from deepstack.config import load_config as load_config
+    from deepstack.model import build_model as build_model
+    from deepstack.records import load_runs as load_runs
+    from deepstack.sweeps import sweep as sweep
+    from deepstack.training import train as train
+
+# name -> module, attribute ("" for the module itself): imported when first used, so that `import deepstack` needs no torch
+_PUBLIC = {
+    "build_model": ("deepstack.model", "build_model"),
+    "load_config": ("deepstack.config", "load_config"),
+    "load_runs": ("deepstack.records", "load_runs"),
+    "schemes": ("deepstack.schemes", ""),
+    "sweep": ("deepstack.sweeps", "sweep"),
+    "train": ("deepstack.training", "train"),
+}
+
+__all__ = ["build_model", "load_config", "load_runs", "schemes", "sweep", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'deepstack' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m deepstack` is the command line."""
+
+from deepstack.cli import main
+
+main()

@@ -1,0 +1,67 @@
+"""deepstack check CONFIG"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deepstack.cli.options import Json, Overrides, Plugins, load_plugins
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check")(check)
+
+
+def check(
+    config: Annotated[Path, typer.Argument(help="A YAML file.")],
+    overrides: Overrides = [],  # noqa: B006
+    plugin: Plugins = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Check a config and say what it describes: coefficients, parameters, memory; nothing runs."""
+    from deepstack import config as conf
+
+    settings = conf.load_config(config, overrides)
+    load_plugins(plugin)
+    from deepstack.cli.tables import emit
+    from deepstack.model import build_model
+    from deepstack.schemes import SCHEMES
+    from deepstack.tasks import build_task
+
+    model = settings.model
+    scheme = SCHEMES[model.scheme]
+    task = build_task(
+        settings.task.name,
+        settings.task.options(),
+        seq_len=settings.task.seq_len,
+        seed=settings.seed,
+    )
+    counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
+    memory = conf.memory_estimate(settings, task.vocab_size)
+    facts: dict[str, Any] = {
+        "run": conf.run_name(settings),
+        "scheme": f"{scheme.label}: {scheme.equation}",
+        "alpha": scheme.alpha(model.depth),
+        "beta": scheme.beta(model.depth),
+        "depth": model.depth,
+        "steps": settings.train.steps,
+        "tokens a step": settings.train.batch_size * settings.task.seq_len,
+        "data": task.data.get("name"),
+        **{name.replace("_", " "): value for name, value in task.references.items()},
+        **{f"parameters {role}": number for role, number in counts.items()},
+        "parameters": sum(counts.values()),
+        "memory estimate (MB)": round(memory / 1e6),
+        "memory of this machine (MB)": round(conf.machine_memory() / 1e6),
+    }
+    if json:
+        emit([facts], True)
+    else:
+        emit([{"what": key, "value": _shown(value)} for key, value in facts.items()], False)
+
+
+def _shown(value: Any) -> str:
+    from deepstack.cli.tables import text
+
+    return text(value)

@@ -1,0 +1,143 @@
+"""The live display of one run: progress, loss, ‖ΔF‖, time left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from deepstack.training import Observer, PlainLines, Row, Started
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Lines(PlainLines):
+    """Plain lines on stderr, for a pipe or a job's log."""
+
+    def line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Display(Observer):
+    """A panel on a terminal, redrawn in place; evaluations stay above it as lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.run: Started | None = None
+        self.losses: list[float] = []
+        self.updates: list[float] = []
+        self.row: Row = {}
+        self.last_evaluation: Row = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self.task = self.progress.add_task("", total=None, pace="")
+        self.live = Live(
+            get_renderable=self.render, console=console, refresh_per_second=4, transient=True
+        )
+
+    def started(self, run: Started) -> None:
+        self.run = run
+        self.console.print(
+            f"[bold]{run.label}[/bold], {run.depth} layers, {run.parameters:,} parameters "
+            f"on {run.device}"
+        )
+        self.console.print(f"[dim]{run.folder.path}[/dim]", highlight=False)
+        if run.first_step > 1:
+            self.console.print(f"continues at step {run.first_step}")
+        self.progress.reset(
+            self.task, total=run.steps, completed=run.first_step - 1, description="training"
+        )
+
+    def stepped(self, step: int, row: Row) -> None:
+        self.row = row
+        self.losses.append(row["loss"] or 0.0)
+        self.updates.append(row["model_update"] or 0.0)
+        speed = self.progress.tasks[0].speed
+        pace = f"{1000 / speed:.0f} ms/step" if speed else ""
+        self.progress.update(self.task, completed=step, pace=pace)
+
+    def evaluated(self, step: int, row: Row) -> None:
+        self.last_evaluation = row
+
+    def said(self, line: str) -> None:
+        self.console.print(line)
+
+    def finished(self, state: str, step: int) -> None:
+        self.live.stop()
+        colour = {"done": "green", "diverged": "red"}.get(state, "yellow")
+        self.console.print(f"[{colour}]{state}[/{colour}] at step {step}: ", self.summary(), end="")
+        self.console.print()
+
+    def summary(self) -> Text:
+        """The last validation loss beside what it is compared with."""
+        from deepstack.training.observer import validation
+
+        text = f"validation {validation(self.last_evaluation, self.run)}"
+        return Text(text if self.last_evaluation else "")
+
+    def render(self) -> Any:
+        """The panel: one line a quantity, its history as a small bar chart."""
+        if self.run is None:
+            return Text("building …")
+        table = Table.grid(padding=(0, 2))
+        width = max(10, min(48, self.console.width - 46))
+        floors = "  ".join(
+            f"{name.replace('_', ' ')} {value:.3f}" for name, value in self.run.references.items()
+        )
+        table.add_row("loss", value(self.row.get("loss")), bars(self.losses, width), floors)
+        saturated = f"unrelated states {self.run.unrelated:.3g}"
+        table.add_row(
+            "‖ΔF‖", value(self.row.get("model_update")), bars(self.updates, width), saturated
+        )
+        table.add_row("‖∇L‖", value(self.row.get("grad_norm")), "", "")
+        if self.last_evaluation:
+            table.add_row("", "", self.summary(), "")
+        return Group(self.progress, table)
+
+
+def value(number: float | None) -> str:
+    """A number in six columns, or a dash."""
+    return "-" if number is None else f"{number:.4g}"
+
+
+def bars(values: list[float], width: int) -> str:
+    """The history of a quantity as a row of blocks, the mean of equal spans, lowest to highest."""
+    finite = [v for v in values if abs(v) < float("inf")]
+    if len(finite) < 2:
+        return ""
+    count = min(width, len(finite))
+    edges = [round(i * len(finite) / count) for i in range(count + 1)]
+    means = [
+        sum(finite[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a
+    ]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(7, int(8 * (m - low) / span))] for m in means)
+
+
+@contextmanager
+def observe(quiet: bool) -> Iterator[Observer]:
+    """The display that fits: a panel on a terminal, lines elsewhere, nothing when quiet."""
+    console = Console(stderr=True)
+    if quiet:
+        yield Observer()
+    elif console.is_terminal:
+        display = Display(console)
+        with display.live:
+            yield display
+    else:
+        yield Lines()

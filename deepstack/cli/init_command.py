@@ -1,0 +1,40 @@
+"""deepstack init [FILE]"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepstack.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("init")(init)
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="The YAML file to write.")
+    ] = Path("experiment.yaml"),
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema for editors; write nothing.")
+    ] = False,
+) -> None:
+    """Write a config to start from, with every setting, its default and its meaning."""
+    from deepstack import config as conf
+
+    if schema:
+        typer.echo(jsonlib.dumps(conf.json_schema(), indent=2))
+        return
+    if file.exists():
+        raise ConfigError(f"{file} is there already; give another name: deepstack init mine.yaml")
+    beside = file.with_name("deepstack.schema.json")
+    try:
+        beside.write_text(jsonlib.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")
+        file.write_text(conf.annotated_defaults(beside.name), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    typer.echo(file)

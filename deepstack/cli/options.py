@@ -1,0 +1,32 @@
+"""Options that several commands share, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of all results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Plugins = Annotated[
+    list[Path],
+    typer.Option("--plugin", help="A Python file with schemes, tasks, … of your own; repeatable."),
+]
+Overrides = Annotated[
+    list[str],
+    typer.Argument(metavar="[KEY=VALUE]…", help="Settings to change, as in model.depth=48."),
+]
+AllowEnvChange = Annotated[
+    bool,
+    typer.Option("--allow-env-change", help="Go on with a run that another environment began."),
+]
+
+
+def load_plugins(paths: list[Path]) -> None:
+    """Load the files given with --plugin; torch is imported only when there are any."""
+    if paths:
+        from deepstack import plugins
+
+        plugins.load_plugins(paths)

@@ -1,0 +1,47 @@
+"""deepstack plot [CHART …] DIR"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepstack.cli.options import Plugins, load_plugins
+from deepstack.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plot")(plot)
+
+
+def plot(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[CHART]… DIR", help="Charts to draw (default: all), then a folder."),
+    ],
+    at_step: Annotated[
+        int | None, typer.Option("--at-step", min=1, help="Step of 'update against depth'.")
+    ] = None,
+    diagnostic: Annotated[
+        str | None, typer.Option(help="Diagnostic of the layer by step heat map.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder of the figures (default: DIR/figures).")
+    ] = None,
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Draw charts of the runs in a folder: each as PNG, SVG and a CSV of exactly what is drawn."""
+    load_plugins(plugin)
+    from deepstack.plots import CHARTS, draw
+
+    *charts, directory = words
+    if not Path(directory).is_dir():
+        if directory in CHARTS:
+            raise ConfigError(f"plot: no folder given; try: deepstack plot {' '.join(words)} results/")
+    written = draw(
+        directory, charts or None, out=to, at_step=at_step, diagnostic=diagnostic,
+        say=lambda line: typer.echo(line, err=True),
+    )
+    for path in written:
+        typer.echo(path)

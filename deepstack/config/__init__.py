@@ -1,0 +1,55 @@
+"""Configurations: what a YAML file may say, reading it, and what it will cost.  No torch."""
+
+from deepstack.config.estimate import (
+    machine_memory,
+    memory_estimate,
+    memory_terms,
+    parameter_count,
+    refuse_absurd,
+)
+from deepstack.config.identity import (
+    config_hash,
+    non_defaults,
+    run_name,
+    same_experiment,
+    study_name,
+    values,
+)
+from deepstack.config.load import load_config, locate, parse_config, with_overrides
+from deepstack.config.schema import ROLES, Config, Init, Log, Model, Norm, Runtime, Task, Train
+from deepstack.config.study import Study, load_study, parse_study
+from deepstack.config.template import annotated_defaults
+from deepstack.config.write import json_schema, to_yaml
+
+__all__ = [
+    "ROLES",
+    "Config",
+    "Init",
+    "Log",
+    "Model",
+    "Norm",
+    "Runtime",
+    "Study",
+    "Task",
+    "Train",
+    "annotated_defaults",
+    "config_hash",
+    "json_schema",
+    "load_config",
+    "load_study",
+    "locate",
+    "machine_memory",
+    "memory_estimate",
+    "memory_terms",
+    "non_defaults",
+    "parameter_count",
+    "parse_config",
+    "parse_study",
+    "refuse_absurd",
+    "run_name",
+    "same_experiment",
+    "study_name",
+    "to_yaml",
+    "values",
+    "with_overrides",
+]

@@ -1,0 +1,248 @@
+"""What a run will need, from its configuration alone: parameters and memory, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepstack.config.schema import Config
+from deepstack.errors import ConfigError
+
+# the vocabulary of a text of bytes; other tasks' are smaller or not much larger
+BYTES_VOCABULARY = 257
+# far more than the machine has is refused; a little more is for the run itself to find out
+ABSURD = 4
+GPU_BYTES = 192 * 2**30
+
+# measured: a process that has imported torch and taken one step of a small model; and what the
+# modules of a layer and the graph of its backward pass take besides tensors
+PROCESS_BYTES = 320 * 2**20
+LAYER_OVERHEAD = 100 * 2**10
+
+_FP32, _BF16 = 4, 2
+
+
+def parameter_count(
+    config: Config,
+    vocab_size: int,
+    *,
+    final_norm: bool = False,
+    norms_per_sublayer: int = 1,
+    scheme_parameters: int = 0,
+) -> dict[str, int]:
+    """Numbers in the parameters, by role; roles without any are left out.
+
+    final_norm, norms_per_sublayer and scheme_parameters (of one layer) are what the scheme adds.
+    """
+    model, depth = config.model, config.model.depth
+    d, d_ff = model.d_model, width_inside(config)
+    gain, bias = int(model.norm.gain), int(model.norm.bias)
+    head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
+    counts = {
+        **dict.fromkeys(("q", "k", "v", "o"), depth * d * d),
+        "w1": depth * d * d_ff,
+        "w2": depth * d_ff * d,
+        "bias": depth * (4 * d + d_ff + d),
+        "norm_gain": depth * 2 * norms_per_sublayer * d * gain,
+        "norm_bias": depth * 2 * norms_per_sublayer * d * bias,
+        "final_norm": (gain + bias) * d * int(final_norm),
+        "scheme": depth * scheme_parameters,
+        "embedding": vocab_size * d,
+        "position": config.task.seq_len * d if model.positions == "learned" else 0,
+        "head": head + vocab_size,
+    }
+    return {role: count for role, count in counts.items() if count}
+
+
+def width_inside(config: Config) -> int:
+    """d_ff, which the schema has resolved."""
+    return config.model.d_ff or 4 * config.model.d_model
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes that activations depend on: batch b, positions n, heads h, widths d and d_ff."""
+
+    b: int
+    n: int
+    h: int
+    d: int
+    d_ff: int
+    dropout: bool
+    matmul: int  # bytes of a number that a matrix product reads and writes
+
+
+# What one eager layer keeps for its backward pass: a sentence and the bytes of each tensor.
+SAVED_BY_A_LAYER: tuple[tuple[str, Callable[[_Sizes], int]], ...] = (
+    ("the layer's input, which the product with W_q, W_k, W_v reads",
+     lambda s: s.b * s.n * s.d * s.matmul),
+    ("queries, keys and values, the one output of that product",
+     lambda s: 3 * s.b * s.n * s.d * s.matmul),
+    ("the attention's output, which the product with W_o reads",
+     lambda s: s.b * s.n * s.d * s.matmul),
+    ("the logarithm of each softmax's sum, from which its weights are computed again",
+     lambda s: s.b * s.h * s.n * _FP32),
+    ("under dropout no fused kernel: the attention weights before and after it, and its mask",
+     lambda s: 3 * s.b * s.h * s.n * s.n * _FP32 if s.dropout else 0),
+    ("the input of the norm around the attention, stream plus branch",
+     lambda s: s.b * s.n * s.d * _FP32),
+    ("the feed-forward's input, which the product with W_1 reads",
+     lambda s: s.b * s.n * s.d * s.matmul),
+    ("the hidden values after the activation, which the product with W_2 reads (and relu itself)",
+     lambda s: s.b * s.n * s.d_ff * s.matmul),
+    ("the hidden values before the activation: gelu needs them, and relu leaves a hole of their "
+     "size between tensors that stay, which the allocator fills only in part",
+     lambda s: s.b * s.n * s.d_ff * s.matmul),
+    ("the input of the norm around the feed-forward",
+     lambda s: s.b * s.n * s.d * _FP32),
+    ("mean and reciprocal deviation of the two norms",
+     lambda s: 4 * s.b * s.n * _FP32),
+    ("the dropout masks of the two sublayers' outputs",
+     lambda s: 2 * s.b * s.n * s.d * _FP32 if s.dropout else 0),
+)  # fmt: skip
+
+
+def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str, int]:
+    """The bytes at the peak of a run, term by term: a training step, or a look at every layer."""
+    train, depth = config.train, config.model.depth
+    by_role = parameter_count(config, vocab_size)
+    weights = sum(by_role.values()) * _FP32
+    chosen = by_role if train.trainable == "all" else train.trainable
+    trained = sum(by_role.get(role, 0) for role in chosen) * _FP32
+    largest = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
+    moments = {"adamw": 2, "adam": 2, "sgd": int(train.momentum > 0)}[train.optimizer]
+    sizes = _sizes(config, train.batch_size)
+    tokens = train.batch_size * config.task.seq_len
+    probe = config.log.probe_sequences
+    terms = {
+        "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
+        "weights": weights,
+        "gradients": trained,
+        "optimizer moments": moments * trained,
+        "temporaries of the optimizer": (2 if moments == 2 else 1) * largest,
+        "modules and graph": depth * LAYER_OVERHEAD,
+        "activations": depth * saved_by_a_layer(sizes),
+        "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
+        "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
+        "probe": probe * config.task.seq_len * (2 * vocab_size + 4 * sizes.d) * _FP32,
+    }
+    if config.log.layers_every != 0:
+        # held over the step: the weights before it; after it: gradients and differences of its own
+        after = 2 * weights + depth * saved_by_a_layer(_sizes(config, probe))
+        during = terms["activations"] + terms["temporaries of the optimizer"]
+        terms["looks at every layer"] = weights + max(0, after - during)
+    return terms
+
+
+def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
+    """Bytes at the peak of a run: of the process on a CPU, of the device's memory on a GPU."""
+    return sum(memory_terms(config, vocab_size).values())
+
+
+def saved_by_a_layer(sizes: _Sizes) -> int:
+    """Bytes that one layer keeps for its backward pass."""
+    return sum(size(sizes) for _, size in SAVED_BY_A_LAYER)
+
+
+def on_gpu(config: Config) -> bool:
+    """Whether the run would take a GPU, as far as one can tell without torch."""
+    device = config.runtime.device
+    return device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+
+
+def _sizes(config: Config, batch: int) -> _Sizes:
+    model = config.model
+    return _Sizes(
+        b=batch,
+        n=config.task.seq_len,
+        h=model.n_heads,
+        d=model.d_model,
+        d_ff=width_inside(config),
+        dropout=model.dropout > 0,
+        matmul=_BF16 if config.train.precision == "bf16" else _FP32,
+    )
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or less under a cgroup's limit."""
+    found = []
+    try:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = Path("/sys/fs/cgroup", name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            found.append(int(text))
+    return min(filter(None, found), default=16 * 2**30)
+
+
+def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
+    """ConfigError, with the estimate, for a run that this machine could never hold.
+
+    The error's key is the size that is furthest above its default; the message says how large it
+    may be.  A run a little too large is let through: a GPU may have more memory than the machine.
+    """
+    memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
+    needed = memory_estimate(config, vocab_size)
+    if needed <= ABSURD * memory:
+        return
+    key = _largest(config)
+    fits = _largest_that_fits(config, key, vocab_size, memory)
+    raise ConfigError(
+        f"{key}: found {_get(config, key)}, a run of about {readable(needed)}; "
+        f"allowed what fits into {readable(memory)}"
+        + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
+        key=key,
+    )
+
+
+def readable(size: float) -> str:
+    """Bytes for people: '3.2 GiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.0f} PiB"
+
+
+SIZES = (
+    "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
+    "train.batch_size", "log.probe_sequences",
+)  # fmt: skip
+
+
+def _get(config: Config, key: str) -> int:
+    section, name = key.split(".")
+    return int(getattr(getattr(config, section), name))
+
+
+def _largest(config: Config) -> str:
+    usual = Config()
+    given = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
+    return max(given, key=lambda key: _get(config, key) / _get(usual, key))
+
+
+def _changed(config: Config, key: str, value: int) -> Config:
+    section, name = key.split(".")
+    values = {name: value}
+    if key == "model.d_model" and "d_ff" not in config.model.model_fields_set:
+        values["d_ff"] = 4 * value
+    inner = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: inner})
+
+
+def _largest_that_fits(config: Config, key: str, vocab_size: int, memory: int) -> int:
+    """The largest value of one size under which the run fits, to two digits; 0 for none."""
+    low, high = 0, _get(config, key)
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        fits = memory_estimate(_changed(config, key, middle), vocab_size) <= memory
+        low, high = (middle, high) if fits else (low, middle)
+    step = 10 ** max(0, len(str(low)) - 2)
+    return low // step * step

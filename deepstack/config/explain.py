@@ -1,0 +1,363 @@
+"""From a failed validation to sentences: what was found, what is allowed, what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from deepstack.config.schema import IDENTIFIER, RUN_NAME, Config
+from deepstack.config.yaml_reader import (
+    MAX_PROBLEMS,
+    Node,
+    Problem,
+    quoted,
+    quoted_key,
+    scalar,
+    shorten,
+)
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+
+Path = tuple[str | int, ...]
+Schema = dict[str, Any]
+
+_PATTERNS = {
+    RUN_NAME: "letters, digits, '.', '_' and '-', not starting with '.' or '-'",
+    IDENTIFIER: "a word of letters, digits and '_'",
+}
+_YES = dict.fromkeys(("yes", "y", "on", "true", "1"), "true")
+_NO = dict.fromkeys(("no", "n", "off", "false", "0"), "false")
+
+# what other programs call it
+_ELSEWHERE = {
+    "batch": "train.batch_size", "bs": "train.batch_size", "beta1": "train.betas",
+    "beta2": "train.betas", "block_size": "task.seq_len", "clip_norm": "train.clip",
+    "context": "task.seq_len", "context_length": "task.seq_len", "data": "task",
+    "dataset": "task.name", "dff": "model.d_ff", "dim": "model.d_model",
+    "dim_feedforward": "model.d_ff", "dtype": "train.precision", "embed_dim": "model.d_model",
+    "ffn_dim": "model.d_ff", "grad_clip": "train.clip", "gradient_clipping": "train.clip",
+    "head_count": "model.n_heads", "hidden_dim": "model.d_model", "hidden_size": "model.d_model",
+    "init_fan": "model.init.fan", "layers": "model.depth", "learning_rate": "train.lr",
+    "length": "task.seq_len", "lr_schedule": "train.schedule", "max_grad_norm": "train.clip",
+    "max_iters": "train.steps", "max_steps": "train.steps", "n_embd": "model.d_model",
+    "n_head": "model.n_heads", "n_layer": "model.depth", "n_layers": "model.depth",
+    "nhead": "model.n_heads", "norm_eps": "model.norm.eps", "num_heads": "model.n_heads",
+    "num_layers": "model.depth", "num_steps": "train.steps", "p_dropout": "model.dropout",
+    "random_seed": "seed", "residual": "model.scheme", "scheduler": "train.schedule",
+    "sequence_length": "task.seq_len", "training": "train", "warmup": "train.warmup_steps",
+    "wd": "train.weight_decay", "width": "model.d_model",
+}  # fmt: skip
+
+
+def raise_all(problems: list[Problem]) -> None:
+    """ConfigError with one line a problem, in the order of the file, when there are any."""
+    if problems:
+        problems = sorted(problems, key=lambda problem: order(problem.where))
+        lines = list(dict.fromkeys(map(str, problems)))
+        if len(lines) > MAX_PROBLEMS:
+            lines = [*lines[:MAX_PROBLEMS], f"... and {len(lines) - MAX_PROBLEMS} more"]
+        raise ConfigError("\n".join(lines), key=problems[0].key or None)
+
+
+def validate(tree: Node) -> tuple[Config | None, list[Problem]]:
+    """The configuration that a tree describes, or everything that is wrong with it."""
+    if not isinstance(tree.value, dict):
+        text = f"found {tree.shown}; allowed `key: value` lines"
+        return None, [Problem(tree.where, "", text)]
+    data = tree.plain()
+    try:
+        return Config.model_validate(_filled(data)), []
+    except ValidationError as error:
+        return None, _problems(error, data, tree)
+
+
+@cache
+def sections() -> dict[str, list[str]]:
+    """Each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
+    return {".".join(map(str, path)): list(found) for path, found in _sections()}
+
+
+@cache
+def keys() -> list[str]:
+    """Every dotted key that is no section: 'seed', 'model.depth', …"""
+    inner = sections()
+    every = [f"{name}.{key}".strip(".") for name, found in inner.items() for key in found]
+    return [key for key in every if key not in inner]
+
+
+def describe(path: Path) -> tuple[str, Schema]:
+    """What is allowed at a path, in words, and its JSON schema."""
+    schema = _at(path)
+    return _allowed(schema), schema
+
+
+def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
+    found: dict[Path, dict[str, Any]] = {}
+    for item in error.errors(include_url=False):
+        path = _path(item["loc"], data)
+        found.setdefault(path, dict(item))
+    # a union reports each of its branches: what lies deepest says most
+    covered = {path[:i] for path in found for i in range(len(path))}
+    wrong = [(path, item) for path, item in found.items() if path not in covered]
+    wrong.sort(key=lambda pair: order(tree.at(pair[0]).where))
+    said = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
+    # a hostile file can have thousands: they are counted, and never looked at
+    rest = wrong[MAX_PROBLEMS:]
+    return said + [Problem(tree.at(p).where, _dotted(p), "found one more mistake") for p, _ in rest]
+
+
+def order(where: str) -> tuple[int, ...]:
+    """Sorts places: by line and column, then what has none (overrides)."""
+    parts = where.rsplit(":", 2)[1:]
+    return tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdigit, parts)) else (10**9,)
+
+
+def _path(loc: tuple[str | int, ...], data: Any) -> Path:
+    """The part of pydantic's location that names places in the data or keys of the schema."""
+    path: Path = ()
+    for part in loc:
+        if part == "[key]":
+            break
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        elif isinstance(part, str) and part in _at(path).get("properties", ()):
+            data = None
+        else:
+            continue  # the name of a branch of a union
+        path = (*path, part)
+    return path
+
+
+def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
+    node, dotted = tree.at(path), _dotted(path)
+    if item["type"] == "extra_forbidden":
+        return Problem(node.key_where or node.where, dotted, _unknown_key(path, node))
+    if item["loc"][-1] == "[key]":
+        schema = _at(path[:-1])
+        names = schema.get("propertyNames", {}).get("enum", [])
+        allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
+        text = f"found the key {quoted(str(path[-1]))}; allowed {allowed}"
+        hint = _hint(nearest(str(path[-1]), names))
+        return Problem(node.key_where or node.where, dotted, text + hint)
+    if item["type"] == "relation":
+        relation_to = tree.at((*path[:-1], "d_model")) if node is tree.at(path[:-1]) else node
+        return Problem(relation_to.where, dotted, shorten(item["msg"], 200), relation=True)
+    allowed, schema = describe(path)
+    shown = node.shown
+    if isinstance(node.value, list):
+        shown = f"the list {shorten(str(node.plain()))}"
+    elif isinstance(node.value, dict) and node.value:
+        shown = "a section"
+    text = f"found {shown}; allowed {allowed}{_hint(_meant(node.value, schema))}"
+    if isinstance(node.value, str) and "," in node.value and "command line" in node.where:
+        text += "; several values make a sweep: deepstack sweep"
+    return Problem(node.where, dotted, text)
+
+
+def _hint(meant: str | None) -> str:
+    if meant is None:
+        return ""
+    plain = meant in ("true", "false", "null") or not isinstance(scalar(meant), str)
+    return f"; did you mean {meant if plain else repr(meant)}?"
+
+
+def _unknown_key(path: Path, node: Node) -> str:
+    word, section = str(path[-1]), _dotted(path[:-1])
+    siblings = sections().get(section, [])
+    if not siblings:
+        return (
+            f"found {quoted(word)} below a key that takes no keys; allowed {describe(path[:-1])[0]}"
+        )
+    allowed = ", ".join(siblings)
+    if "." in word and isinstance(node.key_where, str):
+        first, _, rest = word.partition(".")
+        full = f"{section}.{word}".strip(".")
+        if full in keys() or full in sections():
+            return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
+    return f"found the unknown key {quoted(word)}; allowed {allowed}{_hint(meant_key(path))}"
+
+
+def meant_key(path: Path) -> str | None:
+    """The key that an unknown one probably meant: in its own section, else anywhere."""
+    word, section = str(path[-1]), _dotted(path[:-1])
+    inner = sections()
+    meant = nearest(word, inner.get(section, []))
+    if meant:
+        return meant
+    last: dict[str, str] = {}
+    for dotted in [*keys(), *filter(None, inner)]:
+        last.setdefault(dotted.rpartition(".")[2], dotted)
+    plain = word.lower().replace("-", "_")
+    if plain not in last and plain in _ELSEWHERE:
+        return _near(_ELSEWHERE[plain], section)
+    far = nearest(word, list(last)) or nearest(word, list(_ELSEWHERE))
+    if far is None:
+        return None
+    return _near(last.get(far) or _ELSEWHERE[far], section)
+
+
+def _near(dotted: str, section: str) -> str:
+    return dotted.removeprefix(section + ".") if section else dotted
+
+
+def _meant(value: object, schema: Schema) -> str | None:
+    options = list(_alternatives(schema))
+    types = {option.get("type") for option in options}
+    if isinstance(value, list | dict):
+        return None
+    word = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    plain = word.strip().lower()
+    if "null" in types and plain in ("none", "nan", "nil", "null"):
+        return "null"
+    if "boolean" in types and (plain in _YES or plain in _NO):
+        return _YES.get(plain) or _NO[plain]
+    if types & {"integer", "number"} and not isinstance(value, bool):
+        try:
+            number = scalar(plain.replace("_", ""))
+        except ValueError:
+            number = None
+        if isinstance(number, float) and "integer" in types and number.is_integer():
+            number = int(number) if abs(number) < 1e18 else None
+        if isinstance(number, float) and "number" not in types:
+            number = None
+        if isinstance(number, int | float) and number != value and _fits(number, options):
+            return repr(number)
+        if isinstance(number, int) and isinstance(value, float) and _fits(number, options):
+            return repr(number)
+    words = [w for option in options for w in _words(option)]
+    if isinstance(value, str) and words:
+        return nearest(word, words)
+    return None
+
+
+def _fits(number: int | float, options: list[Schema]) -> bool:
+    return any(
+        option.get("type") in ("integer", "number")
+        and option.get("minimum", number) <= number <= option.get("maximum", number)
+        for option in options
+    )
+
+
+def _words(option: Schema) -> list[str]:
+    return [*option.get("enum", []), *([option["const"]] if "const" in option else [])]
+
+
+def _dotted(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return quoted_key(text.removeprefix("."))
+
+
+@cache
+def _root() -> Schema:
+    return Config.model_json_schema()
+
+
+def _resolve(schema: Schema) -> Schema:
+    if "$ref" in schema:
+        return dict(_root()["$defs"][schema["$ref"].rsplit("/", 1)[1]])
+    return schema
+
+
+def _alternatives(schema: Schema) -> Iterator[Schema]:
+    schema = _resolve(schema)
+    if "anyOf" in schema:
+        for option in schema["anyOf"]:
+            yield from _alternatives(option)
+    else:
+        yield schema
+
+
+def _sections() -> Iterator[tuple[Path, Schema]]:
+    waiting: list[Path] = [()]
+    while waiting:
+        path = waiting.pop(0)
+        inside = _at(path).get("properties", {})
+        yield path, inside
+        waiting += [(*path, key) for key, s in inside.items() if "properties" in _resolve(s)]
+
+
+def _at(path: Path) -> Schema:
+    """The JSON schema at a path; {} where anything is allowed or nothing is known."""
+    schema = _root()
+    for part in path:
+        for option in _alternatives(schema):
+            inner: Any = None
+            if isinstance(part, int):
+                ahead = option.get("prefixItems", [])
+                inner = ahead[part] if part < len(ahead) else option.get("items")
+            elif part in option.get("properties", {}):
+                inner = option["properties"][part]
+            elif isinstance(option.get("additionalProperties"), dict):
+                inner = option["additionalProperties"]
+            elif option.get("patternProperties"):
+                inner = next(iter(option["patternProperties"].values()))
+            if isinstance(inner, dict):
+                schema = inner
+                break
+        else:
+            return {}
+    return _resolve(schema)
+
+
+def _allowed(schema: Schema) -> str:
+    """A JSON schema in words."""
+    options = list(_alternatives(schema))
+    kinds = [option.get("type") for option in options]
+    if {"string", "number", "boolean"} <= set(kinds):
+        listed = ", or a list of these" if "array" in kinds else ""
+        return f"text, a number, true or false{listed}"
+    return " or ".join(dict.fromkeys(map(_one, options)))
+
+
+def _one(option: Schema) -> str:
+    kind = option.get("type")
+    if "enum" in option or "const" in option:
+        return ", ".join(_words(option))
+    if kind in ("integer", "number"):
+        return ("an integer" if kind == "integer" else "a number") + _range(option)
+    if kind == "array":
+        if "prefixItems" in option:
+            each = _allowed(option["prefixItems"][0])
+            return f"a list of {len(option['prefixItems'])} numbers, each {each}"
+        return f"a list of: {_allowed(option['items'])}"
+    if kind == "object":
+        names = option.get("properties") or option.get("propertyNames", {}).get("enum")
+        return f"a section with the keys {', '.join(names)}" if names else "a section"
+    if kind == "string" and "pattern" in option:
+        longest = f" (at most {option['maxLength']})" if "maxLength" in option else ""
+        return _PATTERNS[option["pattern"]] + longest
+    return {"boolean": "true or false", "null": "null", "string": "text"}.get(str(kind), "a value")
+
+
+def _range(option: Schema) -> str:
+    low, high = option.get("minimum"), option.get("maximum")
+    above, below = option.get("exclusiveMinimum"), option.get("exclusiveMaximum")
+    start = f"from {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
+    if high is not None:
+        end = f"{'to' if low is not None else 'up to'} {_number(high)}"
+    else:
+        end = f"to below {below:g}" if below is not None else "on" if low is not None else ""
+    return "".join(f" {part}" for part in (start, end) if part)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and value < 1e12 else f"{value:g}"
+
+
+def _filled(data: Any, path: Path = ()) -> Any:
+    """The data with {} for a section that says nothing: `model:` with only comments below it."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        key: {}
+        if value is None and _at((*path, key)).get("type") == "object"
+        else _filled(value, (*path, key))
+        for key, value in data.items()
+    }

@@ -1,0 +1,71 @@
+"""What makes one experiment differ from another: values, hash and the name of its run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deepstack.config.schema import Config
+
+# where a run is filed and what it is computed with do not make it another experiment
+_NOT_COUNTED = ("name", "runtime")
+
+
+def values(config: Config) -> dict[str, Any]:
+    """Every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
+    return dict(_flat(config.model_dump(mode="json")))
+
+
+def non_defaults(config: Config) -> dict[str, Any]:
+    """The values that differ from the defaults; a d_ff of 4 d_model does not."""
+    usual = values(Config())
+    usual["model.d_ff"] = 4 * config.model.d_model
+    given = values(config)
+    return {k: v for k, v in given.items() if k not in usual or _text(v) != _text(usual[k])}
+
+
+def same_experiment(a: Config, b: Config) -> bool:
+    """Whether two configurations are equal but for `name` and `runtime`."""
+    return _identity(a) == _identity(b)
+
+
+def config_hash(config: Config) -> str:
+    """Six hex digits of the values that differ from the defaults, `name` and `runtime` aside.
+
+    A key that is added later, with a default, changes no hash.
+    """
+    return hashlib.sha256(_identity(config).encode()).hexdigest()[:6]
+
+
+def run_name(config: Config) -> str:
+    """The name of a run's folder: 'deepnorm-d1000-s0-3f9a1c'."""
+    model = config.model
+    return f"{model.scheme}-d{model.depth}-s{config.seed}-{config_hash(config)}"
+
+
+def study_name(config: Config, path: str | os.PathLike[str]) -> str:
+    """What a run is filed under: the configuration's `name`, else the stem of its file."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem).lstrip(".-")[:64]
+    return config.name or stem or "runs"
+
+
+def _identity(config: Config) -> str:
+    counted = non_defaults(config).items()
+    return _text({k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED})
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _flat(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value

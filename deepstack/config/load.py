@@ -1,0 +1,235 @@
+"""From a YAML file and overrides to a configuration, or to everything that is wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deepstack.config import estimate
+from deepstack.config.explain import meant_key, raise_all, validate
+from deepstack.config.schema import Config
+from deepstack.config.yaml_reader import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Node,
+    Problem,
+    quoted,
+    quoted_key,
+    read,
+    refused,
+    scalar,
+    shorten,
+)
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file, changed by `key=value` overrides.
+
+    ConfigError has one line a problem: where, which key, what was found, what is allowed.
+    """
+    return parse_config(read_file(path), shown_path(path), overrides)
+
+
+def parse_config(
+    text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
+) -> Config:
+    """The configuration in a YAML text; source is what its errors call it."""
+    tree, problems = read_tree(text, source, overrides)
+    if isinstance(tree.value, dict) and "sweep" in tree.value:
+        sweep = tree.value.pop("sweep")
+        said = f"this file describes a sweep; use: deepstack sweep {source}"
+        problems.append(Problem(sweep.key_where or sweep.where, "sweep", said))
+    config, more = validate(tree)
+    raise_all(together(problems, more))
+    assert config is not None
+    refuse_absurd_tree(config, tree)
+    return config
+
+
+def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values for some dotted keys: {'model.depth': 48}.
+
+    A d_ff that was not given follows d_model.  ConfigError as `load_config`, without places.
+    """
+    tree = node_of(as_given(config), "")
+    for dotted, value in values.items():
+        put(tree, tuple(dotted.split(".")), node_of(value, ""))
+    changed, problems = validate(tree)
+    raise_all(problems)
+    assert changed is not None
+    return changed
+
+
+def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
+    """Where a dotted key was given: 'file:line:column', the override, or the file alone.
+
+    For errors of the rooms above, which know the key and not the place.
+    """
+    tree, _ = read_tree(read_file(path), shown_path(path), overrides)
+    node = tree.at(tuple(key.split(".")))
+    return node.where if node is not tree else shown_path(path)
+
+
+def as_given(config: Config) -> dict[str, Any]:
+    """The values as nested dicts, without a d_ff that was only derived."""
+    data = config.model_dump()
+    if "d_ff" not in config.model.model_fields_set:
+        del data["model"]["d_ff"]
+    return data
+
+
+def read_tree(
+    text: str | bytes, source: str, overrides: Sequence[str]
+) -> tuple[Node, list[Problem]]:
+    """The values of a text with the overrides put in, and what is wrong with their form."""
+    tree, problems = read(text, source)
+    if tree.value is None:
+        tree.value = {}
+    for override in overrides:
+        parsed = parse_override(override)
+        if isinstance(parsed, Problem):
+            problems.append(parsed)
+        else:
+            put(tree, *parsed)
+    return tree, problems
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
+    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quoted'."""
+    label = place_of(text)
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    path = tuple(key.split("."))
+    if not equals or not all(path):
+        meant = meant_key(path) if not equals and all(path) else None
+        hint = f"; did you mean {meant}=VALUE?" if meant else ""
+        return Problem(label, "", f"found {quoted(text)}; allowed key=value, such as "
+                       f"model.depth=48{hint}")  # fmt: skip
+    if len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
+        return Problem(label, "", f"found a key of {len(path)} levels; allowed key=value, such as "
+                       "model.depth=48")  # fmt: skip
+    if any(map(refused, text)):
+        return Problem(label, "", "found a control character; allowed printable text")
+    if value[:1] in tuple("[{\"'"):
+        node, problems = read(value, label)
+        if problems:
+            return Problem(label, quoted_key(key), problems[0].text)
+        return path, relabel(node, label)
+    try:
+        plain = scalar(value)
+    except ValueError as error:
+        return Problem(label, quoted_key(key), str(error))
+    shown = "nothing" if plain is None else quoted(value)
+    return path, Node(plain, label, shown if isinstance(plain, str) else shorten(value), label)
+
+
+def place_of(override: str) -> str:
+    """What errors call the place of an override."""
+    return f"{_printable(shorten(override))} on the command line"
+
+
+def put(tree: Node, path: tuple[str, ...], node: Node) -> None:
+    """Set the node at a path, making sections on the way."""
+    for part in path[:-1]:
+        if not isinstance(tree.value, dict):
+            tree.value, tree.where = {}, node.where
+        tree = tree.value.setdefault(part, Node({}, node.where, "a section", node.where))
+    if not isinstance(tree.value, dict):
+        tree.value, tree.where = {}, node.where
+    tree.value[path[-1]] = node
+
+
+def node_of(value: Any, where: str) -> Node:
+    """Plain values as a tree that is all from one place."""
+    if isinstance(value, Mapping):
+        inner = {str(k): node_of(v, where) for k, v in value.items()}
+        return Node(inner, where, "a section", where)
+    if isinstance(value, list | tuple):
+        return Node([node_of(v, where) for v in value], where, "a list", where)
+    if callable(getattr(value, "item", None)):
+        value = value.item()  # a numpy number
+    shown = "nothing" if value is None else shorten(repr(value))
+    if isinstance(value, bool):
+        shown = str(value).lower()
+    return Node(value, where, shown, where)
+
+
+def relabel(node: Node, label: str) -> Node:
+    """Say that a node and all within it come from one place."""
+    node.where = node.key_where = label
+    if isinstance(node.value, dict):
+        for child in node.value.values():
+            relabel(child, label)
+    elif isinstance(node.value, list):
+        for child in node.value:
+            relabel(child, label)
+    return node
+
+
+def together(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
+    """Problems of form and of meaning in one list; a place with the first needs not the second."""
+    places = {problem.where for problem in form}
+    return form + [problem for problem in meaning if problem.where not in places]
+
+
+def refuse_absurd_tree(config: Config, tree: Node) -> None:
+    """`refuse_absurd` with the place of the key that makes the run too large."""
+    try:
+        estimate.refuse_absurd(config)
+    except ConfigError as error:
+        node = tree.at(tuple((error.key or "").split(".")))
+        raise ConfigError(f"{node.where}: {error}", key=error.key) from None
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a configuration file, at most one more than the limit."""
+    name = shown_path(path)
+    try:
+        # without O_NONBLOCK, opening a FIFO would wait for a writer
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: {_why(error, path)}") from None
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
+            raise ConfigError(f"{name}: found {kind}; allowed a YAML file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{name}: {_why(error, path)}") from None
+    finally:
+        os.close(handle)
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path on one printable line."""
+    return _printable(os.fspath(path))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
+    if not isinstance(error, OSError):
+        return "found a path that cannot be one; allowed the path of a YAML file"
+    if error.errno != errno.ENOENT:
+        return f"cannot be read: {error.strerror}"
+    wanted = Path(path)
+    for folder in (wanted.parent, Path("configs")):
+        try:
+            names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml"))
+        except OSError:
+            continue
+        near = nearest(wanted.name, names) or nearest(wanted.stem, [Path(n).stem for n in names])
+        if near:
+            full = next(n for n in names if near in (n, Path(n).stem))
+            return f"no such file; did you mean {shown_path(folder / full)!r}?"
+    return "no such file"

@@ -1,0 +1,202 @@
+"""What a configuration may say: every key with its type, range, default and meaning.
+
+The text under each field is its help, in `deepstack init`, in editors and in the README.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+Role = Literal[
+    "q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "final_norm", "scheme",
+    "embedding", "position", "head",
+]  # fmt: skip
+ROLES: tuple[str, ...] = get_args(Role)
+
+RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
+
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=64)]
+Scalar = bool | int | float | str
+Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+def _as_tuple(value: Any) -> Any:
+    # YAML knows lists only; the models are immutable and hold tuples
+    return tuple(value) if isinstance(value, list) else value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class Norm(_Section):
+    """LayerNorm: LN(z) = gain * (z - mean z) / sqrt(var z + eps) + bias."""
+
+    gain: bool = True
+    """Whether the norms of the layers have a gain."""
+    bias: bool = True
+    """Whether the norms of the layers have a bias."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """What is added to the variance."""
+
+
+class Init(_Section):
+    """How weight matrices start, before the scheme's own gain."""
+
+    distribution: Literal["xavier_normal", "xavier_uniform"] = "xavier_normal"
+    """The distribution that matrices are drawn from."""
+    fan: Literal["in_out", "in"] = "in_out"
+    """'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
+
+
+class Model(_Section):
+    """The encoder stack."""
+
+    scheme: Identifier = "deepnorm"
+    """The residual scheme (`deepstack list schemes`)."""
+    scheme_options: dict[Identifier, Scalar] = {}
+    """Options of the scheme's own."""
+    depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
+    """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
+    d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """The width of the stream."""
+    n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
+    """The number of attention heads; it divides d_model."""
+    d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """The width inside the feed-forward; null means 4 * d_model."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """The nonlinearity of the feed-forward."""
+    dropout: Fraction = 0.0
+    """The dropout rate on attention weights and sublayer outputs."""
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    """How positions enter the stream."""
+    norm: Norm = Norm()
+    init: Init = Init()
+    head: Literal["tied", "separate", "bert"] = "tied"
+    """The output: the token table again, a matrix of its own, or BERT's masked-token head."""
+
+    @field_validator("n_heads")
+    @classmethod
+    def _heads_divide_width(cls, n_heads: int, info: Any) -> int:
+        d_model = info.data.get("d_model")
+        if d_model is not None and d_model % n_heads:
+            divisors = [str(h) for h in range(1, min(d_model, 1024) + 1) if d_model % h == 0]
+            raise PydanticCustomError(
+                "relation",
+                "found {n_heads}; allowed a divisor of model.d_model = {d_model}: {divisors}",
+                {"n_heads": n_heads, "d_model": d_model, "divisors": ", ".join(divisors)},
+            )
+        return n_heads
+
+    @model_validator(mode="after")
+    def _resolve_d_ff(self) -> Model:
+        if self.d_ff is None:
+            # past the frozen setter, and without marking the field as one that the user has set
+            self.__dict__["d_ff"] = 4 * self.d_model
+        return self
+
+
+class Task(BaseModel):
+    """What is learned.  Further keys are the task's own options (`deepstack list tasks`)."""
+
+    model_config = ConfigDict(**{**_Section.model_config, "extra": "allow"})
+    __pydantic_extra__: dict[str, Scalar | list[Scalar] | None]
+
+    name: Identifier = "text"
+    """The task."""
+    seq_len: Annotated[int, Field(ge=2, le=65_536)] = 64
+    """The length of a sequence in tokens."""
+
+    def options(self) -> dict[str, Any]:
+        """The task's own options: every key besides name and seq_len."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Train(_Section):
+    """Optimisation and evaluation.  Times are in steps."""
+
+    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
+    """The number of optimizer steps."""
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
+    """Sequences in a batch."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """The optimizer, torch's own."""
+    lr: Annotated[float, Field(gt=0, le=1e6)] = 1e-3
+    """The learning rate after warm-up."""
+    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] = (0.9, 0.98)
+    """Decay rates of the moments of adam and adamw."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """What is added to the square root of the second moment."""
+    momentum: Fraction = 0.0
+    """The momentum of sgd."""
+    schedule: Literal["constant", "linear", "inverse_sqrt"] = "linear"
+    """The learning rate after warm-up; 'linear' falls to 0 at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
+    """Steps over which the learning rate rises linearly to lr."""
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Decay of matrices and embeddings; biases, gains and scalars never decay."""
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """The largest global gradient norm; null for no clipping."""
+    lr_factors: dict[Role, Annotated[float, Field(ge=0, le=1e6)]] = {}
+    """A factor on the learning rate of a role's parameters: {q: 0.5}."""
+    trainable: (
+        Literal["all"]
+        | Annotated[tuple[Role, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    ) = "all"
+    """Which roles are trained: 'all', or a list of roles."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """The number format of matrix products; 'bf16' is autocast."""
+    max_loss: Annotated[float, Field(gt=0)] = 100.0
+    """A training loss above this ends the run as diverged."""
+    eval_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 50
+    """Steps between evaluations on held-out batches; 0: only at the start and the end."""
+    eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
+    """Held-out batches in an evaluation."""
+
+
+class Log(_Section):
+    """What is recorded."""
+
+    probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
+    """Sequences in the fixed batch on which the model update is measured."""
+    layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
+    """Steps between records of every layer; 'log': 1, 2, 3, 5, 8, 13, 20, ...; 0: never."""
+
+
+class Runtime(_Section):
+    """Where and how it is computed; nothing here is part of what the experiment is."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The device; 'auto' takes a GPU when there is one."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """CPU threads; 'auto' means one for small matrices."""
+    banks: bool = True
+    """Whether the parameters of one role over all layers are one tensor; the numbers are equal."""
+    checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
+    """Seconds between checkpoints."""
+    deterministic: bool = True
+    """Whether only deterministic kernels are allowed."""
+
+
+class Config(_Section):
+    """One run.  Every key has a default: an empty file is a configuration."""
+
+    name: Annotated[str, Field(pattern=RUN_NAME, max_length=64)] | None = None
+    """The study that the run is filed under; null for the file's own name."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """The seed of initialisation, data and dropout."""
+    model: Model = Model()
+    task: Task = Field(default_factory=Task)
+    train: Train = Train()
+    log: Log = Log()
+    runtime: Runtime = Runtime()

@@ -1,0 +1,51 @@
+"""A configuration to start from: every setting with its default and its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from deepstack.config.schema import Config
+
+# What the written file sets; all else stays a comment that shows the default.
+CHOSEN = {"model": {"scheme": "deepnorm", "depth": 48}, "task": {"name": "text"}}
+
+
+def annotated_defaults(schema_file: str) -> str:
+    """YAML text: a few settings, and every other one as a comment with default and meaning."""
+    head = [
+        f"# yaml-language-server: $schema={schema_file}",
+        "# Settings that are commented out show their defaults.  Run with: deepstack train <file>",
+        "",
+    ]
+    return "\n".join([*head, *_lines(Config(), CHOSEN, 0)]) + "\n"
+
+
+def _lines(section: BaseModel, chosen: dict[str, Any], level: int) -> Iterator[str]:
+    indent = "  " * level
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            if level == 0:
+                yield ""
+            picked = chosen.get(name, {})
+            yield f"{indent}{'' if picked else '# '}{name}:"
+            yield from _lines(value, picked, level + 1)
+            continue
+        shown = field.default if name not in chosen else chosen[name]
+        text = f"{name}: {_yaml(shown)}"
+        mark = "" if name in chosen else "# "
+        meaning = " ".join((field.description or "").split())
+        yield f"{indent}{mark}{text:<32}  # {meaning}"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value != 0 and not 1e-3 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

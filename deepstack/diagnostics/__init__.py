@@ -1,0 +1,18 @@
+"""What a run measures: the model update at every step, every layer at a slower beat."""
+
+from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
+from deepstack.diagnostics.snapshot import Snapshot, take
+from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating
+
+__all__ = [
+    "COLUMNS",
+    "DIAGNOSTICS",
+    "Diagnostic",
+    "ModelUpdate",
+    "Snapshot",
+    "describe",
+    "diagnostic",
+    "evaluate",
+    "evaluating",
+    "take",
+]

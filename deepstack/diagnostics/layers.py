@@ -1,0 +1,85 @@
+"""Diagnostics by layer: pure functions of a snapshot, one value a layer or one a sublayer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from torch import Tensor
+
+from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.registry import Registry
+
+Diagnostic = Callable[[Snapshot], Tensor]
+DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
+SYMBOLS: dict[str, str] = {}
+SUBLAYERS = ("attention", "feed_forward")
+
+
+def diagnostic(name: str, symbol: str) -> Callable[[Diagnostic], Diagnostic]:
+    """Register a function Snapshot -> (depth,) or (depth, 2), attention and feed-forward."""
+
+    def register(function: Diagnostic) -> Diagnostic:
+        DIAGNOSTICS.register(name, function)
+        SYMBOLS[name] = symbol
+        return function
+
+    return register
+
+
+@diagnostic("grad_norm", "‖∂L/∂θ_l‖")
+def grad_norm(snapshot: Snapshot) -> Tensor:
+    """Norm of the probe loss's gradient by the trained parameters of each layer."""
+    return snapshot.grad_norm
+
+
+@diagnostic("param_norm", "‖θ_l‖")
+def param_norm(snapshot: Snapshot) -> Tensor:
+    """Norm of the parameters of each layer."""
+    return snapshot.param_norm
+
+
+@diagnostic("param_update_norm", "‖θ_l,t − θ_l,t−1‖")
+def param_update_norm(snapshot: Snapshot) -> Tensor:
+    """Norm of the change that the last step made to the parameters of each layer."""
+    return snapshot.param_update_norm
+
+
+@diagnostic("stream_norm", "‖x_l‖")
+def stream_norm(snapshot: Snapshot) -> Tensor:
+    """Mean over probe tokens of ‖x_l‖₂, the stream that leaves each layer."""
+    return snapshot.stream[1:].mean(dim=-1)
+
+
+@diagnostic("branch_ratio", "‖G(x)‖/‖x‖")
+def branch_ratio(snapshot: Snapshot) -> Tensor:
+    """Mean over probe tokens of ‖G‖₂/‖x‖₂, each sublayer's output over the stream entering it."""
+    return (snapshot.branch / snapshot.entering).mean(dim=-1)
+
+
+@diagnostic("ln_input", "‖z‖")
+def ln_input(snapshot: Snapshot) -> Tensor:
+    """Mean over probe tokens of ‖z‖₂, what the (last) norm of each sublayer reads; √d at unit scale."""
+    return snapshot.norm_input.mean(dim=-1)
+
+
+def evaluate(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Every registered diagnostic, one (depth,) tensor a file of the run folder."""
+    values: dict[str, Tensor] = {}
+    for name, function in DIAGNOSTICS.items():
+        value = function(snapshot)
+        if value.ndim == 1:
+            values[name] = value
+        else:
+            values |= {f"{name}_{part}": value[:, i] for i, part in enumerate(SUBLAYERS)}
+    return values
+
+
+def describe() -> dict[str, tuple[str, str, str]]:
+    """File name -> symbol, unit, one sentence, for the run folder's columns.json."""
+    described: dict[str, tuple[str, str, str]] = {}
+    for name, function in DIAGNOSTICS.items():
+        sentence = (inspect.getdoc(function) or "").split("\n")[0]
+        for key in (name, *(f"{name}_{part}" for part in SUBLAYERS)):
+            described[key] = (SYMBOLS[name], "", sentence)
+    return described

@@ -1,0 +1,82 @@
+"""The model update ‖ΔF‖ on a fixed probe batch, measured after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from deepstack.model import Encoder
+
+# column -> symbol, unit, one sentence: what a run folder says of itself
+COLUMNS = {
+    "model_update": (
+        "‖ΔF‖",
+        "",
+        "Mean over probe tokens of ‖F_t − F_0‖₂, F the last hidden state after the last norm.",
+    ),
+    "model_update_step": (
+        "‖F_t − F_{t−1}‖",
+        "",
+        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: what one step did.",
+    ),
+    "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
+    "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
+}
+
+
+class ModelUpdate:
+    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and its relatives (see COLUMNS).
+
+    F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch.
+    DeepNet accumulates from initialisation (Wang et al. 2022, arXiv:2203.00555, section 3 and
+    Figure 4) and states no norm; the mean over tokens is the reading its magnitudes support.
+    """
+
+    def __init__(self, model: Encoder, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+        self.initial = self.hidden()
+        self.previous = self.initial
+
+    def hidden(self) -> Tensor:
+        """F on the probe batch, (batch, seq, d_model), without a graph."""
+        with torch.no_grad(), evaluating(self.model):
+            return self.model.hidden(self.tokens)
+
+    def measure(self) -> dict[str, Tensor]:
+        """The columns as 0-d tensors on the device; nothing here waits for it."""
+        current = self.hidden()
+        moved = current - self.initial
+        frobenius = torch.linalg.vector_norm(moved)
+        values = {
+            "model_update": moved.norm(dim=-1).mean(),
+            "model_update_step": (current - self.previous).norm(dim=-1).mean(),
+            "model_update_fro": frobenius,
+            "model_update_rel": frobenius / torch.linalg.vector_norm(self.initial),
+        }
+        self.previous = current
+        return values
+
+    def state(self) -> dict[str, Tensor]:
+        """F_0 and F_{t−1}: what a checkpoint must keep."""
+        return {"initial": self.initial, "previous": self.previous}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take F_0 and F_{t−1} from a checkpoint."""
+        self.initial = state["initial"].to(self.tokens.device)
+        self.previous = state["previous"].to(self.tokens.device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, the mode from before afterwards; free where it is on already."""
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            model.train()

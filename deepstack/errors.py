@@ -1,0 +1,68 @@
+"""The errors that a user can meet, each with the exit code that the command line ends with.
+
+The text of an error is what the user sees: one to three lines, or one line a problem, that say
+what was found, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DeepstackError(Exception):
+    """The base of every error that deepstack raises on purpose."""
+
+    exit_code: int = 1
+
+
+class ConfigError(DeepstackError):
+    """A wrong configuration, name or argument: nothing was run.
+
+    key: the dotted key that is wrong ('model.scheme'), where a room that knows no file positions
+    raises the error; `deepstack.config.locate` finds the place that belongs to it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class PluginError(ConfigError):
+    """A plugin file is missing, has changed, or cannot be used."""
+
+
+class ResourceError(DeepstackError):
+    """Memory, disk space or a device is missing."""
+
+    exit_code = 5
+
+
+class LockedError(ResourceError):
+    """Another process holds the run folder."""
+
+
+class DifferenceError(DeepstackError):
+    """A recomputed value differs from the recorded one."""
+
+    exit_code = 6
+
+
+class NothingMatchedError(DeepstackError):
+    """No run, chart or name matched what was asked for."""
+
+    exit_code = 7
+
+
+class OutOfMemoryError(ResourceError):
+    """The run needs more memory than there is."""
+
+
+class Interrupted(DeepstackError):
+    """A signal ended the run after its state was saved; the same command goes on.
+
+    exit_code is 128 + the signal's number, as shells have it.
+    """
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal

@@ -1,0 +1,7 @@
+"""The stack that a configuration describes; it knows no device, no dtype and no compiler."""
+
+from deepstack.model.build import build_model
+from deepstack.model.initialise import initialise
+from deepstack.model.stack import Encoder, Layer
+
+__all__ = ["Encoder", "Layer", "build_model", "initialise"]

@@ -1,0 +1,56 @@
+"""From a configuration to a model with storage, initialised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepstack import config as conf
+from deepstack.model.initialise import initialise
+from deepstack.model.stack import Encoder
+from deepstack.speed import Bank, Banks
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, its parameters by role, and those of them that are trained."""
+
+    model: Encoder
+    banks: Banks
+    trained: list[Bank]
+
+
+def build_model(
+    config: conf.Config, *, vocab_size: int, device: torch.device | str = "cpu"
+) -> Built:
+    """The initialised encoder of this configuration on a device ('meta': shapes only).
+
+    Parameters that `train.trainable` leaves out get requires_grad False.
+    """
+    device = torch.device(device)
+    with torch.device("meta"):
+        model = Encoder(
+            config.model,
+            vocab_size=vocab_size,
+            seq_len=config.task.seq_len,
+            fused_qkv=one_treatment(config, ("q", "k", "v")),
+        )
+    banks = Banks(model, list(model.layers), device, stacked=config.runtime.banks)
+    if device.type != "meta":
+        initialise(banks, config.model, config.seed)
+    chosen = config.train.trainable
+    trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
+    keys = {bank.key for bank in trained}
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        key = "layers." + ".".join(parts[2:]) if parts[0] == "layers" else name
+        parameter.requires_grad_(key in keys)
+    return Built(model, banks, trained)
+
+
+def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
+    """Whether these roles are trained alike: then they may share one tensor."""
+    chosen, factors = config.train.trainable, config.train.lr_factors
+    trained = {chosen == "all" or role in chosen for role in roles}
+    return len(trained) == 1 and len({factors.get(role, 1.0) for role in roles}) == 1

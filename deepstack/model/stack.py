@@ -1,0 +1,97 @@
+"""The encoder: embedding, a stack of layers under one scheme, a head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepstack import config as conf
+from deepstack.model.heads import HEADS
+from deepstack.model.sublayers import Attention, FeedForward
+from deepstack.schemes import SCHEMES, LayerNorm, Scheme
+from deepstack.speed import parameter
+
+
+class Layer(nn.Module):
+    """A layer = attention and feed-forward, joined to the stream by its scheme."""
+
+    def __init__(self, scheme: Scheme, attention: Attention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.scheme, self.attention, self.feed_forward = scheme, attention, feed_forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scheme.layer(x, self.attention, self.feed_forward)
+
+
+class Encoder(nn.Module):
+    """logits = head(F), F = x_N (after a final norm where the scheme has one), x_l = layer_l(x_l-1).
+
+    x_0 = sqrt(d/2) (E[token] + P[position]): with tables N(0, 1/d) it has unit variance per
+    coordinate, and so have the logits of a tied head.  Sinusoidal positions are scaled alike.
+    tokens: (batch, seq) integers; logits: (batch, seq, vocab_size).
+    """
+
+    position: Tensor
+
+    def __init__(
+        self, model: conf.Model, *, vocab_size: int, seq_len: int, fused_qkv: bool = True
+    ) -> None:
+        super().__init__()
+        d, scheme = model.d_model, SCHEMES[model.scheme]
+        self.scheme = scheme
+        self.scale = math.sqrt(d / 2)
+
+        def make_norm(roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> LayerNorm:
+            norm = model.norm
+            return LayerNorm(d, eps=norm.eps, gain=norm.gain, bias=norm.bias, roles=roles)
+
+        self.embedding = parameter(vocab_size, d, role="embedding", start="table")
+        if model.positions == "learned":
+            self.position = parameter(seq_len, d, role="position", start="table")
+        else:
+            self.register_buffer("position", sinusoidal(seq_len, d), persistent=False)
+        self.layers = nn.ModuleList(
+            Layer(
+                scheme(index, model.depth, make_norm, **model.scheme_options),
+                Attention(d, model.n_heads, model.dropout, fused=fused_qkv),
+                FeedForward(d, model.d_ff or 4 * d, model.activation, model.dropout),
+            )
+            for index in range(1, model.depth + 1)
+        )
+        self.final_norm = make_norm(("final_norm", "final_norm")) if scheme.final_norm else None
+        self.head = HEADS[model.head](vocab_size, d)
+
+    def stream(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield x_0, x_1, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
+        x = (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
+        yield x
+        for layer in self.layers:
+            x = layer(x)
+            yield x
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """F: the last hidden state, after the last norm, (batch, seq, d_model)."""
+        for x in self.stream(tokens):
+            final = x
+        return final if self.final_norm is None else self.final_norm(final)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens), self.embedding)
+
+
+def sinusoidal(seq_len: int, d: int) -> Tensor:
+    """P[p, 2i] = sqrt(2/d) sin(p / 10000^(2i/d)), P[p, 2i+1] = sqrt(2/d) cos(the same).
+
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.5, times sqrt(2/d) so that a row has norm 1
+    like a row of a learned table N(0, 1/d).
+    """
+    at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
+    rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
+    table = torch.zeros(seq_len, d, dtype=torch.float64, device="cpu")
+    table[:, 0::2] = torch.sin(at * rate)
+    table[:, 1::2] = torch.cos(at * rate[: d // 2])
+    return (table * math.sqrt(2 / d)).float()

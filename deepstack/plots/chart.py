@@ -1,0 +1,94 @@
+"""What a chart is: a function from runs to a figure and the table of what it shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deepstack.records import Run
+from deepstack.registry import Registry
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# One order for every chart's CSV; columns that a chart leaves empty are not written.
+COLUMNS = (
+    "panel",
+    "series",
+    "kind",
+    "x",
+    "y",
+    "low",
+    "high",
+    "n",
+    "mark",
+    "value",
+    "exponent",
+    "standard_error",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be asked of a chart.
+
+    at_step: the step of update_vs_depth, instead of the last one that all runs share.
+    diagnostic: the per-layer diagnostic of the heat map.
+    reference: published values, columns chart, x, y, label (and panel), or None.
+    """
+
+    at_step: int | None = None
+    diagnostic: str = "grad_norm"
+    reference: pd.DataFrame | None = None
+
+
+@dataclass
+class Table:
+    """The rows that are drawn, collected while they are drawn."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, **values: Any) -> None:
+        self.rows.append(values)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
+        return frame.dropna(axis="columns", how="all")
+
+
+@dataclass
+class Chart:
+    """A figure, the table of exactly what is drawn in it, and its title."""
+
+    figure: Figure
+    data: pd.DataFrame
+    title: str
+
+
+ChartFunction = Callable[..., Chart]
+CHARTS: Registry[ChartFunction] = Registry("chart")
+
+
+def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
+    """Register a chart: a function (runs, options) -> Chart, drawn in deepstack's style.
+
+    It raises NothingMatchedError with a sentence when the runs do not have what it shows.
+    """
+
+    def register(function: ChartFunction) -> ChartFunction:
+        @functools.wraps(function)
+        def draw(runs: list[Run], *, options: Options | None = None) -> Chart:
+            from deepstack.plots.style import paper
+
+            with paper():
+                return function(runs, options=options or Options())
+
+        CHARTS.register(name, draw)
+        return draw
+
+    return register

@@ -1,0 +1,258 @@
+"""Curves over steps: a panel a series, or one for all, depths as shades, seeds as bands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.plots.chart import Chart, Options, Table
+from deepstack.plots.page import Handle, Page
+from deepstack.plots.series import (
+    Series,
+    caption_of,
+    depth_of,
+    seeds_note,
+    split,
+    spread,
+    title_of,
+)
+from deepstack.plots.style import (
+    DIVERGED_MARKER,
+    GREY,
+    extent,
+    line_style,
+    log_axis,
+    shade,
+    step_axis,
+)
+from deepstack.plots.values import diverged, mark_handles, overlay
+from deepstack.records import Run
+
+MOST_PANELS = 12
+MOST_ENTRIES = 12
+MOST_POINTS = 2000
+
+
+@dataclass
+class Panel:
+    """One panel of curves: its axes, its name in the table (None for an only one)."""
+
+    axes: Axes
+    name: str | None
+    table: Table
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The seeds of one series at one depth that did not diverge, or one that did."""
+
+    series: int
+    depth: int
+    runs: tuple[Run, ...]
+    diverged: bool
+
+    def points(self, column: str, source: str = "steps") -> np.ndarray:
+        """(points, 5): step, mean, mean - deviation, mean + deviation, n; finite means only."""
+        values: dict[int, list[float]] = {}
+        for run in self.runs:
+            frame = getattr(run, source)
+            if column in frame:
+                for step, value in zip(frame["step"], frame[column], strict=True):
+                    if math.isfinite(value):
+                        values.setdefault(int(step), []).append(float(value))
+        rows = []
+        for step in sorted(values):
+            found = np.array(values[step])
+            deviation = found.std(ddof=1) if len(found) > 1 else math.nan
+            mean = found.mean()
+            rows.append((step, mean, mean - deviation, mean + deviation, len(found)))
+        return np.array(rows, dtype=float).reshape(-1, 5)
+
+
+def curves_of(series: Sequence[Series]) -> list[Curve]:
+    """The curves of all series: seeds that diverged are drawn one by one."""
+    curves = []
+    for i, s in enumerate(series):
+        for depth in s.depths:
+            members = s.at(depth)
+            fine = tuple(run for run in members if not diverged(run))
+            if fine:
+                curves.append(Curve(i, depth, fine, False))
+            curves += [Curve(i, depth, (run,), True) for run in members if diverged(run)]
+    return curves
+
+
+class Look:
+    """Which colour a curve has: depth as a shade where there are several, else its series."""
+
+    def __init__(self, runs: Sequence[Run], series: Sequence[Series]) -> None:
+        self.series = series
+        self.depths = sorted({depth_of(run) for run in runs})
+        self.by_depth = len(self.depths) > 1
+
+    def style(self, curve: Curve) -> dict[str, Any]:
+        if self.by_depth:
+            place = self.depths.index(curve.depth)
+            # Dark for deep: the eye goes to what the study is about.
+            return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
+        style = line_style(curve.series, len(self.series))
+        return {"color": style["color"], "ls": style["linestyle"]}
+
+    def handles(self, marker: str | None = None) -> list[Handle]:
+        """One legend entry a colour, a dozen at most."""
+        entries: list[Handle] = []
+        if self.by_depth:
+            for depth in spread(self.depths, MOST_ENTRIES):
+                style = self.style(Curve(0, depth, (), False))
+                entries.append(Line2D([], [], **style, marker=marker, label=f"N = {depth}"))
+        else:
+            for i in spread(range(len(self.series)), MOST_ENTRIES):
+                style = self.style(Curve(i, 0, (), False))
+                label = self.series[i].label
+                entries.append(Line2D([], [], **style, marker=marker, label=label))
+        return entries
+
+    @property
+    def note(self) -> list[str]:
+        count = len(self.depths) if self.by_depth else len(self.series)
+        if count <= MOST_ENTRIES:
+            return []
+        return [f"the legend names {MOST_ENTRIES} of {count} lines"]
+
+
+def draw_curve(
+    panel: Panel,
+    curve: Curve,
+    label: str,
+    points: np.ndarray,
+    style: dict[str, Any],
+    *,
+    kind: str = "line",
+    marker: str | None = None,
+    band: bool = True,
+) -> None:
+    """One curve with its band; a diverged one ends in a hollow mark."""
+    if not len(points):
+        return
+    x, mean, low, high, _ = points.T
+    panel.axes.plot(x, mean, **style, marker=marker, lw=0.6 if curve.diverged else 1.0)
+    if band and np.isfinite(low).any():
+        panel.axes.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
+    if curve.diverged:
+        panel.axes.plot(
+            x[-1], mean[-1], DIVERGED_MARKER, mfc="white", ms=5, color=style["color"], zorder=4
+        )
+    for row in points:
+        spread_known = row[4] > 1
+        panel.table.add(
+            panel=panel.name,
+            series=label,
+            kind=kind,
+            x=int(row[0]),
+            y=row[1],
+            low=row[2] if spread_known and band else math.nan,
+            high=row[3] if spread_known and band else math.nan,
+            n=int(row[4]),
+            mark="diverged" if curve.diverged else None,
+        )
+
+
+def thin(points: np.ndarray) -> tuple[np.ndarray, int]:
+    """At most MOST_POINTS points: every k-th and the last. Returns them and k."""
+    stride = math.ceil(len(points) / MOST_POINTS)
+    if stride <= 1:
+        return points, 1
+    keep = sorted({*range(0, len(points), stride), len(points) - 1})
+    return points[keep], stride
+
+
+def panels_for(series: Sequence[Series], by_depth: bool) -> list[list[int]]:
+    """Which series share a panel: all where colour tells them apart, else one each."""
+    if len(series) == 1 or not by_depth:
+        return [list(range(len(series)))]
+    return [[i] for i in spread(range(len(series)), MOST_PANELS)]
+
+
+def grid(count: int) -> tuple[int, int]:
+    """Rows and columns for so many panels."""
+    columns = count if count <= 3 else 2 if count == 4 else 3
+    return math.ceil(count / columns), columns
+
+
+def curve_label(look: Look, curve: Curve) -> str:
+    """The name of a curve in the table."""
+    name = look.series[curve.series].label
+    return f"{name}, N = {curve.depth}" if look.by_depth else name
+
+
+def draw_curves(
+    runs: list[Run],
+    column: str,
+    *,
+    chart: str,
+    title: str,
+    y_label: str,
+    options: Options,
+    prepare: Callable[[Panel], None],
+    handles: Sequence[Handle],
+) -> Chart:
+    """One column of steps.csv against the step, both on log axes."""
+    series, follows = split(runs)
+    look = Look(runs, series)
+    shown = panels_for(series, look.by_depth)
+    rows, columns = grid(len(shown))
+    page = Page(rows, columns, panels=len(shown), height=1.9 if len(shown) == 1 else 1.5)
+    table = Table()
+    curves = curves_of(series)
+    stride, published = 1, []
+    for axes, members in zip(page.axes, shown, strict=True):
+        name = series[members[0]].label if len(shown) > 1 else None
+        if name:
+            axes.set_title(name)
+        panel = Panel(axes, name, table)
+        prepare(panel)
+        for curve in curves:
+            if curve.series in members:
+                points, every = thin(curve.points(column))
+                points = points[points[:, 1] > 0]
+                stride = max(stride, every)
+                draw_curve(panel, curve, curve_label(look, curve), points, look.style(curve))
+        published = overlay(axes, options, chart, table, name)
+    drawn = [row for row in table.rows if row.get("x") is not None]
+    low, high = extent([row["y"] for row in table.rows])
+    steps = [row["x"] for row in drawn] or [1]
+    for axes in page.axes:
+        log_axis(axes, "y", low, high)
+        step_axis(axes, int(min(steps)), int(max(steps)))
+        axes.set_ylabel(y_label)
+    if len(page.axes) > 1:
+        page.outer_labels_only()
+    entries = look.handles() if len(curves) > 1 else []
+    entries += handles
+    entries += mark_handles({row["mark"] for row in drawn if row.get("mark")})
+    entries += band_handle(table)
+    notes = caption_of(runs, follows) + look.note
+    if len(shown) == MOST_PANELS < len(series):
+        notes.append(f"{MOST_PANELS} of {len(series)} settings are shown")
+    if stride > 1:
+        notes.append(f"every {stride}th step is drawn")
+    figure = page.finish(title, title_of(runs, series), notes, entries + published)
+    return Chart(figure, table.frame(), title)
+
+
+def band_handle(table: Table) -> list[Handle]:
+    """The legend entry that says what bands are, where there are any."""
+    counts = [
+        r["n"] for r in table.rows if r.get("n", 0) > 1 and math.isfinite(r.get("low", math.nan))
+    ]
+    if not counts:
+        return []
+    label = f"± 1 standard deviation, {seeds_note(counts)}"
+    return [Patch(color=GREY, alpha=0.3, lw=0, label=label)]

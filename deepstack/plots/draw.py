@@ -1,0 +1,96 @@
+"""Runs in a folder -> files: each chart as PNG, SVG and a CSV of exactly what is drawn."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.plots.chart import CHARTS, Chart, Options
+from deepstack.records import Run, find_runs
+from deepstack.records.files import replace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REFERENCE_COLUMNS = ("chart", "x", "y", "label")
+
+
+def draw(
+    directory: str | os.PathLike[str],
+    charts: Sequence[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    at_step: int | None = None,
+    diagnostic: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Draw charts (default: all) of the runs below a folder into `out` (default: its figures/).
+
+    `say` gets a sentence for each chart that these runs do not allow. Returns what was written.
+    Raises NothingMatchedError when there are no runs or nothing could be drawn, ConfigError for
+    an unknown chart or a reference.csv that cannot be used.
+    """
+    names = list(dict.fromkeys(charts)) if charts else CHARTS.names()
+    functions = {name: CHARTS[name] for name in names}
+    runs = find_runs(directory)
+    options = Options(at_step, diagnostic or "grad_norm", read_reference(directory, runs))
+    target = Path(out) if out is not None else Path(directory) / "figures"
+    written: list[Path] = []
+    skipped: list[str] = []
+    for name, function in functions.items():
+        try:
+            chart = function(runs, options=options)
+        except NothingMatchedError as error:
+            skipped.append(f"{name} is not drawn: {error}")
+            say(skipped[-1])
+            continue
+        written += save(chart, target, name)
+    if not written:
+        raise NothingMatchedError("\n".join(skipped))
+    return written
+
+
+def save(chart: Chart, folder: Path, name: str) -> list[Path]:
+    """Write <name>.png, .svg and .csv; the same chart gives the same bytes."""
+    from deepstack.plots.style import paper
+
+    paths = []
+    with paper():
+        for kind in ("png", "svg"):
+            buffer = io.BytesIO()
+            blank = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+            chart.figure.savefig(buffer, format=kind, metadata=blank)
+            paths.append(folder / f"{name}.{kind}")
+            replace(paths[-1], buffer.getvalue())
+    table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    paths.append(folder / f"{name}.csv")
+    replace(paths[-1], table.encode())
+    return paths
+
+
+def read_reference(directory: str | os.PathLike[str], runs: Sequence[Run]) -> pd.DataFrame | None:
+    """Published values found beside the studies of these runs, or None.
+
+    reference.csv has the columns chart, x, y, label and, if a chart has several panels, panel.
+    """
+    import pandas as pd
+
+    folders = dict.fromkeys([Path(directory).resolve(), *(r.path.resolve().parent for r in runs)])
+    tables = []
+    for folder in folders:
+        path = folder / "reference.csv"
+        if not path.is_file():
+            continue
+        try:
+            table = pd.read_csv(path, comment="#")
+            missing = [name for name in REFERENCE_COLUMNS if name not in table]
+            if missing:
+                raise ValueError(f"no column {', '.join(missing)}")
+            table[["x", "y"]] = table[["x", "y"]].astype(float)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{path}: {error}; expected chart,x,y,label") from error
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else None

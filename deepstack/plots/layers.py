@@ -1,0 +1,241 @@
+"""What every layer did: gradient norm by layer, and any diagnostic over layers and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import grid
+from deepstack.plots.page import Handle, Page
+from deepstack.plots.series import SEED, caption_of, split, spread, title_of
+from deepstack.plots.style import extent, log_axis, number, round_stride, shade
+from deepstack.plots.values import axis_label, overlay
+from deepstack.records import Run
+from deepstack.registry import nearest
+
+MOST_RUNS = 6
+MOST_STEPS = 7
+
+
+@dataclass(frozen=True)
+class Picked:
+    """One run of a panel: its name there and its records. values is (records, depth)."""
+
+    run: Run
+    label: str
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def pick(runs: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[Run], list[str]]:
+    """The runs that stand for all, which they were chosen from, and a note on how.
+
+    Each series at its greatest depth; of one series each depth; always the lowest seed.
+    Raises NothingMatchedError when no run has this diagnostic.
+    """
+    known = sorted({name for run in runs for name in run.layer_names()})
+    usable = [run for run in runs if diagnostic in run.layer_names()]
+    if not usable:
+        if not known:
+            raise NothingMatchedError("no run has per-layer diagnostics (log.layers_every is 0?)")
+        near = nearest(diagnostic, known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise NothingMatchedError(
+            f"no run has the per-layer diagnostic {diagnostic!r}; "
+            f"{hint}there are: {', '.join(known)}"
+        )
+    series, _ = split(usable)
+    notes = []
+    chosen: list[tuple[str, Run]]
+    if len(series) == 1:
+        depths = series[0].depths
+        chosen = [(f"N = {depth}", series[0].at(depth)[0]) for depth in spread(depths, MOST_RUNS)]
+        if len(depths) > MOST_RUNS:
+            notes.append(f"{MOST_RUNS} of {len(depths)} depths")
+    else:
+        shown = spread(series, MOST_RUNS)
+        chosen = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])[0]) for s in shown]
+        if any(len(s.depths) > 1 for s in shown):
+            notes.append("each at its greatest depth")
+        if len(series) > MOST_RUNS:
+            notes.append(f"{MOST_RUNS} of {len(series)} settings")
+    seeds = {int(run.get(SEED, 0)) for _, run in chosen}
+    if len(usable) > len(chosen) and len(seeds) == 1:
+        notes.append(f"seed {min(seeds)}")
+    picked = []
+    for label, run in chosen:
+        steps, values = run.layers(diagnostic)
+        if run.state == "diverged":
+            label += f" (diverged at step {run.status.get('step', '?')})"
+        if len(steps):
+            picked.append(Picked(run, label, steps, values))
+    if not picked:
+        raise NothingMatchedError(f"{diagnostic}: no snapshot was written yet")
+    return picked, usable, notes
+
+
+@chart("grad_norm_by_layer")
+def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
+    """Gradient norm of each layer on the probe batch, several steps as shades."""
+    picked, usable, notes = pick(runs, "grad_norm")
+    all_steps = sorted({int(step) for one in picked for step in one.steps})
+    steps = spread(all_steps, MOST_STEPS)
+    table = Table()
+    rows, columns = grid(len(picked))
+    page = Page(rows, columns, panels=len(picked), height=1.9 if len(picked) == 1 else 1.5)
+    published: list[Handle] = []
+    zeros = False
+    for axes, one in zip(page.axes, picked, strict=True):
+        axes.set_title(one.label if len(picked) > 1 else "")
+        layers = np.arange(1, one.values.shape[1] + 1)
+        for i, step in enumerate(steps):
+            where = np.flatnonzero(one.steps == step)
+            if not len(where):
+                continue
+            values = one.values[where[0]].astype(float)
+            drawable = np.isfinite(values) & (values > 0)
+            zeros |= bool((~drawable).any())
+            axes.plot(
+                layers[drawable],
+                values[drawable],
+                color=shade(len(steps) - 1 - i, len(steps)),
+                marker="o" if len(layers) <= 24 else None,
+                ms=2,
+                lw=0.9,
+            )
+            for layer, value in zip(layers[drawable], values[drawable], strict=True):
+                table.add(
+                    panel=one.label, series=f"step {step}", kind="line", x=int(layer), y=value
+                )
+        _layer_axis(axes, len(layers), "x")
+        published = overlay(axes, options, "grad_norm_by_layer", table, one.label)
+    low, high = extent([row["y"] for row in table.rows])
+    for axes in page.axes:
+        log_axis(axes, "y", low, high)
+        axes.set_ylabel(axis_label(usable, "grad_norm", "gradient norm"))
+    _left_labels_only(page)
+    handles: list[Handle] = [
+        Line2D([], [], color=shade(len(steps) - 1 - i, len(steps)), label=f"step {step}")
+        for i, step in enumerate(steps)
+    ]
+    if zeros:
+        notes.append("zeros and values that are not finite are not drawn")
+    title = "Gradient norm by layer"
+    series, follows = split(usable)
+    caption = notes + caption_of(usable, follows)
+    figure = page.finish(title, title_of(usable, series), caption, handles + published)
+    return Chart(figure, table.frame(), title)
+
+
+@chart("layer_step_heat_map")
+def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
+    """One diagnostic over layers and steps; a column is a snapshot, colours are logarithmic."""
+    name = options.diagnostic
+    picked, usable, notes = pick(runs, name)
+    everything = np.concatenate([one.values.ravel() for one in picked]).astype(float)
+    finite = everything[np.isfinite(everything)]
+    if not len(finite):
+        raise NothingMatchedError(f"{name}: no value is finite")
+    positive = finite[finite > 0]
+    logarithmic = len(positive) > 0 and bool((finite >= 0).all())
+    scale: Normalize
+    if logarithmic:
+        scale = LogNorm(*extent([float(positive.min()), float(positive.max())], 0.0))
+    else:
+        scale = Normalize(float(finite.min()), float(finite.max()))
+    table = Table()
+    rows, columns = grid(len(picked))
+    page = Page(rows, columns, panels=len(picked), height=1.9 if len(picked) == 1 else 1.5)
+    mesh = None
+    empty = False
+    for axes, one in zip(page.axes, picked, strict=True):
+        axes.set_title(one.label if len(picked) > 1 else "")
+        records, depth = one.values.shape
+        values = one.values.T.astype(float)
+        drawable = np.isfinite(values) & ((values > 0) | (not logarithmic))
+        empty |= bool((~drawable).any())
+        # An image rather than thousands of paths in the SVG.
+        mesh = axes.pcolormesh(
+            np.arange(records + 1) - 0.5,
+            np.arange(depth + 1) + 0.5,
+            np.ma.masked_array(values, ~drawable),
+            norm=scale,
+            cmap="viridis",
+            rasterized=True,
+        )
+        axes.set_facecolor("#DDDDDD")
+        axes.grid(False)
+        places = spread(range(records), 6)
+        axes.xaxis.set_major_locator(FixedLocator(places))
+        axes.xaxis.set_ticklabels([str(int(one.steps[i])) for i in places])
+        axes.set_xlabel("step t of the snapshot")
+        _layer_axis(axes, depth, "y")
+        for i, step in enumerate(one.steps):
+            for layer in range(depth):
+                value = values[layer, i]
+                table.add(
+                    panel=one.label, kind="cell", x=int(step), y=layer + 1, value=float(value)
+                )
+    assert mesh is not None
+    label = axis_label(usable, name, words_of(name))
+    bar = page.colour_bar(mesh, label)
+    if logarithmic:
+        log_axis(bar, "y", scale.vmin or 0.1, scale.vmax or 1.0)
+    bar.grid(False)
+    for i, axes in enumerate(page.axes):
+        if i + page.columns < len(page.axes):
+            axes.set_xlabel("")
+        if i % page.columns:
+            axes.set_ylabel("")
+    if empty:
+        notes.append("grey: zero or not finite")
+    words = words_of(name)
+    title = f"{words[0].upper()}{words[1:]} by layer and step"
+    series, follows = split(usable)
+    caption = notes + caption_of(usable, follows)
+    figure = page.finish(title, title_of(usable, series), caption)
+    return Chart(figure, table.frame(), title)
+
+
+def words_of(name: str) -> str:
+    """A diagnostic's name as words: `gradient norm`, `LN input, feed-forward`."""
+    whole = {"grad": "gradient", "param": "parameter", "ln": "LN"}
+    for part, said in (("_attention", ", attention"), ("_feed_forward", ", feed-forward")):
+        if name.endswith(part):
+            return words_of(name.removesuffix(part)) + said
+    return " ".join(whole.get(word, word) for word in name.split("_"))
+
+
+def _layer_axis(axes: Axes, depth: int, which: str) -> None:
+    """Layers 1 to N, with round numbers in between and both ends labelled."""
+    stride = round_stride(depth, 5)
+    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
+    ticks = sorted({1, *inner, depth})
+    if which == "x":
+        axes.set_xlim(1 - 0.02 * depth, depth * 1.02 if depth > 1 else 2)
+        axes.set_xlabel("layer l")
+    else:
+        axes.set_ylim(0.5, depth + 0.5)
+        axes.set_ylabel("layer l")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_ticklabels([number(tick) for tick in ticks])
+    axis.set_minor_locator(NullLocator())
+
+
+def _left_labels_only(page: Page) -> None:
+    """Panels share the value axis but each has its own layers."""
+    for i, axes in enumerate(page.axes):
+        if i % page.columns:
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)
+        if i + page.columns < len(page.axes):
+            axes.set_xlabel("")

@@ -1,0 +1,234 @@
+"""Loss against step and against depth, next to what can be reached without learning anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import (
+    MOST_PANELS,
+    Look,
+    Panel,
+    band_handle,
+    curve_label,
+    curves_of,
+    draw_curve,
+    panels_for,
+    thin,
+)
+from deepstack.plots.page import Handle, Page
+from deepstack.plots.series import caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis, step_axis
+from deepstack.plots.values import (
+    draw_levels,
+    draw_points,
+    last_row,
+    level_handles,
+    mark_handles,
+    overlay,
+    points_of,
+    reference_levels,
+    with_steps,
+)
+from deepstack.records import Run
+
+TRAINING, VALIDATION = "training loss", "validation loss"
+ON_MASK = " on [MASK]"
+JOINT = 3  # curves up to which training and validation loss share one panel
+
+
+def masked(runs: Sequence[Run]) -> bool:
+    """Whether all runs measured the validation loss where [MASK] is shown."""
+    measured = [run for run in runs if len(run.evals)]
+    return bool(measured) and all(
+        last_row(run.evals, ["loss_masked"]) is not None for run in measured
+    )
+
+
+def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """What the validation loss is compared with: on [MASK] alone nothing can be copied."""
+    first = "unigram_entropy" if masked(runs) else "context_free_entropy"
+    found = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
+    return found or reference_levels(runs, ["unigram_entropy"])
+
+
+def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """What the training loss, over all predicted positions, is compared with."""
+    found = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
+    return found or reference_levels(runs, ["unigram_entropy"])
+
+
+@chart("loss_vs_step")
+def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
+    """Training and validation loss against the step, with the levels that need no learning."""
+    runs = with_steps(runs)
+    series, follows = split(runs)
+    look = Look(runs, series)
+    curves = curves_of(series)
+    shown = panels_for(series, look.by_depth)
+    on_mask = masked(runs)
+    validation = VALIDATION + (ON_MASK if on_mask else "")
+    evaluated = any(len(run.evals) for run in runs)
+    if len(curves) <= JOINT and len(shown) == 1:
+        cells = [(shown[0], (TRAINING, validation) if evaluated else (TRAINING,))]
+        rows, columns = 1, 1
+    elif len(shown) == 1 or len(shown) > 4:
+        quantities = (TRAINING, validation) if evaluated else (TRAINING,)
+        cells = [(members, (quantity,)) for members in shown for quantity in quantities]
+        rows, columns = len(shown), len(quantities)
+    else:
+        quantities = (TRAINING, validation) if evaluated else (TRAINING,)
+        cells = [(members, (quantity,)) for quantity in quantities for members in shown]
+        rows, columns = len(quantities), len(shown)
+    page = Page(rows, columns, height=1.9 if len(cells) <= 2 else 1.25)
+    table = Table()
+    levels: list[tuple[str, float]] = []
+    published: list[Handle] = []
+    several = len(shown) > 1
+    stride = 1
+    for axes, (members, quantities) in zip(page.axes, cells, strict=True):
+        words = [series[members[0]].label] if several else []
+        words += list(quantities) if len(quantities) == 1 else []
+        name = ": ".join(words) or None
+        if name:
+            axes.set_title(name)
+        here = [run for i in members for run in series[i].runs]
+        found = training_levels(here) if TRAINING in quantities else []
+        found += [
+            level
+            for level in (validation_levels(here) if validation in quantities else [])
+            if level not in found
+        ]
+        draw_levels(axes, found, table, name)
+        levels += found
+        panel = Panel(axes, name, table)
+        for curve in (c for c in curves if c.series in members):
+            label, style = curve_label(look, curve), look.style(curve)
+            if TRAINING in quantities:
+                points, every = thin(curve.points("loss"))
+                stride = max(stride, every)
+                draw_curve(panel, curve, label, points, style, kind="training")
+            if validation in quantities:
+                points = curve.points("loss_masked" if on_mask else "loss", "evals")
+                joint = len(quantities) > 1
+                style = style | ({"ls": "none", "mfc": "white"} if joint else {})
+                draw_curve(
+                    panel,
+                    curve,
+                    label,
+                    points,
+                    style,
+                    kind="validation",
+                    marker="o",
+                    band=not joint,
+                )
+        published = overlay(axes, options, "loss_vs_step", table, name)
+    _axes(page, table)
+    entries = look.handles() if len(curves) > 1 else []
+    if len(cells) == 1:
+        entries.append(Line2D([], [], color=GREY, label=TRAINING))
+        if evaluated:
+            mark = Line2D([], [], color=GREY, ls="none", marker="o", mfc="white", label=validation)
+            entries.append(mark)
+    entries += level_handles(levels)
+    entries += mark_handles({row["mark"] for row in table.rows if row.get("mark")})
+    entries += band_handle(table)
+    notes = caption_of(runs, follows) + look.note
+    if len(shown) == MOST_PANELS < len(series):
+        notes.append(f"{MOST_PANELS} of {len(series)} settings are shown")
+    if stride > 1:
+        notes.append(f"every {stride}th step of the training loss is drawn")
+    title = "Loss against step"
+    figure = page.finish(title, title_of(runs, series), notes, entries + published)
+    return Chart(figure, table.frame(), title)
+
+
+@chart("final_loss_vs_depth")
+def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """Validation loss at the end of training against depth, on [MASK] positions where there are."""
+    final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
+    if not final:
+        raise NothingMatchedError("no finished run has a validation loss")
+    depths = sorted({depth_of(run) for run in final})
+    if len(depths) < 2:
+        raise NothingMatchedError(
+            f"needs finished runs of two depths or more; all have N = {depths[0]}"
+        )
+    series, follows = split(final)
+    on_mask = masked(final)
+    column = "loss_masked" if on_mask else "loss"
+    table = Table()
+    page = Page(1, 1, height=2.0)
+    (axes,) = page.axes
+    levels = validation_levels(final)
+    draw_levels(axes, levels, table, None)
+    counts, marks = [], set()
+    handles: list[Handle] = []
+    for i, s in enumerate(series):
+        style = line_style(i, len(series))
+        points = points_of(s.depths, s.at, lambda run: last_row(run.evals, [column]))
+        draw_points(axes, points, style)
+        handles.append(Line2D([], [], **style, label=s.label))
+        counts += [p.value.n for p in points]
+        marks |= {p.mark for p in points}
+        for p in points:
+            table.add(
+                series=s.label,
+                kind="point",
+                x=p.depth,
+                y=p.value.mean,
+                low=p.value.low,
+                high=p.value.high,
+                n=p.value.n,
+                mark=p.mark or None,
+            )
+    published = overlay(axes, options, "final_loss_vs_depth", table, None)
+    depth_axis(axes, depths)
+    _loss_axis([axes], [row for row in table.rows])
+    axes.set_ylabel(f"validation loss{ON_MASK if on_mask else ''} (nats)")
+    handles += level_handles(levels) + mark_handles(marks)
+    if seeds_note(counts):
+        label = f"± 1 standard deviation, {seeds_note(counts)}"
+        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    notes = caption_of(final, follows)
+    if len(final) < len(runs):
+        notes.append(f"{len(runs) - len(final)} unfinished runs are left out")
+    title = "Final validation loss against depth"
+    figure = page.finish(title, title_of(final, series), notes, handles + published)
+    return Chart(figure, table.frame(), title)
+
+
+def _axes(page: Page, table: Table) -> None:
+    steps = [row["x"] for row in table.rows if row.get("x") is not None] or [1]
+    for axes in page.axes:
+        step_axis(axes, max(int(min(steps)), 0), int(max(steps)))
+        axes.set_ylabel("loss (nats)")
+    # A training loss that runs away must not flatten the validation losses beside it.
+    for kind in ("training", "validation"):
+        names = {row.get("panel") for row in table.rows if row["kind"] == kind}
+        rows = [row for row in table.rows if row.get("panel") in names]
+        _loss_axis(
+            [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names], rows
+        )
+    if len(page.axes) > 1:
+        page.outer_labels_only()
+
+
+def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:
+    """A plain axis, or a log one where losses lie far apart."""
+    values = [row[key] for row in rows for key in ("y", "low", "high") if key in row]
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    positive = [v for v in finite if v > 0]
+    for axes in panels:
+        if positive and max(positive) / min(positive) > 12:
+            log_axis(axes, "y", *extent(positive))
+        elif finite:
+            low, high = min(finite), max(finite)
+            margin = 0.05 * (high - low) or 0.1
+            axes.set_ylim(low - margin, high + margin)

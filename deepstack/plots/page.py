@@ -1,0 +1,236 @@
+"""A figure laid out in inches: title, panels, legends, caption, each in room of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.textpath import text_to_path
+
+from deepstack.plots.style import COLUMN, GREY, PAGE
+
+Handle = Line2D | Patch
+
+PAD = 0.06  # inches around everything and between blocks
+LINE = 1.25  # distance of lines of text, in font sizes
+TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
+
+
+class Page:
+    """`rows` × `columns` panels; draw into `axes`, then `finish` measures and places everything.
+
+    One column makes a figure for one column of a paper, more make one of a whole page.
+    Nothing is ever put on top of data: legends stand below the panels.
+    """
+
+    def __init__(
+        self, rows: int, columns: int, *, panels: int | None = None, height: float
+    ) -> None:
+        self.rows, self.columns, self.height = rows, columns, height
+        self.width = COLUMN if columns == 1 else PAGE
+        self.figure = Figure(figsize=(self.width, 2 * height * rows))
+        FigureCanvasAgg(self.figure)
+        count = rows * columns if panels is None else panels
+        self.axes: list[Axes] = [
+            self.figure.add_axes((0.1, 0.1, 0.5, 0.5), label=f"panel {i}") for i in range(count)
+        ]
+        self.bar: Axes | None = None
+        self._legends: dict[int, tuple[list[Handle], str | None]] = {}
+
+    def colour_bar(self, mappable: Any, label: str) -> Axes:
+        """A colour bar to the right of all panels; returns its axes."""
+        self.bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.5), label="colour bar")
+        self.figure.colorbar(mappable, cax=self.bar, label=label)
+        return self.bar
+
+    def legend_below(self, panel: int, handles: list[Handle], title: str | None = None) -> None:
+        """A legend of its own below one panel."""
+        self._legends[panel] = (handles, title)
+
+    def outer_labels_only(self) -> None:
+        """For panels with the same axes: y labels on the left, x labels at the bottom only."""
+        for i, axes in enumerate(self.axes):
+            if i % self.columns:
+                axes.set_ylabel("")
+                axes.tick_params(labelleft=False)
+            if i + self.columns < len(self.axes):
+                axes.set_xlabel("")
+
+    def finish(
+        self,
+        title: str,
+        subtitle: str,
+        caption: Sequence[str],
+        handles: Sequence[Handle] = (),
+        legend_title: str | None = None,
+    ) -> Figure:
+        """Place everything; the figure is as high as it needs to be."""
+        self._measure_axes()
+        self._wrap_panel_titles()
+        inner = self.width - 2 * PAD
+        heads = [(line, TITLE, "bold", "black") for line in self._wrap(title, TITLE, inner, True)]
+        heads += [
+            (line, SUBTITLE, "normal", "black") for line in self._wrap(subtitle, SUBTITLE, inner)
+        ]
+        feet = self._wrap(" · ".join(caption), CAPTION, inner)
+        top = PAD + sum(size * LINE / 72 for _, size, _, _ in heads) + PAD
+        below = [self._legend(*entry, self._cell) for entry in self._legends.values()]
+        below_height = max((_height(item) for item in below), default=0.0)
+        common = self._legend(list(handles), legend_title, inner) if handles else None
+        common_height = _height(common) if common else 0.0
+        grid = self.rows * self.height + sum(self._tops) + sum(self._bottoms)
+        foot = len(feet) * CAPTION * LINE / 72
+        blocks = [top, grid, below_height, common_height, foot]
+        total = sum(blocks) + PAD * (1 + sum(1 for block in blocks[2:] if block)) + PAD
+        self.figure.set_size_inches(self.width, total)
+
+        at = PAD
+        for line, size, weight, colour in heads:
+            self._text(line, at, total, size, weight=weight, color=colour)
+            at += size * LINE / 72
+        at = top
+        for row in range(self.rows):
+            at += self._tops[row]
+            for column in range(self.columns):
+                if (i := row * self.columns + column) < len(self.axes):
+                    x = self._left + column * (self._panel + self._gap)
+                    self.axes[i].set_position(self._box(x, at, self._panel, self.height, total))
+            at += self.height + self._bottoms[row]
+        if self.bar is not None:
+            x = self._left + self.columns * (self._panel + self._gap) - self._gap + 0.1
+            span = grid - self._tops[0] - self._bottoms[-1]
+            box = self._box(x, top + self._tops[0], 0.09, span, total)
+            self.bar.set_position(box)
+        if below:
+            at += PAD
+            for panel, item in zip(self._legends, below, strict=True):
+                x = self._left + (panel % self.columns) * (self._panel + self._gap)
+                # Beside the tick labels there is room that a long legend needs.
+                item.set_bbox_to_anchor((max(x - 0.3, PAD) / self.width, 1 - at / total))
+            at += below_height
+        if common is not None:
+            at += PAD
+            common.set_bbox_to_anchor((PAD / self.width, 1 - at / total))
+            at += common_height
+        at += PAD
+        for line in feet:
+            self._text(line, at, total, CAPTION, color=GREY)
+            at += CAPTION * LINE / 72
+        return self.figure
+
+    def _measure_axes(self) -> None:
+        """How far labels stick out of each panel, and so how wide the panels can be."""
+        for axes in self.axes:
+            # As high as it will be: a label longer than its axis sticks out too.
+            axes.set_position((0.2, 0.25, 0.6 / self.columns, 0.5 / self.rows))
+        self.figure.draw_without_rendering()
+        dpi = self.figure.dpi
+        renderer = self.figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        over = []
+        for axes in self.axes:
+            tight, box = axes.get_tightbbox(renderer), axes.bbox
+            assert tight is not None
+            over.append(
+                [
+                    max(inches, 0.0) / dpi
+                    for inches in (
+                        box.x0 - tight.x0,
+                        tight.x1 - box.x1,
+                        box.y0 - tight.y0,
+                        tight.y1 - box.y1,
+                    )
+                ]
+            )
+        first = [sides for i, sides in enumerate(over) if i % self.columns == 0]
+        others = [sides for i, sides in enumerate(over) if i % self.columns]
+        self._left = PAD + max(sides[0] for sides in first)
+        right = PAD + min(max(sides[1] for sides in over), 0.2)
+        self._gap = 0.12 + max((sides[0] for sides in others), default=0.0)
+        bar = 0.0
+        if self.bar is not None:
+            self.bar.set_position((0.5, 0.2, 0.02, 0.3))
+            tight = self.bar.get_tightbbox(renderer)
+            assert tight is not None
+            bar = 0.1 + 0.09 + (tight.x1 - self.bar.bbox.x1) / dpi
+        free = self.width - self._left - right - bar - (self.columns - 1) * self._gap
+        self._panel = free / self.columns
+        self._cell = (self.width - 2 * PAD) / self.columns - 0.05
+        chunks = [over[row * self.columns : (row + 1) * self.columns] for row in range(self.rows)]
+        self._tops = [max(sides[3] for sides in chunk) + 0.03 for chunk in chunks]
+        self._bottoms = [max(sides[2] for sides in chunk) + 0.05 for chunk in chunks]
+
+    def _wrap_panel_titles(self) -> None:
+        """Panel titles in as many lines as their width needs, and room for them."""
+        titles = [axes.get_title(loc="left") for axes in self.axes]
+        lines = [self._wrap(title, SUBTITLE, self._panel + 0.05) for title in titles]
+        for axes, wrapped in zip(self.axes, lines, strict=True):
+            axes.set_title("\n".join(wrapped))
+        for row in range(self.rows):
+            most = max(map(len, lines[row * self.columns : (row + 1) * self.columns]))
+            self._tops[row] += max(most - 1, 0) * SUBTITLE * LINE / 72
+
+    def _legend(self, handles: list[Handle], title: str | None, width: float) -> Any:
+        """A legend with as many columns as fit into the width, the rows filled evenly."""
+        most = min(len(handles), 8)
+        # From one row on: as few rows as fit, each as full as the others.
+        for columns in sorted({-(-len(handles) // rows) for rows in range(1, most + 1)} | {1})[
+            ::-1
+        ]:
+            item = self.figure.legend(
+                handles=handles,
+                title=title,
+                ncols=columns,
+                loc="upper left",
+                borderaxespad=0,
+                alignment="left",
+                bbox_to_anchor=(0, 1),
+            )
+            if columns == 1 or item.get_window_extent().width / self.figure.dpi <= width:
+                return item
+            item.remove()
+        raise AssertionError("a legend without entries")
+
+    def _box(
+        self, x: float, down: float, width: float, height: float, total: float
+    ) -> tuple[float, float, float, float]:
+        return (
+            x / self.width,
+            1 - (down + height) / total,
+            width / self.width,
+            height / total,
+        )
+
+    def _text(self, line: str, down: float, total: float, size: float, **style: Any) -> None:
+        self.figure.text(
+            PAD / self.width, 1 - down / total, line, fontsize=size, va="top", ha="left", **style
+        )
+
+    def _wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
+        """Break at spaces (not at no-break ones) so that each line fits the width in inches."""
+        font = FontProperties(size=size, weight="bold" if bold else "normal")
+        lines: list[str] = []
+        for word in text.split(" "):
+            longer = f"{lines[-1]} {word}" if lines else word
+            # Outlines are measured, so that the width is the same at every resolution.
+            points = text_to_path.get_text_width_height_descent(longer, font, False)[0]
+            if lines and points / 72 <= width:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        return [line.strip(" ") for line in lines if line.strip(" ")]
+
+
+def _height(legend: Any) -> float:
+    return float(legend.get_window_extent().height / legend.figure.dpi)
+
+
+def typeset(symbol: str) -> str:
+    """Indices of a symbol as subscripts: ‖F_0‖_F, θ_{t−1}."""
+    return re.sub(r"_(?:\{([^}]*)\}|(\w))", lambda m: f"$_{{{m[1] or m[2]}}}$", symbol)

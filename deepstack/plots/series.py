@@ -1,0 +1,187 @@
+"""Which runs make one line, and what a line, a title and a caption say of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepstack.records import Run, varying
+
+DEPTH, SEED, SCHEME = "model.depth", "seed", "model.scheme"
+
+# How often something is looked at is no part of what is looked at.
+OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
+# These mark different experiments even where each depth happens to have only one of them.
+NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", "task.name")
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs that differ in depth and seed only: one line of a chart.
+
+    label: what tells it from the others. numeric: the one number that does, if it is one.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    numeric: float | None = None
+
+    @property
+    def depths(self) -> list[int]:
+        return sorted({depth_of(run) for run in self.runs})
+
+    def at(self, depth: int) -> list[Run]:
+        """Its runs of one depth, by seed."""
+        found = [run for run in self.runs if depth_of(run) == depth]
+        return sorted(found, key=lambda run: int(run.get(SEED, 0)))
+
+
+def depth_of(run: Run) -> int:
+    return int(run.get(DEPTH, 0))
+
+
+def scheme_label(run: Run) -> str:
+    """How people write the scheme: `DeepNorm`."""
+    label = run.columns.get("scheme", {}).get("label")
+    return str(label or run.get(SCHEME, "?"))
+
+
+def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
+    """One series for each value of what varies besides depth and seed, and what follows depth.
+
+    A key that others determine does not split (d_ff follows d_model); one that depth determines
+    (a learning rate chosen for each depth) does not either and is named in the second list.
+    """
+    keys = [k for k in varying(runs) if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
+    keys.sort(key=lambda key: key != SCHEME)
+    kept: list[str] = []
+    for key in keys:
+        if not _determines(kept, key, runs):
+            kept.append(key)
+    follows: list[str] = []
+    for key in reversed(kept.copy()):
+        others = [k for k in kept if k != key]
+        if not key.startswith(NEVER_FOLLOWS_DEPTH) and _determines([DEPTH, *others], key, runs):
+            kept.remove(key)
+            follows.append(key)
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(_hashable(run.flat_config.get(k)) for k in kept), []).append(run)
+    series = []
+    for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
+        members = groups[values]
+        parts = [
+            scheme_label(members[0]) if key == SCHEME else f"{short(key)}\u00a0{text(value)}"
+            for key, value in zip(kept, values, strict=True)
+        ]
+        number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
+        label = ", ".join(parts) or scheme_label(members[0])
+        series.append(Series(label, tuple(members), number))
+    return series, follows
+
+
+def short(key: str) -> str:
+    """A dotted key as a label: `lr`, `d_model`, `norm gain`."""
+    section, *rest = key.split(".")
+    names = rest if section in ("model", "train", "task", "log") and rest else [section, *rest]
+    if names[0] == "scheme_options":
+        names = names[1:]
+    if section == "task" and names == ["name"]:
+        names = ["task"]
+    return " ".join(names)
+
+
+def text(value: Any) -> str:
+    """A config value in a label."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
+    """What was run: `DeepNorm, Post-LN on text, N = 6 to 1000, 3 seeds`."""
+    labels = list(dict.fromkeys(scheme_label(run) for run in runs))
+    schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
+    tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
+    words = f"{schemes} on {', '.join(tasks)}"
+    depths = sorted({depth_of(run) for run in runs})
+    words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
+    seeds = {run.get(SEED, 0) for run in runs}
+    words += f", {len(seeds)}\u00a0seeds" if len(seeds) > 1 else ""
+    return words + (f", {len(series)} settings" if len(series) > len(labels) else "")
+
+
+def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
+    """What all runs share, for the caption, and what follows depth."""
+    different = set(varying(runs))
+
+    def value(key: str) -> str | None:
+        found = runs[0].get(key)
+        return None if key in different or found is None else text(found)
+
+    width = _join(
+        (value("model.d_model"), "d_model {}"),
+        (value("model.n_heads"), "{} heads"),
+        (value("model.d_ff"), "d_ff {}"),
+    )
+    batch = _join((value("train.batch_size"), "batch {}"), (value("task.seq_len"), "× {} tokens"))
+    rate = _join(
+        (value("train.optimizer"), "{}"),
+        (value("train.lr"), "lr {}"),
+        (value("train.schedule"), "{} schedule"),
+        (value("train.warmup_steps"), "{} warm-up steps"),
+    )
+    items = [width, batch.replace(", ×", " ×"), rate]
+    if (clip := value("train.clip")) and clip != "none":
+        items.append(f"clip {clip}")
+    roles = runs[0].get("train.trainable", "all")
+    if roles != "all" and not any(key.startswith("train.trainable") for key in different):
+        items.append(f"trained: {' '.join(map(str, roles))}")
+    items += [f"{short(key)} follows N" for key in follows]
+    return [item.replace(" ", "\u00a0") for item in items if item]
+
+
+def seeds_note(counts: Iterable[int]) -> str:
+    """How many seeds a band stands on."""
+    found = sorted(set(counts))
+    if not found or found[-1] == 1:
+        return ""
+    return f"n = {found[0]}" if len(found) == 1 else f"n = {found[0]} to {found[-1]}"
+
+
+def spread(values: Sequence[Any], limit: int) -> list[Any]:
+    """At most `limit` of the values, evenly, with the first and the last."""
+    if len(values) <= limit:
+        return list(values)
+    picks = {round(i * (len(values) - 1) / (limit - 1)) for i in range(limit)}
+    return [values[i] for i in sorted(picks)]
+
+
+def _join(*parts: tuple[str | None, str]) -> str:
+    return ", ".join(form.format(value) for value, form in parts if value is not None)
+
+
+def _determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
+    """Whether runs that are equal in `keys` are equal in `key`."""
+    seen: dict[tuple[Any, ...], Any] = {}
+    for run in runs:
+        where = tuple(_hashable(run.flat_config.get(k)) for k in keys)
+        if seen.setdefault(where, _hashable(run.flat_config.get(key))) != _hashable(
+            run.flat_config.get(key)
+        ):
+            return False
+    return True
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return (1, float(value), "")
+    return (0 if value is None else 2, 0.0, str(value))

@@ -1,0 +1,197 @@
+"""How charts look: one set of values, given to matplotlib for the time of drawing only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
+
+# Okabe and Ito's colours without the yellow, which white paper swallows, in the order in which
+# neighbours differ most; lines and markers differ too, for grey prints.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "h")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)))
+DIVERGED_MARKER = "X"
+GREY = "#555555"
+
+# Any: some versions of matplotlib type the keys one by one.
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.labelsize": 7,
+    "axes.titlesize": 7,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 3,
+    "axes.labelpad": 2,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.8,
+    "lines.markeredgewidth": 0.9,
+    "legend.fontsize": 6.5,
+    "legend.title_fontsize": 6.5,
+    "legend.frameon": False,
+    "legend.borderpad": 0.1,
+    "legend.handlelength": 2.2,
+    "legend.handletextpad": 0.5,
+    "legend.columnspacing": 1.2,
+    "legend.labelspacing": 0.35,
+    "mathtext.default": "regular",
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",
+    # Without a salt the ids in an SVG are random, and a chart drawn twice differs.
+    "svg.hashsalt": "deepstack",
+}
+
+
+@contextmanager
+def paper() -> Iterator[None]:
+    """deepstack's style inside, whatever the user's own was before and again afterwards."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        yield
+
+
+def line_style(index: int, count: int) -> dict[str, Any]:
+    """Colour, line and marker of series `index` of `count`."""
+    if count <= len(COLOURS):
+        colour: Any = COLOURS[index]
+    else:
+        colour = shade(index, count)
+    return {
+        "color": colour,
+        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
+    }
+
+
+def shade(index: int, count: int) -> Any:
+    """Colour `index` of `count` in a sequence, dark to light, each readable on white."""
+    place = index / (count - 1) if count > 1 else 0.0
+    return mpl.colormaps["viridis"](0.88 * place)
+
+
+def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
+    """A log scale over [low, high] whose labels can be read: plain numbers where they are short.
+
+    Under one and a half decades 1, 2, 3, 5 are labelled, up to three 1, 3, then powers of ten;
+    the marks in between are drawn and not labelled.
+    """
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    decades = math.log10(high / low)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if decades <= 1.5:
+        digits: tuple[float, ...] = (1, 2, 3, 5)
+    elif decades <= 2.2:
+        digits = (1, 3)
+    else:
+        digits = (1,)
+    stride = 1 if decades <= 7 else math.ceil(decades / 6)
+    powers = [p for p in range(first - 1, last + 1) if p % stride == 0]
+    major = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
+    if len(major) < 2:  # a narrow range between two of them
+        step = 10.0 ** math.floor(math.log10(high - low))
+        step *= 1 if (high - low) / step >= 3 else 0.5
+        count = math.floor(high / step)
+        major = [k * step for k in range(math.ceil(low / step), count + 1) if k > 0]
+    axis.set_major_locator(FixedLocator(major))
+    axis.set_ticklabels([number(value) for value in major])
+    if stride == 1:
+        minor = [d * 10.0**p for p in range(first - 1, last + 1) for d in range(1, 10)]
+    else:
+        minor = [10.0**p for p in range(first, last + 1)]
+    axis.set_minor_locator(FixedLocator([m for m in minor if low <= m <= high and m not in major]))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
+    """A log axis of depth with the depths themselves as labels, as far as they fit."""
+    low, high = min(depths), max(depths)
+    if high == low:
+        axes.set_xlim(low - 1, high + 1)
+    else:
+        margin = (high / low) ** 0.05
+        axes.set_xscale("log")
+        axes.set_xlim(low / margin, high * margin)
+    shown: list[int] = []
+    room = 0.085 * math.log(max(high / low, 1.0001))
+    for depth in sorted(set(depths), key=lambda d: (d not in (low, high), d)):
+        if all(abs(math.log(depth / other)) > room for other in shown):
+            shown.append(depth)
+    shown.sort()
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_ticklabels([str(depth) for depth in shown])
+    axes.xaxis.set_minor_locator(FixedLocator([d for d in set(depths) if d not in shown]))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("depth N (layers)")
+
+
+def step_axis(axes: Axes, first: int, last: int) -> None:
+    """Steps: a log axis where the first ones matter, a plain one for a few."""
+    if first >= 1 and last >= 20:
+        log_axis(axes, "x", first / 1.06, last * 1.12)
+    else:
+        margin = max(0.04 * (last - first), 0.5)
+        axes.set_xlim(first - margin, last + margin)
+        stride = round_stride(last - first, 4)
+        start = -(-first // stride) * stride
+        axes.xaxis.set_major_locator(FixedLocator(list(range(start, last + 1, stride))))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("step t")
+
+
+def round_stride(span: float, most: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20, … of which at most `most` fit into the span."""
+    power = 0
+    while True:
+        for digit in (1, 2, 5):
+            if span / (digit * 10**power) <= most:
+                return digit * 10**power
+        power += 1
+
+
+def number(value: float) -> str:
+    """A tick label: a plain number where it is short, a power of ten where not."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.10g}"
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    digit = value / 10.0**power
+    front = "" if abs(digit - 1) < 1e-9 else f"{digit:.3g}·"
+    return f"{front}$10^{{{power}}}$"
+
+
+def extent(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:
+    """Limits of a log axis around positive values, with a margin on both sides."""
+    found = [value for value in values if value > 0 and math.isfinite(value)]
+    low, high = (min(found), max(found)) if found else (0.1, 1.0)
+    if high / low < 1.5:
+        low, high = low / 1.4, high * 1.4
+    factor = (high / low) ** margin
+    return low / factor, high * factor

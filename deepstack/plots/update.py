@@ -1,0 +1,257 @@
+"""How far the function moved: against depth, with a fitted exponent, and against the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import Panel, draw_curves
+from deepstack.plots.page import Handle, Page
+from deepstack.plots.series import Series, caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
+from deepstack.plots.values import (
+    SATURATED,
+    Point,
+    axis_label,
+    diverged,
+    draw_points,
+    last_row,
+    mark_handles,
+    overlay,
+    points_of,
+    shared_steps,
+    with_steps,
+)
+from deepstack.records import Run
+
+
+class Fit(NamedTuple):
+    """y = exp(intercept)·x^exponent; standard_error is NaN for fewer than three points."""
+
+    exponent: float
+    standard_error: float
+    intercept: float
+    n: int
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+    """Least squares of log y on log x; the exponent's standard error from the residuals.
+
+    None for fewer than two distinct x; no error for fewer than three points.
+    """
+    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    if len(set(x)) < 2:
+        return None
+    moved = log_x - log_x.mean()
+    squares = float(moved @ moved)
+    exponent = float(moved @ log_y) / squares
+    intercept = float(log_y.mean() - exponent * log_x.mean())
+    error = math.nan
+    if len(log_x) > 2:
+        residuals = log_y - intercept - exponent * log_x
+        error = math.sqrt(float(residuals @ residuals) / (len(log_x) - 2) / squares)
+    return Fit(exponent, error, intercept, len(log_x))
+
+
+def fit_points(points: Sequence[Point]) -> Fit | None:
+    """The power law of the points that are neither saturated nor diverged."""
+    used = [p for p in points if not p.mark and p.value.mean > 0]
+    return power_law([p.depth for p in used], [p.value.mean for p in used])
+
+
+def normalised(run: Run) -> bool:
+    """Whether F leaves a norm, so that ‖F‖ has a scale of its own."""
+    return bool(run.columns.get("scheme", {}).get("normalised", True))
+
+
+def measure_of(runs: Sequence[Run]) -> str:
+    """The column that compares these runs: relative where one has no last norm."""
+    return "model_update" if all(map(normalised, runs)) else "model_update_rel"
+
+
+def unrelated(run: Run, column: str) -> float:
+    """How far two unrelated states are apart; infinite where F has no scale of its own."""
+    if not normalised(run):
+        return math.inf
+    if column == "model_update_rel":
+        return math.sqrt(2)
+    return math.sqrt(2) * float(run.columns.get("f0_norm", math.inf))
+
+
+def value_at(run: Run, column: str, step: int) -> float | None:
+    """The value at a step; for a diverged run without one, the last finite one before it."""
+    rows = run.steps[run.steps["step"] <= step]
+    if diverged(run):
+        return last_row(rows, [column])
+    if not len(rows) or rows["step"].iloc[-1] != step:
+        return None
+    return float(rows[column].iloc[-1])
+
+
+@chart("update_vs_depth")
+def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """Model update against depth at the first and at the last shared step, with exponents."""
+    runs = with_steps(runs)
+    depths = sorted({depth_of(run) for run in runs})
+    if len(depths) < 2:
+        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
+    shared = shared_steps(runs)
+    if options.at_step is not None and not any(
+        options.at_step in run.steps["step"].to_numpy() for run in runs
+    ):
+        raise NothingMatchedError(f"no run has a row for step {options.at_step}")
+    if options.at_step is None and not shared:
+        raise NothingMatchedError("the runs share no step")
+    last = shared[-1] if options.at_step is None else options.at_step
+    steps = sorted({1, last})
+    series, follows = split(runs)
+    column = measure_of(runs)
+    lines = [
+        [
+            points_of(
+                s.depths,
+                s.at,
+                lambda run, step=step: value_at(run, column, step),  # type: ignore[misc]
+                lambda run: SATURATED * unrelated(run, column),
+            )
+            for s in series
+        ]
+        for step in steps
+    ]
+    table = Table()
+    page = Page(1, len(steps), height=1.9)
+    levels = _distinct([unrelated(run, column) for run in runs])
+    published: list[Handle] = []
+    for i, (axes, step) in enumerate(zip(page.axes, steps, strict=True)):
+        panel = f"step {step}"
+        axes.set_title(panel)
+        fits = [fit_points(points) for points in lines[i]]
+        for level in levels:
+            axes.axhline(level, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
+            table.add(panel=panel, series="unrelated states", kind="level", y=level)
+        for j, (s, points, fit) in enumerate(zip(series, lines[i], fits, strict=True)):
+            drawable = [p for p in points if p.value.mean > 0]
+            draw_points(axes, drawable, line_style(j, len(series)))
+            _record(table, panel, s, drawable, fit)
+        published = overlay(axes, options, "update_vs_depth", table, panel)
+        depth_axis(axes, depths)
+        page.legend_below(i, _entries(series, fits), "exponent of N, ± standard error")
+    middle = [row["y"] for row in table.rows if row.get("y", 0) > 0]
+    edges = [row[key] for row in table.rows for key in ("low", "high") if row.get(key, 0) > 0]
+    # A band that reaches down to zero has no end on a log axis.
+    low, high = extent([*middle, *(max(edge, min(middle) / 3) for edge in edges)])
+    for axes in page.axes:
+        log_axis(axes, "y", low, high)
+        axes.set_ylabel(axis_label(runs, column, "model update"))
+    if len(page.axes) > 1:
+        page.outer_labels_only()
+    counts = [p.value.n for row in lines for points in row for p in points]
+    handles: list[Handle] = []
+    if levels:
+        label = (
+            "unrelated states, √2·‖F$_0$‖" if column == "model_update" else "unrelated states, √2"
+        )
+        handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
+    marks = {p.mark for row in lines for points in row for p in points}
+    handles += mark_handles(marks, "saturated: above 0.3 of it")
+    if seeds_note(counts):
+        handles.append(
+            Patch(
+                color=GREY, alpha=0.3, lw=0, label=f"± 1 standard deviation, {seeds_note(counts)}"
+            )
+        )
+    notes = caption_of(runs, follows)
+    if marks & {"saturated", "diverged"}:
+        notes.append("hollow points are left out of the fits")
+    if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
+        notes.append(f"step {last} is the last one that all runs share")
+    title = "Model update against depth"
+    figure = page.finish(title, title_of(runs, series), notes, handles + published)
+    return Chart(figure, table.frame(), title)
+
+
+@chart("update_vs_step")
+def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
+    """Model update against the step, from the first step on."""
+    runs = with_steps(runs)
+    column = measure_of(runs)
+    levels = _distinct([unrelated(run, column) for run in runs])
+
+    def prepare(panel: Panel) -> None:
+        for level in levels:
+            panel.axes.axhline(level, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
+            panel.table.add(panel=panel.name, series="unrelated states", kind="level", y=level)
+
+    label = "unrelated states, √2·‖F$_0$‖" if column == "model_update" else "unrelated states, √2"
+    handles: list[Handle] = []
+    if levels:
+        handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
+    return draw_curves(
+        runs,
+        column,
+        chart="update_vs_step",
+        title="Model update against step",
+        y_label=axis_label(runs, column, "model update"),
+        options=options,
+        prepare=prepare,
+        handles=handles,
+    )
+
+
+def _record(
+    table: Table, panel: str, series: Series, points: Sequence[Point], fit: Fit | None
+) -> None:
+    for point in points:
+        low, high = (
+            (point.value.low, point.value.high) if point.value.n > 1 else (math.nan, math.nan)
+        )
+        table.add(
+            panel=panel,
+            series=series.label,
+            kind="point",
+            x=point.depth,
+            y=point.value.mean,
+            low=low,
+            high=high,
+            n=point.value.n,
+            mark=point.mark or None,
+        )
+    if fit is not None:
+        table.add(
+            panel=panel,
+            series=series.label,
+            kind="fit",
+            n=fit.n,
+            exponent=fit.exponent,
+            standard_error=fit.standard_error,
+        )
+
+
+def _entries(series: Sequence[Series], fits: Sequence[Fit | None]) -> list[Handle]:
+    """One legend entry a series: its name and its exponent in this panel."""
+    entries: list[Handle] = []
+    for i, (s, fit) in enumerate(zip(series, fits, strict=True)):
+        if fit is None:
+            found = "no fit"
+        elif math.isnan(fit.standard_error):
+            found = f"{fit.exponent:.2f} ({fit.n} points)"
+        else:
+            found = f"{fit.exponent:.2f} ± {fit.standard_error:.2f}"
+        entries.append(Line2D([], [], **line_style(i, len(series)), label=f"{s.label}: {found}"))
+    return entries
+
+
+def _distinct(values: Sequence[float]) -> list[float]:
+    """Finite levels that differ by more than two percent, three at most."""
+    found: list[float] = []
+    for value in sorted(v for v in values if math.isfinite(v)):
+        if not found or value / found[-1] > 1.02:
+            found.append(value)
+    return found[:3]

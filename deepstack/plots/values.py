@@ -1,0 +1,235 @@
+"""What charts read off runs: means over seeds, levels to compare with, names of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Options, Table
+from deepstack.plots.page import Handle, typeset
+from deepstack.plots.style import DIVERGED_MARKER, GREY
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
+# state has lost most of what it was, and an update can hardly grow any more.
+SATURATED = 0.3
+
+LEVELS: dict[str, tuple[str, Any]] = {
+    "unigram_entropy": ("unigram entropy", (0, (5, 1.6))),
+    "context_free_entropy": ("best without context", (0, (1.2, 1.2))),
+    "uniform_entropy": ("uniform guess", (0, (5, 1.4, 1.2, 1.4))),
+    "bayes_loss": ("Bayes optimum", "-"),
+}
+
+
+class Spread(NamedTuple):
+    """Mean over n seeds and mean ± one standard deviation; one seed has no spread."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """The seeds of one series at one depth: what is drawn there, and its mark if it has one."""
+
+    depth: int
+    value: Spread
+    mark: str
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    found = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
+    if not len(found):
+        return Spread(math.nan, math.nan, math.nan, 0)
+    mean = float(found.mean())
+    if len(found) == 1:
+        return Spread(mean, math.nan, math.nan, 1)
+    deviation = float(found.std(ddof=1))
+    return Spread(mean, mean - deviation, mean + deviation, len(found))
+
+
+def diverged(run: Run) -> bool:
+    return run.state == "diverged"
+
+
+def with_steps(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have made a step. Raises NothingMatchedError when there is none."""
+    found = [run for run in runs if len(run.steps)]
+    if not found:
+        raise NothingMatchedError("no run has a step in steps.csv yet")
+    return found
+
+
+def shared_steps(runs: Sequence[Run]) -> list[int]:
+    """The steps that all these runs have a row for."""
+    shared = set(runs[0].steps["step"].tolist())
+    for run in runs[1:]:
+        shared &= set(run.steps["step"].tolist())
+    return sorted(int(step) for step in shared)
+
+
+def points_of(
+    depths: Sequence[int],
+    members: Callable[[int], list[Run]],
+    value: Callable[[Run], float | None],
+    ceiling: Callable[[Run], float] = lambda _: math.inf,
+) -> list[Point]:
+    """The mean over seeds at each depth; runs whose value is None are left out.
+
+    A point is diverged when one of its runs is, and saturated when it lies above `ceiling`.
+    """
+    points = []
+    for depth in depths:
+        found = [(run, v) for run in members(depth) if (v := value(run)) is not None]
+        mean = spread_of([v for _, v in found])
+        if not mean.n:
+            continue
+        mark = ""
+        if any(diverged(run) for run, _ in found):
+            mark = "diverged"
+        elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
+            mark = "saturated"
+        points.append(Point(depth, mean, mark))
+    return points
+
+
+def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
+    """A line through the points with its band; marked points are hollow."""
+    x = [point.depth for point in points]
+    axes.plot(x, [p.value.mean for p in points], color=style["color"], ls=style["linestyle"])
+    if len(points) > 1:
+        low, high = np.array([(p.value.low, p.value.high) for p in points]).T
+        axes.fill_between(
+            x, low, high, where=np.isfinite(low).tolist(), color=style["color"], alpha=0.18, lw=0
+        )
+    for point in points:
+        marker = DIVERGED_MARKER if point.mark == "diverged" else style["marker"]
+        axes.plot(
+            point.depth,
+            point.value.mean,
+            marker=marker,
+            color=style["color"],
+            markerfacecolor="white" if point.mark else style["color"],
+            markersize=5.2 if point.mark == "diverged" else None,
+            linestyle="none",
+            zorder=3,
+        )
+
+
+def mark_handles(marks: set[str], saturated: str = "saturated") -> list[Handle]:
+    """Legend entries for the marks that were used."""
+    known = {"saturated": ("o", saturated), "diverged": (DIVERGED_MARKER, "diverged")}
+    return [
+        Line2D([], [], color=GREY, mfc="white", ls="none", marker=marker, label=label)
+        for mark, (marker, label) in known.items()
+        if mark in marks
+    ]
+
+
+def axis_label(runs: Sequence[Run], name: str, words: str) -> str:
+    """`model update ‖ΔF‖`, `loss L (nats)`: words, and the symbol and unit that the runs state."""
+    for run in runs:
+        for section in ("columns", "layers"):
+            entry = run.columns.get(section, {}).get(name)
+            if isinstance(entry, dict):
+                unit = f" ({entry['unit']})" if entry.get("unit") else ""
+                return f"{words} {typeset(str(entry.get('symbol', '')))}".rstrip() + unit
+    return words
+
+
+def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
+    """The levels of these runs, name and value: one a distinct value, at most three a name."""
+    levels: list[tuple[str, float]] = []
+    for name in names:
+        found: list[float] = []
+        for run in runs:
+            value = _reference(run, name)
+            if value is not None and not any(abs(v / value - 1) < 0.01 for v in found if value):
+                found.append(value)
+        levels += [(name, value) for value in found[:3]]
+    return levels
+
+
+def draw_levels(
+    axes: Axes, levels: Sequence[tuple[str, float]], table: Table, panel: str | None
+) -> None:
+    """Horizontal lines to compare a loss with."""
+    for name, value in levels:
+        axes.axhline(value, color=GREY, lw=0.9, ls=LEVELS[name][1], zorder=1.5)
+        table.add(panel=panel, series=LEVELS[name][0], kind="level", y=value)
+
+
+def level_handles(levels: Sequence[tuple[str, float]]) -> list[Handle]:
+    """Legend entries for horizontal lines, with their values where a line has one only."""
+    values: dict[str, set[float]] = {}
+    for name, value in levels:
+        values.setdefault(name, set()).add(value)
+    return [
+        Line2D(
+            [],
+            [],
+            color=GREY,
+            lw=0.9,
+            ls=LEVELS[name][1],
+            label=LEVELS[name][0] + (f" {min(found):.3g}" if len(found) == 1 else ""),
+        )
+        for name, found in values.items()
+    ]
+
+
+def overlay(
+    axes: Axes, options: Options, chart: str, table: Table, panel: str | None
+) -> list[Handle]:
+    """Published values on top of the runs' own, as crosses; their legend entries."""
+    if options.reference is None:
+        return []
+    rows = options.reference[options.reference["chart"] == chart]
+    if "panel" in rows:
+        rows = rows[rows["panel"].isna() | (rows["panel"] == panel)]
+    handles: list[Handle] = []
+    for i, (label, group) in enumerate(rows.groupby("label", sort=False)):
+        line = axes.plot(
+            group["x"],
+            group["y"],
+            color="#222222",
+            marker="+x1234"[i % 6],
+            ls=":",
+            lw=0.7,
+            label=str(label),
+            zorder=2.5,
+        )
+        handles += line
+        for _, row in group.iterrows():
+            table.add(panel=panel, series=label, kind="reference", x=row["x"], y=row["y"])
+    return handles
+
+
+def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
+    """The last finite value of the first of these columns that has one."""
+    for name in names:
+        if name in table:
+            found = table[name].to_numpy(dtype=float)
+            found = found[np.isfinite(found)]
+            if len(found):
+                return float(found[-1])
+    return None
+
+
+def _reference(run: Run, name: str) -> float | None:
+    if name == "bayes_loss" and "optimal_loss" in run.evals:
+        return last_row(run.evals, ["optimal_loss"])
+    value = run.columns.get("references", {}).get(name)
+    return float(value) if isinstance(value, (int, float)) else None

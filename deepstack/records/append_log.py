@@ -1,0 +1,245 @@
+"""A CSV file that only ever grows, whose bytes can be recomputed and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deepstack.errors import DeepstackError, DifferenceError, ResourceError
+from deepstack.records.files import sync_folder, trouble
+
+Value = float | int | None
+
+
+def number_text(value: object) -> str:
+    """The shortest text that reads back as the same float32; integers stay integers.
+
+    None is the empty cell, NaN is `nan`, infinities are `inf` and `-inf`. The text depends on
+    nothing but the value: neither on the locale nor on the machine.
+    """
+    if value is None:
+        return ""
+    import numpy as np
+
+    if isinstance(value, (bool, int, np.integer, np.bool_)):
+        return str(int(value))
+    number = float(value)  # type: ignore[arg-type]
+    if math.isnan(number):
+        return "nan"
+    with np.errstate(over="ignore"):
+        return str(np.float32(number))
+
+
+class AppendLog:
+    """Rows of a CSV file whose first column is the step, added one at a time and never changed.
+
+    A row goes to the operating system as soon as it is written, so a killed process leaves a
+    prefix of what it would have written, at worst with a torn last line. After `open(replay_from)`
+    the rows on disk behind that step are expected to be written again: they are compared byte for
+    byte, and a torn last line is completed rather than replaced.
+
+    `path`: the file. `columns`: names, the first one is `step`.
+    `compared=False` is for values that differ from one execution to the next (timing): rows are
+    then appended behind whatever is there, and only a torn last line is removed.
+    `tolerance`: relative difference below which a replayed row counts as the same one (for runs
+    without determinism); the row on disk stays, and `tolerated` counts such rows.
+
+    Raises DifferenceError when a row is not the one on disk, ResourceError when the disk refuses.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str],
+        *,
+        compared: bool = True,
+        tolerance: float = 0.0,
+    ) -> None:
+        self.path = Path(path)
+        self.columns = tuple(columns)
+        self.compared = compared
+        self.tolerance = tolerance
+        self.tolerated = 0
+        self.last_step: int | None = None
+        self._expected = b""
+        self._file: int | None = None
+
+    def open(self, replay_from: int = -1) -> Self:
+        """Open the file for writing; rows after step `replay_from` will be compared.
+
+        The default replays everything, the row of step 0 included; on a new file it simply
+        starts it.
+        """
+        header = (",".join(self.columns) + "\n").encode()
+        data = self._read()
+        # A torn header is completed like any torn line; a complete one must be ours.
+        kept = data[: len(header)]
+        if kept != header[: len(kept)]:
+            raise self._difference(_first_line(data), header)
+        with trouble(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if len(data) < len(header):
+            self._append(header[len(data) :])
+            data = header
+            sync_folder(self.path.parent)
+        if self.compared:
+            done = max(_end_of(data, replay_from), len(header))
+            self._expected = data[done:]
+        else:
+            done = data.rfind(b"\n") + 1
+            if done < len(data):
+                with trouble(self.path):
+                    os.truncate(self.path, done)
+        self.last_step = _last_step(data[len(header) : done]) if self.compared else None
+        return self
+
+    def write(self, row: Mapping[str, object] | Sequence[object]) -> None:
+        """Add one row: a mapping from column to value (absent ones stay empty) or a sequence."""
+        if self._file is None:
+            raise ValueError(f"{self.path.name} is not open")
+        if isinstance(row, Mapping):
+            unknown = sorted(set(row) - set(self.columns))
+            if unknown:
+                raise ValueError(f"{self.path.name} has no column {', '.join(unknown)}")
+            values = [row.get(column) for column in self.columns]
+        else:
+            values = list(row)
+            if len(values) != len(self.columns):
+                raise ValueError(f"{self.path.name} has {len(self.columns)} columns")
+        step = int(values[0])  # type: ignore[call-overload]
+        if self.compared and self.last_step is not None and step <= self.last_step:
+            raise ValueError(f"{self.path.name}: step {step} after step {self.last_step}")
+        line = (",".join(map(number_text, values)) + "\n").encode()
+        self._place(line)
+        self.last_step = step
+
+    def _place(self, line: bytes) -> None:
+        """Compare the line with the one expected here, then append what is not there yet."""
+        there = self._expected[: len(line)]
+        if not there:
+            self._append(line)
+        elif there == line[: len(there)]:
+            self._expected = self._expected[len(there) :]
+            if len(there) < len(line):
+                self._append(line[len(there) :])
+        elif self.tolerance and (old := self._tolerable(line)) is not None:
+            self.tolerated += 1
+            self._expected = self._expected[len(old) :]
+        elif self.tolerance and b"\n" not in self._expected:
+            # Without determinism a torn line cannot be completed, so it is written anew.
+            assert self._file is not None
+            with trouble(self.path):
+                size = os.fstat(self._file).st_size
+                os.ftruncate(self._file, size - len(self._expected))
+            self._expected = b""
+            self._append(line)
+        else:
+            raise self._difference(_first_line(self._expected), line)
+
+    def _tolerable(self, line: bytes) -> bytes | None:
+        """The complete line expected here when it equals `line` within the tolerance."""
+        old = _first_line(self._expected)
+        before, now = old.rstrip(b"\n").split(b","), line.rstrip(b"\n").split(b",")
+        if not old.endswith(b"\n") or len(before) != len(now) or before[0] != now[0]:
+            return None
+        for a, b in zip(before, now, strict=True):
+            try:
+                if a != b and not math.isclose(float(a), float(b), rel_tol=self.tolerance):
+                    return None
+            except ValueError:
+                return None
+        return old
+
+    @property
+    def remaining(self) -> bytes:
+        """What lies on disk behind the last row written: empty once all is written again."""
+        return self._expected
+
+    def flush(self) -> None:
+        """Wait until the rows are on the disk itself: before a checkpoint that counts on them."""
+        if self._file is not None:
+            with trouble(self.path):
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """Flush and close; closing twice is harmless."""
+        if self._file is not None:
+            try:
+                self.flush()
+            finally:
+                os.close(self._file)
+                self._file = None
+
+    def __enter__(self) -> Self:
+        return self if self._file is not None else self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def offset_after(self, step: int) -> int:
+        """Bytes up to and including the last complete row whose step is at most `step`."""
+        return _end_of(self._read(), step)
+
+    def sha256_upto(self, step: int) -> str:
+        """sha256 of the file up to `offset_after(step)`: what a checkpoint remembers of the log."""
+        data = self._read()
+        return hashlib.sha256(data[: _end_of(data, step)]).hexdigest()
+
+    def _read(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise ResourceError(f"{self.path}: {error.strerror}") from error
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        with trouble(self.path):
+            while data:
+                data = data[os.write(self._file, data) :]
+
+    def _difference(self, old: bytes, new: bytes) -> DeepstackError:
+        was, now = (line.rstrip(b"\n").decode("ascii", "replace") for line in (old, new))
+        return DifferenceError(
+            f"{self.path}: a row written again differs from the one on disk\n"
+            f"  on disk: {was}\n"
+            f"  now:     {now}"
+        )
+
+
+def _first_line(data: bytes) -> bytes:
+    end = data.find(b"\n") + 1
+    return data[:end] if end else data
+
+
+def _step_of(line: bytes) -> int | None:
+    cell = line.split(b",", 1)[0]
+    return int(cell) if cell.isdigit() else None
+
+
+def _end_of(data: bytes, step: int) -> int:
+    """Offset after the last complete line that is the header or a row up to `step`."""
+    end = data.rfind(b"\n") + 1
+    while end > 0:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        found = _step_of(data[start:end])
+        if start == 0 or (found is not None and found <= step):
+            return end
+        end = start
+    return 0
+
+
+def _last_step(rows: bytes) -> int | None:
+    return _step_of(rows[rows.rfind(b"\n", 0, -1) + 1 :]) if rows else None

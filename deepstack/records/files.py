@@ -1,0 +1,147 @@
+"""Files that are either the old or the new ones, and a lock that dies with its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from deepstack.errors import LockedError, ResourceError
+
+# Long enough for a holder that has the lock but has not written its name yet, and for a reader
+# that looks at the lock in passing; well below the two seconds in which a refusal is promised.
+PATIENCE_SECONDS = 0.6
+
+_held: set[int] = set()
+
+
+def _forget_locks_in_child() -> None:
+    # A forked child shares the open file, and with it the lock: it would outlive its parent.
+    for descriptor in list(_held):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks_in_child)
+
+
+@contextlib.contextmanager
+def trouble(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a ResourceError with path, cause and free space."""
+    try:
+        yield
+    except OSError as error:
+        space = ""
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+            space = f" ({free / 1e6:.0f} MB free)"
+        raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable; some network file systems cannot, which is fine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write beside, sync, rename, sync the folder: readers see the old file or the new one.
+
+    Raises ResourceError when the disk refuses; the old file is then unharmed.
+    """
+    # The holder of the folder's lock is the only writer, so one fixed name is enough, and what
+    # a killed process left there is overwritten by the next.
+    beside = path.with_name(f".{path.name}.new")
+    with trouble(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; the system frees it when the process ends, however it ends.
+
+    Raises LockedError, naming the holder, when another process has it for longer than a moment.
+    """
+    with trouble(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _held.add(descriptor)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not _try_lock(descriptor, fcntl.LOCK_EX, path):
+            if time.monotonic() > deadline:
+                raise LockedError(f"{path.parent} is in use by {_describe(_read_holder(path))}")
+            time.sleep(0.02)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
+        with trouble(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
+        yield
+    finally:
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def holder(path: Path) -> dict[str, object] | None:
+    """Who holds the lock file `path` now: {pid, host, since}, or None when it is free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # A shared lock, given back at once: `locked` waits long enough not to notice.
+        return None if _try_lock(descriptor, fcntl.LOCK_SH, path) else _read_holder(path)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: this file system has no locks ({error.strerror}); choose another with --out"
+        ) from error
+    return True
+
+
+def _read_holder(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _describe(found: dict[str, object]) -> str:
+    if "pid" not in found:
+        return "another process"
+    return f"process {found['pid']} on {found.get('host', 'an unknown host')}"

@@ -1,0 +1,265 @@
+"""The names inside a run folder, and the only ways to write them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepstack.errors import ResourceError
+from deepstack.records import files
+from deepstack.records.append_log import AppendLog
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+STEPS_COLUMNS = (
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "model_update",
+    "model_update_step",
+    "model_update_fro",
+    "model_update_rel",
+)
+TIMING_COLUMNS = ("step", "step_ms", "peak_memory_mb")
+EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
+
+STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted")
+
+
+class RunFolder:
+    """One run's folder: every file name in it is known here and nowhere else.
+
+    Writing creates the folder when needed. Whole files are replaced atomically; the CSV files
+    only grow. Writers hold `lock()`; readers need nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def meta_path(self) -> Path:
+        return self.path / "meta.json"
+
+    @property
+    def status_path(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def columns_path(self) -> Path:
+        return self.path / "columns.json"
+
+    @property
+    def steps_path(self) -> Path:
+        return self.path / "steps.csv"
+
+    @property
+    def timing_path(self) -> Path:
+        return self.path / "timing.csv"
+
+    @property
+    def evals_path(self) -> Path:
+        return self.path / "evals.csv"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def layers_dir(self) -> Path:
+        return self.path / "layers"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / ".lock"
+
+    def exists(self) -> bool:
+        """Whether this folder holds a run: its config is the first file written."""
+        return self.config_path.is_file()
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Hold this folder while the context is open; the lock ends with the process.
+
+        Raises LockedError, naming process and host, when another process has it.
+        """
+        return files.locked(self.lock_path)
+
+    def holder(self) -> dict[str, object] | None:
+        """Who holds this folder now: {pid, host, since}, or None when it is free."""
+        return files.holder(self.lock_path)
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Replace one file atomically (UTF-8). Raises ResourceError when the disk refuses."""
+        files.replace(path, text.encode("utf-8"))
+
+    def write_json(self, path: Path, value: object) -> None:
+        """Replace one JSON file atomically; NaN and infinities are refused (ValueError)."""
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        self.write_text(path, text + "\n")
+
+    def write_config(self, text: str) -> None:
+        """Keep the fully resolved config, as YAML."""
+        self.write_text(self.config_path, text)
+
+    def write_meta(self, meta: dict[str, Any]) -> None:
+        """Keep where, when and with what the run was made."""
+        self.write_json(self.meta_path, meta)
+
+    def write_columns(self, columns: dict[str, Any]) -> None:
+        """Keep what each column means, so that charts need no model."""
+        self.write_json(self.columns_path, columns)
+
+    def write_status(
+        self, state: str, step: int, *, error: str | None = None, **extra: object
+    ) -> None:
+        """Replace status.json: state (one of STATES), last step, error, and what else is known."""
+        if state not in STATES:
+            raise ValueError(f"{state!r} is none of {', '.join(STATES)}")
+        self.write_json(self.status_path, {"state": state, "step": step, "error": error, **extra})
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved config as a nested dict. Raises ResourceError when it cannot be read."""
+        return _load_yaml(self.config_path)
+
+    def read_meta(self) -> dict[str, Any]:
+        return _load_json(self.meta_path)
+
+    def read_status(self) -> dict[str, Any]:
+        return _load_json(self.status_path)
+
+    def read_columns(self) -> dict[str, Any]:
+        return _load_json(self.columns_path)
+
+    def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
+        """The append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
+
+        timing.csv is never compared on resume: it differs from one execution to the next.
+        """
+        stem = name.removesuffix(".csv")
+        path = self.path / f"{stem}.csv"
+        if stem == "timing":
+            return AppendLog(path, columns, compared=False)
+        return AppendLog(path, columns, tolerance=tolerance)
+
+    def write_layers(self, name: str, values: ArrayLike) -> None:
+        """Replace layers/<name>.npy: float32 (records, depth). Follow it by write_layer_steps."""
+        import numpy as np
+
+        array = np.ascontiguousarray(values, dtype=np.float32)
+        if array.ndim != 2:
+            raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
+        self._write_array(self.layers_dir / f"{name}.npy", array)
+
+    def write_layer_steps(self, steps: ArrayLike) -> None:
+        """Replace layers/steps.npy: int64 (records,). Last, so that readers find all it names."""
+        import numpy as np
+
+        self._write_array(self.layers_dir / "steps.npy", np.asarray(steps, dtype=np.int64))
+
+    def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps (records,), values (records, depth)) of one diagnostic.
+
+        Raises KeyError when the run has none of that name.
+        """
+        import numpy as np
+
+        try:
+            # Steps first: whatever is written in between only adds records behind them.
+            steps = np.load(self.layers_dir / "steps.npy", allow_pickle=False)
+            values = np.load(self.layers_dir / f"{name}.npy", allow_pickle=False)
+        except FileNotFoundError:
+            raise KeyError(name) from None
+        except (OSError, ValueError, EOFError) as error:
+            raise ResourceError(f"{self.layers_dir}/{name}.npy: {error}") from error
+        records = min(len(steps), len(values))
+        return steps[:records], values[:records]
+
+    def layer_names(self) -> list[str]:
+        """Names of the per-layer diagnostics that are complete (steps.npy is there)."""
+        if not (self.layers_dir / "steps.npy").is_file():
+            return []
+        found = (path.stem for path in self.layers_dir.glob("*.npy"))
+        return sorted(name for name in found if name != "steps" and not name.startswith("."))
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.checkpoint_dir / str(step)
+
+    def checkpoints(self) -> list[int]:
+        """Steps that have a checkpoint folder, ascending; half-written ones have other names."""
+        if not self.checkpoint_dir.is_dir():
+            return []
+        names = (path.name for path in self.checkpoint_dir.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _write_array(self, path: Path, array: np.ndarray) -> None:
+        import numpy as np
+
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        files.replace(path, buffer.getvalue())
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ResourceError(f"{path}: expected a JSON object")
+    return found
+
+
+def _load_yaml(path: Path) -> dict[str, Any]:
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Plain scalars of YAML 1.2, as the config was written: 1e-05 is a number, on a word."""
+
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+    for tag, pattern, first in (
+        ("tag:yaml.org,2002:null", r"(?:|~|null)$", ["", "~", "n"]),
+        ("tag:yaml.org,2002:bool", r"(?:true|false)$", list("tf")),
+        ("tag:yaml.org,2002:int", r"[-+]?\d+$", list("-+0123456789")),
+        (
+            "tag:yaml.org,2002:float",
+            r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$",
+            list("-+.0123456789"),
+        ),
+    ):
+        Loader.add_implicit_resolver(tag, re.compile(pattern, re.ASCII), first)
+    # YAML 1.1 would read 010 as eight.
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+    try:
+        found = yaml.load(path.read_bytes(), Loader=Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ResourceError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ResourceError(f"{path}: expected a mapping")
+    return found

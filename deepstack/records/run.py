@@ -1,0 +1,239 @@
+"""Run folders read back: what plots, tables and people see."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepstack.errors import NothingMatchedError
+from deepstack.records.folder import (
+    EVALS_COLUMNS,
+    STEPS_COLUMNS,
+    TIMING_COLUMNS,
+    RunFolder,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+# Their keys belong to schemes, tasks and roles: one that is absent has a default of its own,
+# so absent and present are different values there. Elsewhere an absent key is an old config's.
+OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
+NOT_THE_EXPERIMENT = ("name", "runtime")
+
+
+class Run:
+    """One run folder, as it was when first looked at: no lock, and never a torn row.
+
+    Every part is read when asked for and then remembered; make a new Run to look again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder = RunFolder(path)
+        self.path = self.folder.path
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def study(self) -> str:
+        return self.path.resolve().parent.name
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config, nested as in the YAML."""
+        return self.folder.read_config()
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        return self.folder.read_meta()
+
+    @cached_property
+    def status(self) -> dict[str, Any]:
+        """status.json as it was last written; a killed process leaves `running` there."""
+        return self.folder.read_status()
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """columns.json: columns, scheme, f0_norm, references."""
+        return self.folder.read_columns()
+
+    @cached_property
+    def state(self) -> str:
+        """done, diverged, failed, out_of_memory, interrupted, or running while someone works.
+
+        A folder that says `running` and that nobody holds was killed: it is `interrupted`.
+        """
+        state = str(self.status.get("state", "interrupted"))
+        if state == "running" and self.folder.holder() is None:
+            return "interrupted"
+        return state
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row a training step."""
+        return _read_csv(self.folder.steps_path, STEPS_COLUMNS)
+
+    @cached_property
+    def evals(self) -> pd.DataFrame:
+        """A row an evaluation; step 0 is before training."""
+        return _read_csv(self.folder.evals_path, EVALS_COLUMNS)
+
+    @cached_property
+    def timing(self) -> pd.DataFrame:
+        """A row a step: how long the step that counts took."""
+        table = _read_csv(self.folder.timing_path, TIMING_COLUMNS)
+        latest = table.drop_duplicates("step", keep="last")
+        return latest.sort_values("step", ignore_index=True)
+
+    @cached_property
+    def flat_config(self) -> dict[str, Any]:
+        """The config with dotted keys."""
+        return dict(_flatten(self.config))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The config value at a dotted key, such as `model.depth`."""
+        found: Any = self.config
+        for part in key.split("."):
+            if not isinstance(found, dict) or part not in found:
+                return default
+            found = found[part]
+        return found
+
+    def layer_names(self) -> list[str]:
+        """The per-layer diagnostics of this run."""
+        return self.folder.layer_names()
+
+    def layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps (records,), values (records, depth)) of one diagnostic; KeyError if none."""
+        return self.folder.read_layers(name)
+
+
+def find_runs(path: str | os.PathLike[str]) -> list[Run]:
+    """The runs in a run folder, a study or a results folder, sorted as a person would.
+
+    Raises NothingMatchedError when there is none.
+    """
+    root = Path(path)
+    folders = [root] if RunFolder(root).exists() else list(_folders_with_runs(root))
+    if not folders:
+        reason = "holds no runs" if root.is_dir() else "is not a folder"
+        raise NothingMatchedError(f"{root} {reason}: expected a run, a study or a results folder")
+    return [Run(folder) for folder in sorted(folders, key=_natural)]
+
+
+def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """One row a run of what `find_runs` finds below `path`: the table of `runs_table`.
+
+    Raises NothingMatchedError when there is none.
+    """
+    return runs_table(find_runs(path))
+
+
+def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row a run: study, run, state, what varies, and the last value of what was logged.
+
+    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
+    evaluation's, `step_ms` the median over steps.
+    """
+    import pandas as pd
+
+    keys = varying(runs)
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        row: dict[str, Any] = {"study": run.study, "run": run.name, "state": run.state}
+        row |= {key: _plain(run.flat_config.get(key)) for key in keys}
+        row["step"] = int(run.steps["step"].iloc[-1]) if len(run.steps) else 0
+        row |= {name: _last(run.steps, name) for name in ("loss", "grad_norm", "model_update")}
+        row["val_loss"] = _last(run.evals, "loss")
+        row["val_loss_masked"] = _last(run.evals, "loss_masked")
+        row["step_ms"] = float(run.timing["step_ms"].median()) if len(run.timing) else None
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def varying(runs: Sequence[Run]) -> list[str]:
+    """Dotted config keys on which the runs differ, in the config's order.
+
+    `name` and `runtime` are no part of the experiment. A key that an older config does not know
+    counts as equal, except where keys are open: options of schemes and tasks, factors of roles.
+    """
+    seen: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in run.flat_config.items():
+            if key.split(".")[0] not in NOT_THE_EXPERIMENT:
+                seen.setdefault(key, []).append(value)
+    result = []
+    for key, values in seen.items():
+        absent = len(values) < len(runs) and key.startswith(OPEN_SECTIONS)
+        if absent or any(value != values[0] for value in values[1:]):
+            result.append(key)
+    return result
+
+
+def _folders_with_runs(root: Path) -> Iterator[Path]:
+    """Run folders one or two levels below; nothing deeper, nothing hidden."""
+    if not root.is_dir():
+        return
+    for child in _visible(root):
+        if RunFolder(child).exists():
+            yield child
+        else:
+            yield from (below for below in _visible(child) if RunFolder(below).exists())
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+    except OSError:
+        return []
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort d6 before d48: digits compare as numbers."""
+    parts = re.split(r"(\d+)", f"{path.parent.name}/{path.name}")
+    return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
+
+
+def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    complete = data[: data.rfind(b"\n") + 1]
+    if not complete:
+        return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})
+    names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
+    return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
+
+
+def _dtype(name: str) -> str:
+    return "int64" if name == "step" else "float64"
+
+
+def _last(table: pd.DataFrame, name: str) -> float | None:
+    return float(table[name].iloc[-1]) if name in table and len(table) else None
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

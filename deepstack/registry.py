@@ -1,0 +1,163 @@
+"""Name -> object, with 'did you mean'."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from deepstack.errors import ConfigError, PluginError
+
+T = TypeVar("T")
+
+# The letters beside each key of a keyboard: a slip of the finger is likelier than a wrong letter.
+_ROWS = ("1234567890-", "qwertyuiop", "asdfghjkl", "zxcvbnm")
+_LONGEST_WORD = 40
+
+
+class Registry(Generic[T]):
+    """The objects of one kind by name; a wrong name raises ConfigError with the nearest one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._objects: dict[str, T] = {}
+
+    def register(self, name: str, obj: T) -> None:
+        """Add an object.  PluginError when the name is taken by something else.
+
+        A class or function that is defined again under the same module and name replaces the old.
+        """
+        if name in self._objects and _origin(self._objects[name]) != _origin(obj):
+            taken = _origin(self._objects[name])
+            raise PluginError(
+                f"the {self.kind} name {name!r} is already taken by {taken}; choose another name"
+            )
+        self._objects[name] = obj
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._objects[name]
+        except (KeyError, TypeError):
+            raise ConfigError(unknown(self.kind, name, self.names())) from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._objects
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def names(self) -> list[str]:
+        """The registered names, sorted."""
+        return sorted(self._objects)
+
+    def items(self) -> list[tuple[str, T]]:
+        """The names with their objects, sorted by name."""
+        return [(name, self._objects[name]) for name in self.names()]
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
+    """The message for a name that is not there: what was found, the nearest, what is allowed."""
+    choices = list(choices)
+    found = name if isinstance(name, str) else str(name)
+    near = nearest(found, choices)
+    shown = found if len(found) <= 40 else found[:37] + "..."
+    hint = f"did you mean {near!r}? " if near else ""
+    return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(choices) or 'none'}"
+
+
+def import_all(package_name: str, package_path: Iterable[str]) -> None:
+    """Import every module of a package, so that what is defined there registers itself."""
+    for module in sorted(info.name for info in pkgutil.iter_modules(list(package_path))):
+        importlib.import_module(f"{package_name}.{module}")
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that a mistyped word most probably meant, or None when none is near.
+
+    Nearness is the edit distance with transpositions (Damerau 1964) in which the slips that
+    fingers make (a neighbouring key, a doubled letter, two letters swapped, a missed underscore)
+    cost less than other letters; upper case and '-' for '_' cost nothing.  A whole part of a name
+    ('batch' for batch_size) counts as near too.
+    """
+    if not word or len(word) > _LONGEST_WORD:
+        return None
+    plain = _normal(word)
+    choices = list(dict.fromkeys(choices))
+    # an extra or missing letter costs at least 0.5, so lengths alone rule most choices out
+    limit = min(max(1.0, len(plain) / 3), 4.0)
+    scored = sorted(
+        (_distance(plain, _normal(choice)), i, choice)
+        for i, choice in enumerate(choices)
+        if abs(len(choice) - len(plain)) * 0.5 <= limit
+    )
+    cost, _, best = scored[0] if scored else (math.inf, 0, None)
+    if cost <= 1 and (len(plain) > 1 or cost < 1):
+        return best
+    parts = set(plain.split("_"))
+    holders = [c for c in choices if parts <= set(_normal(c).split("_"))]
+    if not holders and len(plain) >= 3:
+        holders = [c for c in choices if _normal(c).startswith(plain)]
+    if len(holders) == 1:
+        return holders[0]
+    return best if len(plain) > 2 and cost <= limit else None
+
+
+def _normal(word: str) -> str:
+    return word.lower().replace("-", "_").replace(" ", "_")
+
+
+def _origin(obj: object) -> str:
+    name = getattr(obj, "__qualname__", None)
+    return f"{getattr(obj, '__module__', '?')}.{name}" if name else repr(obj)
+
+
+def _beside(row: int, column: int) -> set[str]:
+    # each row of keys stands about half a key to the right of the one above
+    places = [(row, column - 1), (row, column + 1), (row - 1, column), (row - 1, column + 1)]
+    places += [(row + 1, column), (row + 1, column - 1)]
+    return {_ROWS[r][c] for r, c in places if 0 <= r < len(_ROWS) and 0 <= c < len(_ROWS[r])}
+
+
+_BESIDE = {key: _beside(r, c) for r, keys in enumerate(_ROWS) for c, key in enumerate(keys)}
+
+
+def _distance(word: str, choice: str) -> float:
+    """What it costs to mistype `choice` as `word`."""
+
+    def extra(i: int) -> float:
+        letter, around = word[i], word[max(i - 1, 0) : i] + word[i + 1 : i + 2]
+        if letter == "_":
+            return 0.5
+        if letter in around:
+            return 0.6
+        return 0.8 if any(letter in _BESIDE.get(a, ()) for a in around) else 1.0
+
+    def missed(j: int) -> float:
+        if choice[j] == "_":
+            return 0.5
+        return 0.8 if j and choice[j] == choice[j - 1] else 0.9
+
+    # rows of the usual table; row[i][j] = cost between the first i of word and j of choice
+    table = [[0.0] * (len(choice) + 1) for _ in range(len(word) + 1)]
+    for i in range(1, len(word) + 1):
+        table[i][0] = table[i - 1][0] + extra(i - 1)
+    for j in range(1, len(choice) + 1):
+        table[0][j] = table[0][j - 1] + missed(j - 1)
+    for i in range(1, len(word) + 1):
+        for j in range(1, len(choice) + 1):
+            a, b = word[i - 1], choice[j - 1]
+            wrong = 0.0 if a == b else 0.7 if a in _BESIDE.get(b, ()) else 1.0
+            best = min(
+                table[i - 1][j - 1] + wrong,
+                table[i - 1][j] + extra(i - 1),
+                table[i][j - 1] + missed(j - 1),
+            )
+            if i > 1 and j > 1 and a == choice[j - 2] and word[i - 2] == b and a != b:
+                best = min(best, table[i - 2][j - 2] + 0.7)
+            table[i][j] = best
+    return table[-1][-1]

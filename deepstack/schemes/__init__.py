@@ -1,0 +1,18 @@
+"""Residual schemes, one class each; importing this package registers them all."""
+
+from deepstack.registry import import_all
+from deepstack.schemes.norms import LayerNorm
+from deepstack.speed.parameter import RoleParameter, parameter, with_storage
+from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer
+
+import_all(__name__, __path__)
+
+__all__ = [
+    "SCHEMES",
+    "LayerNorm",
+    "RoleParameter",
+    "Scheme",
+    "Sublayer",
+    "parameter",
+    "with_storage",
+]

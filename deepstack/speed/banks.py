@@ -1,0 +1,163 @@
+"""Parameters stacked by role: one tensor (depth, …) where there would be one a layer.
+
+All layers of a stack have equal shapes, so each parameter of a layer becomes a row of one tensor
+over all layers, and the modules hold views of its rows.  An optimizer then touches a dozen
+tensors instead of twelve thousand, and a norm by layer is one line.  Gradients live in a second
+tensor of the same shape, whose rows are the `.grad` of the modules' parameters; they are set to
+zero in place, because setting them to None would detach them from their bank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepstack.speed.parameter import RoleParameter, with_storage
+
+# Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
+# optimizers round the last few numbers of a tensor, those that fill no vector register, in another
+# way than the rest; no parameter is ever among them, so a bank and plain parameters stay equal.
+ALIGNMENT = 16
+
+
+class Bank:
+    """One parameter of every layer: a key, its role(s), and tensors (depth, …) of values.
+
+    parameters: what an optimizer is given: one tensor (depth, padded size) over all layers or, with
+    plain storage, one (1, padded size) a layer; shape: of one layer's parameter.  roles: one name, or one a slice of the axis after depth (the fused q, k, v).
+    in_layers: False for a parameter outside of the layers (embedding, head, …), whose depth axis
+    then has length 1.
+    """
+
+    def __init__(
+        self, key: str, first: RoleParameter, in_layers: bool, parameters: list[nn.Parameter]
+    ) -> None:
+        self.key, self.roles, self.start = key, first.roles, first.start
+        self.in_layers, self.parameters = in_layers, parameters
+        self.shape = first.shape
+
+    def by_role(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """Each role with its values: views (rows, …), one a tensor in `parameters`."""
+        for index, role in enumerate(self.roles):
+            fused = len(self.roles) > 1
+            parts = [self.shaped(p.detach()) for p in self.parameters]
+            yield role, [part[:, index] if fused else part for part in parts]
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """(rows, padded size) -> (rows, …), a view without the padding."""
+        return rows[:, : math.prod(self.shape)].view(len(rows), *self.shape)
+
+    def values(self) -> Tensor:
+        """The parameters as one tensor (depth, …): the bank itself, or a copy of plain ones."""
+        return self.shaped(joined([p.detach() for p in self.parameters]))
+
+    def gradients(self) -> Tensor:
+        """Their gradients as one tensor (depth, …)."""
+        return self.shaped(self.gradient_rows())
+
+    def gradient_rows(self) -> Tensor:
+        """Their gradients as one matrix (depth, padded size)."""
+        return joined([p.grad for p in self.parameters if p.grad is not None])
+
+    def copy_(self, values: Tensor) -> None:
+        """Overwrite the parameters with values of shape (depth, …)."""
+        with torch.no_grad():
+            parts = values.split(len(self.parameters[0]))
+            for part, new in zip(self.parameters, parts, strict=True):
+                self.shaped(part).copy_(new)
+
+
+class Banks:
+    """Gives a model built on the meta device its storage, and knows every parameter by role.
+
+    layers: modules with equal parameter names and shapes.  stacked=False gives every layer storage
+    of its own; what is computed is the same bit for bit.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], device: torch.device, stacked: bool = True
+    ) -> None:
+        self.all: list[Bank] = []
+        self._gradients: list[Tensor] = []
+        inside = {id(p) for layer in layers for p in layer.parameters()}
+        for name, parameter in list(model.named_parameters()):
+            if id(parameter) not in inside:
+                self._allocate(name, [(model, name)], device, False, stacked)
+        for name, _ in list(layers[0].named_parameters()):
+            owners: list[tuple[nn.Module, str]] = [(layer, name) for layer in layers]
+            self._allocate(f"layers.{name}", owners, device, True, stacked)
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[key] = buffer.to(device)
+
+    def _allocate(
+        self, key: str, owners: list[tuple[nn.Module, str]], device: torch.device, in_layers: bool, stacked: bool
+    ) -> None:
+        first = owners[0][0].get_parameter(owners[0][1])
+        assert isinstance(first, RoleParameter)
+        count = len(owners) if stacked else 1
+        size = math.prod(first.shape)
+        padded = -(-size // ALIGNMENT) * ALIGNMENT
+        chunks = [
+            (torch.zeros(count, padded, device=device), torch.zeros(count, padded, device=device))
+            for _ in range(len(owners) // count)
+        ]
+        for index, (root, name) in enumerate(owners):
+            values, gradients = (t[index % count, :size] for t in chunks[index // count])
+            path, _, attribute = name.rpartition(".")
+            view = with_storage(values.view(first.shape), first.roles, first.start)
+            view.grad = gradients.view(first.shape)
+            setattr(root.get_submodule(path), attribute, view)
+        self._gradients += [gradients for _, gradients in chunks]
+        parts = [nn.Parameter(values) for values, _ in chunks]
+        for part, (_, gradients) in zip(parts, chunks, strict=True):
+            part.grad = gradients
+        self.all.append(Bank(key, first, in_layers, parts))
+
+    def zero_gradients(self) -> None:
+        """Set every gradient to zero, in place."""
+        torch._foreach_zero_(self._gradients)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter by key, as tensors (depth, …)."""
+        return {bank.key: bank.values() for bank in self.all}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Overwrite every parameter; a key that is missing raises KeyError."""
+        for bank in self.all:
+            bank.copy_(state[bank.key])
+
+    def count(self) -> dict[str, int]:
+        """Number of parameters by role."""
+        counts: dict[str, int] = {}
+        for bank in self.all:
+            for role, values in bank.by_role():
+                counts[role] = counts.get(role, 0) + sum(v.numel() for v in values)
+        return counts
+
+    def __iter__(self) -> Iterator[Bank]:
+        return iter(self.all)
+
+
+def layer_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """sqrt(sum over tensors of ‖t[l]‖²) for every layer l: tensors (depth, …) -> (depth,)."""
+    squares = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1) for t in tensors]
+    return torch.linalg.vector_norm(torch.stack(squares), dim=0)
+
+
+def global_norm(banks: Sequence[Bank]) -> Tensor:
+    """The norm of all gradients of these banks, taken as the norm of the norms by layer.
+
+    One fp32 norm over a whole bank is off by 6e-4 at depth 1000, and differs from plain storage.
+    """
+    by_layer = [torch.linalg.vector_norm(b.gradient_rows(), dim=1) for b in banks]
+    return torch.linalg.vector_norm(torch.cat(by_layer))
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Tensors as one along the first axis: the very tensor where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

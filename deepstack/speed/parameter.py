@@ -1,0 +1,34 @@
+"""A parameter that knows its role: the one place where role and start are attached to it."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+Start = Literal["matrix", "table", "zero", "one"]
+
+
+class RoleParameter(nn.Parameter):
+    """A parameter with the role(s) it plays and the way it starts.
+
+    roles: one name, or one a slice of the first axis (the fused q, k, v of shape (3, d, d)).
+    start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero' or 'one'.
+    """
+
+    roles: tuple[str, ...]
+    start: Start
+
+
+def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
+    """An uninitialised parameter of this shape that carries its role and how it starts."""
+    roles = (role,) if isinstance(role, str) else role
+    return with_storage(torch.empty(*shape), roles, start)
+
+
+def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleParameter:
+    """The parameter whose storage is this tensor: a view of it, not a copy."""
+    made = cast(RoleParameter, RoleParameter(storage))
+    made.roles, made.start = roles, start
+    return made

@@ -1,0 +1,9 @@
+"""Tasks: what the stack learns to predict. Each is one function that returns a `Task`."""
+
+from deepstack.registry import import_all
+from deepstack.tasks.task import IGNORE, TASKS, Batch, Option, Task, build_task, task, task_options
+
+__all__ = ["IGNORE", "TASKS", "Batch", "Option", "Task", "build_task", "task", "task_options"]
+
+# A task registers itself when its module is imported.
+import_all(__name__, __path__)

@@ -1,0 +1,281 @@
+"""Masked prediction of the bytes of real text: a file, a folder, or what ships with Python."""
+
+import codecs
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from deepstack.errors import ConfigError
+from deepstack.tasks.task import IGNORE, Batch, Task, choose_positions, task
+
+BYTES = 256
+MASK = BYTES
+MOST_BYTES = 2**31  # of text, held in memory as a whole
+
+Floats = NDArray[np.float64]
+
+
+def _sums_to_one(shares: Sequence[float]) -> Sequence[float]:
+    if abs(sum(shares) - 1) > 1e-6:
+        raise ValueError("the three shares must sum to 1")
+    return shares
+
+
+MaskSplit = Annotated[
+    Sequence[Annotated[float, Field(ge=0, le=1)]],
+    Field(
+        min_length=3,
+        max_length=3,
+        description="shares of the predicted positions that show [MASK], a random byte, the byte",
+    ),
+    AfterValidator(_sums_to_one),
+]
+
+
+@task("text")
+def text(
+    *,
+    seq_len: int,
+    seed: int,
+    path: Annotated[
+        str | None,
+        Field(min_length=1, description="a UTF-8 file or a folder of them; null: Python's topics"),
+    ] = None,
+    mask_rate: Annotated[
+        float, Field(gt=0, le=1, description="share of the positions that are predicted")
+    ] = 0.15,
+    mask_split: MaskSplit = (0.8, 0.1, 0.1),
+    held_out: Annotated[
+        float,
+        Field(ge=1e-6, le=0.99, description="share of the text, its end, kept for validation"),
+    ] = 0.1,
+) -> Task:
+    """P(byte | bytes around it): masked prediction of real English text, byte by byte.
+
+    Tokens are byte values, [MASK] = 256. Of each window of seq_len bytes, drawn uniformly, exactly
+    max(1, round(mask_rate seq_len)) positions are predicted; each shows [MASK], a byte drawn
+    uniformly from all 256, or its own byte, with the probabilities `mask_split` (BERT,
+    arXiv:1810.04805, section 3.1). Validation and probe windows come from the last `held_out` of
+    the text, which is never trained on.
+
+    Without `path` the text is the English reference topics inside every CPython. They differ by
+    Python version, so the recorded sha256 says which text it was. References, in nats, of the
+    held-out text: "unigram_entropy" (cross-entropy under the training text's byte frequencies,
+    add-one smoothed: the loss on [MASK] without any context) and "context_free_entropy" (the loss
+    over all predicted positions without any context).
+
+    Raises ConfigError for a text that is missing, unreadable, empty, too short, not UTF-8, or
+    no regular file.
+    """
+    name, content = read_corpus(path)
+    train, held = split(content, held_out, seq_len)
+    frequencies = smoothed_frequencies(train)
+    held_frequencies = np.bincount(held, minlength=BYTES) / len(held)
+    show_mask, _, show_own = mask_split
+    windows = {False: sliding_window_view(train, seq_len), True: sliding_window_view(held, seq_len)}
+
+    def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
+        source = windows[held_out]
+        tokens = source[random.integers(0, len(source), batch_size)].astype(np.int64)
+        predicted = choose_positions(random, batch_size, seq_len, mask_rate)
+        fate = random.random(tokens.shape)
+        noise = random.integers(0, BYTES, tokens.shape)
+        masked = predicted & (fate < show_mask)
+        changed = predicted & (fate >= show_mask) & (fate < 1 - show_own)
+        inputs = np.where(changed, noise, tokens)
+        inputs[masked] = MASK
+        return Batch(inputs, np.where(predicted, tokens, IGNORE), masked)
+
+    return Task(
+        name="text",
+        vocab_size=BYTES + 1,
+        seed=seed,
+        draw=draw,
+        references={
+            "unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum()),
+            "context_free_entropy": context_free_entropy(frequencies, held_frequencies, mask_split),
+        },
+        data={
+            "name": name,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content),
+            "held_out_bytes": len(held),
+        },
+    )
+
+
+def smoothed_frequencies(tokens: NDArray[np.uint8]) -> Floats:
+    """p(b) = (count(b) + 1) / (number of bytes + 256). Returns (256,)."""
+    frequencies: Floats = (np.bincount(tokens, minlength=BYTES) + 1) / (len(tokens) + BYTES)
+    return frequencies
+
+
+def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> float:
+    """L = -m sum_b h(b) ln p(b) - sum_bs h(b) w(s|b) ln q(b|s), with w(s|b) = r/256 + k [s = b].
+
+    The expected loss, over predicted positions, of the best predictor that sees only the token
+    shown there. m, r, k = mask_split. A predicted position whose true byte is b shows [MASK] with
+    probability m and byte s with probability w(s|b): a random byte (which may be b again) or b
+    itself. [MASK] says nothing about b, so the posterior is the prior p(b). A shown byte s gives,
+    by Bayes' rule, q(b|s) = p(b) w(s|b) / sum_c p(c) w(s|c), where the sum is r/256 + k p(s):
+
+        q(s|s) = p(s) (r/256 + k) / (r/256 + k p(s)),   q(b|s) = p(b) (r/256) / (r/256 + k p(s)).
+
+    The predictor knows p, the training text's smoothed frequencies (256,); the expectation is
+    under h, the held-out text's frequencies (256,). Returns nats.
+    """
+    m, r, k = mask_split
+    loss = -m * float((h * np.log(p)).sum())
+    shown = r / BYTES + k * np.eye(BYTES)  # w(s|b), indexed [b, s]
+    joint = p[:, None] * shown
+    # With r = 0 a byte never shows as another one, and 0 ln 0 counts as 0.
+    possible = joint > 0
+    posterior = np.divide(joint, joint.sum(axis=0), out=np.ones_like(joint), where=possible)
+    return loss - float((h[:, None] * shown * np.log(posterior)).sum())
+
+
+class Corpus(NamedTuple):
+    """A text and the name that stands for it in records (never a path)."""
+
+    name: str
+    content: bytes
+
+
+def read_corpus(path: str | None) -> Corpus:
+    """The text at `path`: a file, or a folder's files in order of relative name, or the default.
+
+    A folder's files are joined by a blank line; hidden ones and empty ones are skipped, links to
+    folders are not followed. Raises ConfigError.
+    """
+    if path is None:
+        return _python_topics()
+    try:
+        root = Path(path).expanduser()
+        mode = root.stat().st_mode
+        name = os.fsencode(root.name or root.resolve().name or "/").decode("utf-8", "replace")
+        if stat.S_ISDIR(mode):
+            files = _files_of(root)
+            _refuse_huge(path, sum(file.stat().st_size for file in files))
+            parts = [_read(file, str(Path(path, file.relative_to(root)))) for file in files]
+            content = b"\n\n".join(part for part in parts if part)
+        else:
+            _refuse_irregular(path, mode)
+            _refuse_huge(path, root.stat().st_size)
+            content = _read(root, path)
+    except FileNotFoundError as error:
+        there = "" if os.path.isabs(path) else f" (seen from {_printable(os.getcwd())})"
+        raise _refusal(f"no such file or folder: {_printable(path)}{there}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refusal(f"cannot read {_printable(path)}: {reason}") from error
+    if not content:
+        raise _refusal(f"{_printable(path)} is empty; allowed: UTF-8 text")
+    return Corpus(name, content)
+
+
+def split(
+    content: bytes, held_out: float, seq_len: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(training bytes, held-out bytes): the first part and the last, cut at a byte position.
+
+    Raises ConfigError when either is shorter than seq_len + 1, and says what size is needed.
+    """
+    least = seq_len + 1
+    held = math.floor(held_out * len(content))
+    if min(held, len(content) - held) < least:
+        # From held_out n >= least and n - held_out n > least - 1; then past any rounding.
+        needed = max(math.ceil(least / held_out), math.floor((least - 1) / (1 - held_out)) + 1)
+        while min(math.floor(held_out * needed), needed - math.floor(held_out * needed)) < least:
+            needed += 1
+        which, size = ("held-out", held) if held < least else ("training", len(content) - held)
+        raise _refusal(
+            f"the text is too short: {len(content):,} bytes, of which the {which} part is "
+            f"{size:,}; with seq_len {seq_len} and held_out {held_out:g} each part needs "
+            f"{least:,}, so {needed:,} bytes in all"
+        )
+    tokens = np.frombuffer(content, dtype=np.uint8)
+    return tokens[: len(content) - held], tokens[len(content) - held :]
+
+
+def _python_topics() -> Corpus:
+    try:
+        topics = import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise _refusal(
+            "this Python has no pydoc_data.topics, the default text; give a file"
+        ) from error
+    joined = "\n\n".join(topics[key] for key in sorted(topics))
+    return Corpus("cpython-topics", joined.encode("utf-8"))
+
+
+def _files_of(root: Path) -> list[Path]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = []
+    for folder, folders, names in os.walk(root, onerror=fail):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        found += [Path(folder, each) for each in names if not each.startswith(".")]
+    if not found:
+        raise _refusal(f"no files in {_printable(str(root))} (hidden ones skipped)")
+    for file in found:
+        _refuse_irregular(str(file), file.stat().st_mode)
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _refuse_irregular(path: str, mode: int) -> None:
+    # Before opening: opening a FIFO waits, reading a device may never end.
+    if not stat.S_ISREG(mode):
+        raise _refusal(f"{_printable(path)} is {_kind(mode)}; allowed: a regular file or a folder")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"
+
+
+def _refuse_huge(path: str, size: int) -> None:
+    if size > MOST_BYTES:
+        raise _refusal(
+            f"{_printable(path)} has {size:,} bytes; allowed: at most {MOST_BYTES:,}, "
+            "as the text is held in memory"
+        )
+
+
+def _read(file: Path, shown: str) -> bytes:
+    content = file.read_bytes()
+    # In pieces, because a decoded copy of the whole can be four times its size.
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    piece = 1 << 20
+    for begin in range(0, len(content), piece):
+        end = min(begin + piece, len(content))
+        try:
+            decoder.decode(content[begin:end], final=end == len(content))
+        except UnicodeDecodeError as error:
+            at = end - len(error.object) + error.start
+            raise _refusal(
+                f"{_printable(shown)} is not UTF-8 text: byte {content[at]:#04x} at position {at:,}"
+            ) from error
+    return content
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(f"task.path: {reason}", key="task.path")
+
+
+def _printable(path: str) -> str:
+    """A path fit for one line of any terminal, whatever bytes a file system allows in it."""
+    return path if path.isprintable() else ascii(path)[1:-1]

@@ -1,0 +1,24 @@
+"""Training: the main loop and what it stands on."""
+
+from deepstack.training.environment import choose_device, choose_threads, torch_settings
+from deepstack.training.evaluation import mean_loss, to_device
+from deepstack.training.loop import train
+from deepstack.training.meta import choose_folder
+from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
+from deepstack.training.optimizer import make_optimizer
+
+__all__ = [
+    "Observer",
+    "Observers",
+    "PlainLines",
+    "Row",
+    "Started",
+    "choose_device",
+    "choose_folder",
+    "choose_threads",
+    "make_optimizer",
+    "mean_loss",
+    "to_device",
+    "torch_settings",
+    "train",
+]

@@ -1,0 +1,75 @@
+"""The validation loss, on batches that are the same at every evaluation of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.diagnostics import evaluating
+from deepstack.model import Encoder
+from deepstack.tasks import IGNORE, Batch, Task
+
+
+def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a batch as tensors on the device."""
+    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    if device.type == "cuda":  # pinned memory lets the copy run beside the kernels
+        inputs, targets = inputs.pin_memory(), targets.pin_memory()
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over the predicted positions, in nats: (batch, seq, vocab) -> 0-d."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+
+
+class Evaluation:
+    """Validation loss over all predicted positions, and over those that show [MASK] alone.
+
+    The second is what the unigram entropy is compared with: where a masked position may show its
+    own byte, copying is enough to get below the entropy of all predicted positions.
+    """
+
+    def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:
+        self.batches = [
+            task.validation_batch(i, train.batch_size) for i in range(train.eval_batches)
+        ]
+        self.device = device
+        optimal = [task.optimal_loss(b) for b in self.batches]
+        known = [loss for loss in optimal if loss is not None]
+        # Every batch of a task predicts equally many positions, so a mean of means is the mean.
+        self.optimal = sum(known) / len(known) if known else None
+
+    def measure(
+        self, model: Encoder, autocast: Callable[[], torch.autocast]
+    ) -> dict[str, float | None]:
+        """One row of evals.csv but for its step; waits for the device."""
+        totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        with torch.no_grad(), evaluating(model):
+            for batch in self.batches:
+                inputs, targets = to_device(batch, self.device)
+                shown = torch.from_numpy(batch.masked).to(self.device)
+                with autocast():
+                    logits = model(inputs)
+                losses = F.cross_entropy(
+                    logits.flatten(0, 1).float(),
+                    targets.flatten(),
+                    ignore_index=IGNORE,
+                    reduction="none",
+                )
+                flat = shown.flatten()
+                totals += torch.stack(
+                    [losses.sum(), (targets != IGNORE).sum(), losses[flat].sum(), flat.sum()]
+                )
+        total, count, masked_total, masked_count = totals.tolist()
+        row: dict[str, float | None] = {
+            "loss": total / count,
+            "loss_masked": masked_total / masked_count if masked_count else None,
+            "bits_per_token": total / count / math.log(2),
+        }
+        return row if self.optimal is None else row | {"optimal_loss": self.optimal}

@@ -1,0 +1,313 @@
+"""One run being trained: everything the main loop names, put together from a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.diagnostics import ModelUpdate, evaluate, take
+from deepstack.errors import DeepstackError, DifferenceError, Interrupted, OutOfMemoryError
+from deepstack.model import build_model
+from deepstack.records import EVALS_COLUMNS, Run, RunFolder
+from deepstack.schemes import SCHEMES
+from deepstack.speed import Measured, make_step
+from deepstack.tasks import Task, build_task
+from deepstack.training import checkpoint as ckpt
+from deepstack.training.beats import snapshot_steps
+from deepstack.training.environment import choose_device, environment, torch_settings
+from deepstack.training.evaluation import Evaluation, mean_loss, to_device
+from deepstack.training.meta import check_environment, choose_folder, columns_of, meta_of
+from deepstack.training.observer import LogFile, Observer, Observers, Started
+from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
+from deepstack.training.recorder import Recorder
+from deepstack.training.schedule import learning_rate
+
+# Without deterministic kernels a replayed row may differ by rounding that training has amplified.
+TOLERANCE = 1e-2
+
+
+class Job:
+    """A run folder that this process holds, and the model, optimizer and logs that fill it."""
+
+    def __init__(
+        self, config: conf.Config, folder: RunFolder, task: Task, device: torch.device, observer: Observer
+    ) -> None:
+        self.config, self.folder, self.task, self.device = config, folder, task, device
+        self.observer = observer
+        self.finished = False
+        self.first_step = 1
+        self._last_step = 0
+        self._saved = time.monotonic()
+        self._layers: dict[str, list[Tensor]] = {}
+        self._layer_steps: list[int] = []
+
+    def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
+        """Model, optimizer, probe and logs; where there is a checkpoint, as it left them."""
+        config, train = self.config, self.config.train
+        self.built = build_model(config, vocab_size=self.task.vocab_size, device=self.device)
+        self.model = self.built.model
+        self.model.train(config.model.dropout > 0)
+        self.optimizer = make_optimizer(train, self.built.trained)
+        self.step = make_step(
+            self.loss,
+            self.built.banks,
+            self.built.trained,
+            self.optimizer,
+            clip=train.clip,
+            max_loss=train.max_loss,
+            alive=torch.ones((), device=self.device),
+        )
+        self._layer_banks = [bank for bank in self.built.banks if bank.in_layers]
+        probe = self.task.probe_batch(config.log.probe_sequences)
+        self.probe_inputs, self.probe_targets = to_device(probe, self.device)
+        self.update = ModelUpdate(self.model, self.probe_inputs)
+        self.evaluation = Evaluation(self.task, train, self.device)
+        self.snapshot_steps = snapshot_steps(config.log.layers_every, train.steps)
+        self.evaluation_steps = set(range(0, train.steps + 1, train.eval_every)) | {train.steps}
+        resumed = self._resume(environment, allow_env_change)
+        meta = meta_of(config, self.task, self.built.banks.count(), environment, command)
+        self.folder.write_meta(meta | ({"environment_changed": True} if resumed == "other" else {}))
+        self.folder.write_columns(columns_of(config, self.task, self.update))
+        columns = (*EVALS_COLUMNS, *(["optimal_loss"] if self.evaluation.optimal else []))
+        tolerance = 0.0 if config.runtime.deterministic and resumed != "other" else TOLERANCE
+        start = self.first_step - 1 if self.first_step > 1 else -1
+        self.evals = self.folder.log("evals", columns, tolerance=tolerance).open(start)
+        self.recorder = Recorder(
+            self.folder, start, self.device, train.max_loss, self.observer, tolerance
+        )
+
+    def _resume(self, environment: dict[str, Any], allow_env_change: bool) -> str | None:
+        """Take up the newest whole checkpoint; 'same' or 'other' environment, None for a new run."""
+        known = self.folder.read_meta().get("environment")
+        resumed = check_environment(known, environment, allow_env_change) if known else None
+        damaged: list[str] = []
+        found = ckpt.newest(self.folder, damaged)
+        for problem in damaged:
+            self.observer.said(f"not used: {problem}")
+        if found is None:
+            if damaged:
+                self.observer.said("no checkpoint is whole: starting again from step 0")
+            return resumed
+        for name, wanted in found.state["logs"].items():
+            log = self.folder.log(name, ("step",))
+            if log.sha256_upto(found.step) != wanted:
+                raise DifferenceError(
+                    f"{log.path} is not the log that checkpoint {found.step} was saved with; "
+                    "move the run folder away to start again"
+                )
+        self.built.banks.load(found.parts["weights"])
+        load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
+        self.update.load(found.parts["probe"])
+        layers = found.parts["layers"]
+        self._layer_steps = layers.pop("steps").tolist()
+        self._layers = {name: list(rows) for name, rows in layers.items()}
+        self.first_step = found.step + 1
+        self._last_step = found.step
+        return resumed
+
+    def begin(self) -> None:
+        """Announce the run; on a fresh one, look at its initialisation."""
+        self.folder.write_status("running", self._last_step)
+        self.observer.started(
+            Started(
+                folder=self.folder,
+                label=SCHEMES[self.config.model.scheme].label,
+                depth=self.config.model.depth,
+                parameters=sum(self.built.banks.count().values()),
+                first_step=self.first_step,
+                steps=self.config.train.steps,
+                device=str(self.device),
+                references=self.task.references,
+                unrelated=2**0.5 * float(self.update.initial.norm(dim=-1).mean()),
+            )
+        )
+        if self.first_step == 1:
+            if 0 in self.snapshot_steps:
+                self.snapshot(0)
+            self.evaluate(0)
+        self.recorder.pause()
+
+    def remaining_steps(self) -> range:
+        """The steps still to be made, 1-based."""
+        return range(self.first_step, self.config.train.steps + 1)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step on the device; also what a snapshot of the step needs."""
+        if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
+            digest = hashlib.sha256(f"dropout/{self.config.seed}/{step}".encode()).digest()
+            torch.manual_seed(int.from_bytes(digest[:4], "little"))
+        in_beat = step in self.snapshot_steps
+        self._before = [b.values().clone() for b in self._layer_banks] if in_beat else None
+        return to_device(self.task.train_batch(step, self.config.train.batch_size), self.device)
+
+    def learning_rate(self, step: int) -> float:
+        """lr(t) of the schedule."""
+        return learning_rate(self.config.train, step)
+
+    def autocast(self) -> torch.autocast:
+        """bf16 matrix products where the configuration asks for them, else nothing."""
+        bf16 = self.config.train.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a batch."""
+        with self.autocast():
+            logits = self.model(inputs)
+        return mean_loss(logits, targets)
+
+    def record(self, step: int, measured: Measured, update: dict[str, Tensor]) -> None:
+        """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
+        self.recorder.add(step, self.learning_rate(step), measured, update)
+        self._last_step = step
+        if step in self.snapshot_steps or step in self.evaluation_steps:
+            self.recorder.flush()
+
+    def diverged(self) -> bool:
+        """Whether a row already written is non-finite or beyond the bound."""
+        return self.recorder.divergence is not None
+
+    def snapshot(self, step: int) -> None:
+        """Look at every layer and write what was seen; training is not disturbed."""
+        values = evaluate(
+            take(
+                self.model,
+                self._layer_banks,
+                self.probe_inputs,
+                lambda logits: mean_loss(logits, self.probe_targets),
+                self._before if step else None,
+            )
+        )
+        for name, value in values.items():
+            self._layers.setdefault(name, []).append(value.cpu())
+            self.folder.write_layers(name, torch.stack(self._layers[name]).numpy())
+        self._layer_steps.append(step)
+        self.folder.write_layer_steps(self._layer_steps)
+        self._before = None
+        self.recorder.pause()
+
+    def evaluate(self, step: int) -> None:
+        """The validation loss, as a row of evals.csv."""
+        row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
+        self.evals.write(row)
+        self.observer.evaluated(step, row)
+        self.recorder.pause()
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Whether the interval has passed; the last step is saved by `finish`."""
+        waited = time.monotonic() - self._saved >= self.config.runtime.checkpoint_seconds
+        return waited and step < self.config.train.steps
+
+    def save(self, step: int) -> None:
+        """A checkpoint after this step, unless the run turns out to have diverged."""
+        self.recorder.flush()
+        if self.diverged():
+            return
+        self.recorder.steps.flush()
+        self.evals.flush()
+        state = {"logs": {log.path.stem: log.sha256_upto(step) for log in self._logs()}}
+        parts = {
+            "weights": self.built.banks.state(),
+            "optimizer": optimizer_state(self.optimizer, self.built.trained),
+            "probe": self.update.state(),
+            "layers": ckpt.layer_records(self._layers, self._layer_steps),
+        }
+        ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
+        self.folder.write_status("running", step)
+        self._saved = time.monotonic()
+        self.recorder.pause()
+
+    def _logs(self) -> list[Any]:
+        return [self.recorder.steps, self.evals]
+
+    def interrupt(self, step: int, signal: int) -> None:
+        """Save, say how to go on, and leave with 128 + signal."""
+        self.save(step)
+        if self.diverged():
+            return
+        self.folder.write_status("interrupted", step)
+        self.observer.finished("interrupted", step)
+        raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
+
+    def finish(self) -> Run:
+        """Write what is left, keep the weights of a run that is done, and say how it ended."""
+        self.recorder.flush()
+        found = self.recorder.divergence
+        if found is None:
+            step = self.config.train.steps
+            weights = {"weights": self.built.banks.state()}
+            ckpt.save(self.folder, ckpt.Checkpoint(step, weights, {"logs": {}}))
+            ckpt.keep_only(self.folder, step)
+            self.folder.write_status("done", step)
+        else:
+            step = found.step
+            ckpt.keep_only(self.folder, -1)
+            self.folder.write_status(
+                "diverged", step, quantity=found.quantity, value=repr(found.value)
+            )
+        self.observer.finished("done" if found is None else "diverged", step)
+        return self.result()
+
+    def result(self) -> Run:
+        """The run as it is read back from its folder."""
+        return Run(self.folder.path)
+
+    def close(self) -> None:
+        """Close the logs that were opened."""
+        for name in ("recorder", "evals"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+
+
+@contextmanager
+def open_job(
+    config: conf.Config,
+    study: str | None,
+    out: Path,
+    observer: Observer,
+    allow_env_change: bool,
+    command: str,
+) -> Iterator[Job]:
+    """A job on its folder, which this process holds until the end of the block.
+
+    However the block ends, status.json says so: done, diverged, interrupted, failed or
+    out_of_memory.
+    """
+    if config.model.scheme not in SCHEMES:
+        SCHEMES[config.model.scheme]  # raises the error that names the nearest one
+    options = config.task.options()
+    task = build_task(
+        config.task.name, options, seq_len=config.task.seq_len, seed=config.seed
+    )
+    device = choose_device(config.runtime)
+    folder = choose_folder(config, out / (study or config.name or "runs"), task)
+    with folder.lock(), torch_settings(config, device) as threads:
+        job = Job(config, folder, task, device, Observers(observer, LogFile(folder)))
+        state = folder.read_status().get("state")
+        if state in ("done", "diverged"):
+            job.finished = True
+            yield job
+            return
+        folder.write_config(conf.to_yaml(config))
+        try:
+            job.build(environment(config, device, threads), command, allow_env_change)
+            yield job
+        except DeepstackError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            folder.write_status("out_of_memory", job._last_step, error=str(error))
+            raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
+        except Exception as error:
+            LogFile(folder).line(traceback.format_exc())
+            folder.write_status("failed", job._last_step, error=repr(error))
+            raise
+        finally:
+            job.close()

@@ -1,0 +1,52 @@
+"""The main loop: build, resume, then for each step a batch, a step, a row; finish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from deepstack import config as conf
+from deepstack.records import Run
+from deepstack.training.job import open_job
+from deepstack.training.observer import Observer
+
+
+def train(
+    config: conf.Config,
+    *,
+    study: str | None = None,
+    out: str | Path = "results",
+    observer: Observer | None = None,
+    stop: Callable[[], int | None] = lambda: None,
+    allow_env_change: bool = False,
+    command: str = "",
+) -> Run:
+    """Train what the configuration describes, in <out>/<study>/<run>, and return the run.
+
+    A run that is done is not trained again; one that was interrupted goes on where it stopped,
+    and its log equals that of an uninterrupted one.  Divergence is a result, not an error.
+
+    study: name of the study's folder, by default the configuration's name or 'runs'.  stop: asked
+    after every step; a signal number saves a checkpoint and ends the run.  Raises ConfigError,
+    ResourceError (memory, disk, a folder in use), DifferenceError (a resumed run whose recomputed
+    rows differ from its log), Interrupted.
+    """
+    with open_job(config, study, Path(out), observer or Observer(), allow_env_change, command) as job:
+        if job.finished:
+            return job.result()
+        job.begin()
+        for step in job.remaining_steps():
+            inputs, targets = job.batch(step)
+            measured = job.step(inputs, targets, job.learning_rate(step))
+            job.record(step, measured, job.update.measure())
+            if job.diverged():
+                break
+            if step in job.snapshot_steps:
+                job.snapshot(step)
+            if step in job.evaluation_steps:
+                job.evaluate(step)
+            if job.checkpoint_is_due(step):
+                job.save(step)
+            if signal := stop():
+                job.interrupt(step, signal)
+        return job.finish()

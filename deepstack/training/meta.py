@@ -1,0 +1,110 @@
+"""What a run folder says about itself: which folder, meta.json, columns.json, the environment."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
+from deepstack.errors import ConfigError
+from deepstack.records import RunFolder
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import Task
+from deepstack.training.environment import git_state
+
+STEP_COLUMNS = {
+    "step": ("t", "steps", "Number of updates made."),
+    "loss": ("L", "nats", "Loss of batch t at θ_{t−1}, mean over its predicted positions."),
+    "lr": ("η", "", "Learning rate of the schedule at step t, before any factor of a role."),
+    "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
+}
+EVAL_COLUMNS = {
+    "loss_masked": ("L", "nats", "Validation loss over the positions that show [MASK]."),
+    "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
+    "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
+}
+TIMING = {
+    "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
+    "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
+}
+
+
+def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
+    """The folder of this very run: where it was trained before, else the first free name."""
+    name = conf.run_name(config)
+    for number in range(1, 1000):
+        folder = RunFolder(study / (name if number == 1 else f"{name}-{number}"))
+        if not folder.exists() or is_same_run(folder, config, task):
+            return folder
+    raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
+
+
+def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
+    """Whether a folder holds this configuration (runtime and names apart) on the same data."""
+    try:
+        stored = conf.load_config(folder.config_path)
+    except ConfigError:
+        return False  # written by another version, whose settings are not ours
+    data = folder.read_meta().get("data", task.data)
+    return conf.same_experiment(stored, config) and data.get("sha256") == task.data.get("sha256")
+
+
+def check_environment(known: dict[str, Any], now: dict[str, Any], allowed: bool) -> str:
+    """'same', or 'other' where that was allowed; raises ConfigError naming every difference."""
+    changes = [
+        f"{key} was {known.get(key)!r}, is {now.get(key)!r}"
+        for key in sorted({*known, *now})
+        if known.get(key) != now.get(key)
+    ]
+    if changes and not allowed:
+        raise ConfigError(
+            f"this run was begun in another environment: {'; '.join(changes)}\n"
+            "its log could not go on byte for byte; to go on all the same: --allow-env-change"
+        )
+    return "other" if changes else "same"
+
+
+def meta_of(
+    config: conf.Config,
+    task: Task,
+    parameters: dict[str, int],
+    environment: dict[str, Any],
+    command: str,
+) -> dict[str, Any]:
+    """meta.json: where, when and with what the run was made."""
+    return {
+        "command": command,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "environment": environment,
+        "git": git_state(),
+        "seed": config.seed,
+        "parameters": parameters | {"total": sum(parameters.values())},
+        "data": task.data,
+        "references": task.references,
+    }
+
+
+def columns_of(config: conf.Config, task: Task, update: ModelUpdate) -> dict[str, Any]:
+    """columns.json: every column's symbol, unit and sentence, so that charts need no model."""
+
+    def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+        keys = ("symbol", "unit", "description")
+        return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
+
+    scheme = SCHEMES[config.model.scheme]
+    return {
+        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING),
+        "layers": entries(describe()),
+        "scheme": {
+            "name": scheme.name,
+            "label": scheme.label,
+            "equation": scheme.equation,
+            "paper": scheme.paper,
+            "final_norm": scheme.final_norm,
+            "normalised": scheme.normalised,
+        },
+        "f0_norm": float(update.initial.norm(dim=-1).mean()),
+        "references": task.references,
+    }

@@ -1,0 +1,144 @@
+"""Who is told what a run does while it does it: a display, a log file, a test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepstack.records import RunFolder
+
+Row = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Started:
+    """What is known when a run begins: where, how much, and what its losses are compared with."""
+
+    folder: RunFolder
+    label: str
+    depth: int
+    parameters: int
+    first_step: int
+    steps: int
+    device: str
+    references: Mapping[str, float]
+    unrelated: float
+
+
+class Observer:
+    """Told of every event of a run; this one does nothing with it."""
+
+    def started(self, run: Started) -> None:
+        """The model stands; first_step is 1, or the step after the checkpoint."""
+
+    def stepped(self, step: int, row: Row) -> None:
+        """A row of steps.csv was written."""
+
+    def evaluated(self, step: int, row: Row) -> None:
+        """A row of evals.csv was written."""
+
+    def said(self, line: str) -> None:
+        """Something that a person should read."""
+
+    def finished(self, state: str, step: int) -> None:
+        """The run ended, in one of the states of status.json."""
+
+
+class Observers(Observer):
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    def started(self, run: Started) -> None:
+        for observer in self.observers:
+            observer.started(run)
+
+    def stepped(self, step: int, row: Row) -> None:
+        for observer in self.observers:
+            observer.stepped(step, row)
+
+    def evaluated(self, step: int, row: Row) -> None:
+        for observer in self.observers:
+            observer.evaluated(step, row)
+
+    def said(self, line: str) -> None:
+        for observer in self.observers:
+            observer.said(line)
+
+    def finished(self, state: str, step: int) -> None:
+        for observer in self.observers:
+            observer.finished(state, step)
+
+
+class PlainLines(Observer):
+    """One line an event, a step's line at most every `seconds`: for a pipe, a file, a job's log."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self.seconds = seconds
+        self.run: Started | None = None
+        self._shown = self._began = time.monotonic()
+
+    def line(self, text: str) -> None:
+        """Where a line goes: to be overridden."""
+
+    def started(self, run: Started) -> None:
+        self.run, self._began = run, time.monotonic()
+        self.line(
+            f"{run.label}, {run.depth} layers, {run.parameters:,} parameters on {run.device}: "
+            f"steps {run.first_step} to {run.steps} in {run.folder.path}"
+        )
+
+    def stepped(self, step: int, row: Row) -> None:
+        now = time.monotonic()
+        if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
+            return
+        self._shown = now
+        pace = (now - self._began) / (step - self.run.first_step + 1)
+        left = pace * (self.run.steps - step)
+        self.line(
+            f"step {step}/{self.run.steps}  loss {number(row['loss'])}  "
+            f"‖ΔF‖ {number(row['model_update'])}  ‖g‖ {number(row['grad_norm'])}  "
+            f"{pace * 1000:.0f} ms/step  {left:.0f} s left"
+        )
+
+    def evaluated(self, step: int, row: Row) -> None:
+        self.line(f"step {step}  validation {validation(row, self.run)}")
+
+    def said(self, line: str) -> None:
+        self.line(line)
+
+    def finished(self, state: str, step: int) -> None:
+        self.line(f"{state} at step {step}")
+
+
+class LogFile(PlainLines):
+    """The plain lines, in log.txt of the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def line(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with open(self.folder.log_path, "a", encoding="utf-8") as file:
+            file.write(f"{stamp}  {text}\n")
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, or a dash."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def validation(row: Row, run: Started | None) -> str:
+    """'loss 2.9 (on [MASK] 3.1; unigram 3.25)': a validation row with what it is compared with."""
+    text = f"loss {number(row['loss'])}"
+    notes = []
+    if row.get("loss_masked") is not None:
+        notes.append(f"on [MASK] {number(row['loss_masked'])}")
+    if run is not None and "unigram_entropy" in run.references:
+        notes.append(f"unigram {number(run.references['unigram_entropy'])}")
+    if row.get("optimal_loss") is not None:
+        notes.append(f"optimal {number(row['optimal_loss'])}")
+    return text + (f" ({'; '.join(notes)})" if notes else "")

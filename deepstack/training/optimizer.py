@@ -1,0 +1,61 @@
+"""torch's own optimizers over the banks, one parameter group a treatment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deepstack import config as conf
+from deepstack.speed import Bank
+
+
+def make_optimizer(train: conf.Train, banks: Sequence[Bank]) -> torch.optim.Optimizer:
+    """AdamW, Adam or SGD, fused; a group's learning rate is lr(t) times its 'factor'.
+
+    Weight decay touches matrices and tables (embedding, position, head), never a bias or a norm.
+    """
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for bank in banks:
+        factor = train.lr_factors.get(bank.roles[0], 1.0)
+        decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
+        fresh = {"params": [], "factor": factor, "weight_decay": decay}
+        groups.setdefault((factor, decay), fresh)["params"] += bank.parameters
+    settings = list(groups.values())
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
+    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    return kind(settings, lr=train.lr, betas=tuple(train.betas), eps=train.eps, fused=True)
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, banks: Sequence[Bank]
+) -> dict[str, torch.Tensor]:
+    """Everything the optimizer remembers, as tensors named '<bank>/<what>': moments (depth, padded
+    size), step counts (tensors of the bank,)."""
+    state: dict[str, torch.Tensor] = {}
+    for bank in banks:
+        kept = [optimizer.state[p] for p in bank.parameters]
+        for name in kept[0]:
+            # A step count is a 0-d tensor a parameter; moments have the parameter's own shape.
+            parts = [k[name].detach() for k in kept]
+            joined = torch.stack(parts) if parts[0].ndim == 0 else torch.cat(parts)
+            state[f"{bank.key}/{name}"] = joined
+    return state
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, banks: Sequence[Bank], state: dict[str, torch.Tensor]
+) -> None:
+    """Put back what `optimizer_state` gave, whether the banks were stacked or not."""
+    for key, joined in state.items():
+        bank_key, _, name = key.rpartition("/")
+        bank = next(b for b in banks if b.key == bank_key)
+        for index, p in enumerate(bank.parameters):
+            rows = len(p)
+            if joined.ndim == 1 and name == "step":
+                value = joined[min(index, len(joined) - 1)].clone()
+            else:
+                value = joined[index * rows : (index + 1) * rows].to(p.device).clone()
+            optimizer.state[p][name] = value

@@ -1,0 +1,329 @@
+"""Tasks: exact references against brute force, pure batches, validated options, refused texts."""
+
+import itertools
+import math
+import subprocess
+import sys
+from typing import Annotated
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+from deepstack.errors import ConfigError, PluginError
+from deepstack.tasks import IGNORE, TASKS, Batch, Task, build_task, task, task_options
+from deepstack.tasks.synthetic import (
+    forward_backward,
+    random_chain,
+    stationary_distribution,
+    walk,
+)
+from deepstack.tasks.task import STRUCTURE, choose_positions
+
+NAMES = ["copy", "markov", "reverse", "text"]
+
+
+def build(name: str, seq_len: int = 32, seed: int = 0, **options: object) -> Task:
+    return build_task(name, options, seq_len=seq_len, seed=seed)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# Every task
+
+
+def test_tasks_are_registered_with_a_sentence_each() -> None:
+    assert set(NAMES) <= set(TASKS.names())
+    for name in NAMES:
+        assert (TASKS[name].__doc__ or "").splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_have_the_agreed_shapes_and_types(name: str) -> None:
+    built = build(name)
+    assert built.name == name
+    for batch in (built.train_batch(1, 5), built.validation_batch(0, 5), built.probe_batch(5)):
+        assert batch.inputs.shape == batch.targets.shape == batch.masked.shape == (5, 32)
+        assert batch.inputs.dtype == batch.targets.dtype == np.int64
+        assert batch.masked.dtype == np.bool_
+        assert batch.inputs.min() >= 0 and batch.inputs.max() < built.vocab_size
+        predicted = batch.targets != IGNORE
+        assert predicted.any(axis=1).all()
+        assert batch.targets[predicted].min() >= 0
+        assert batch.targets[predicted].max() < built.vocab_size
+        assert not (batch.masked & ~predicted).any()
+        assert all(array.flags.c_contiguous and array.flags.writeable for array in batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_depend_on_seed_stream_and_step_alone(name: str) -> None:
+    first, second = build(name), build(name)
+    first.train_batch(1, 4)
+    first.validation_batch(0, 4)
+    for step in (7, 2):
+        assert same(first.train_batch(step, 4), second.train_batch(step, 4))
+    assert same(first.validation_batch(1, 4), second.validation_batch(1, 4))
+    assert same(first.probe_batch(4), second.probe_batch(4))
+    others = [
+        first.train_batch(1, 4),
+        first.train_batch(0, 4),
+        first.validation_batch(0, 4),
+        first.validation_batch(1, 4),
+        first.probe_batch(4),
+        build(name, seed=1).train_batch(1, 4),
+    ]
+    for a, b in itertools.combinations(others, 2):
+        assert not np.array_equal(a.inputs, b.inputs)
+
+
+def test_importing_tasks_does_not_import_torch() -> None:
+    code = "import sys, deepstack.tasks; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
+def test_chosen_positions_are_exact_and_uniform() -> None:
+    chosen = choose_positions(np.random.default_rng(0), 4000, 10, 0.3)
+    assert (chosen.sum(axis=1) == 3).all()
+    # Standard deviation of each mean is sqrt(0.3 * 0.7 / 4000) = 0.0072.
+    assert np.abs(chosen.mean(axis=0) - 0.3).max() < 5 * 0.0072
+    assert (choose_positions(np.random.default_rng(0), 9, 10, 1e-9).sum(axis=1) == 1).all()
+    assert choose_positions(np.random.default_rng(0), 9, 10, 1.0).all()
+
+
+# Options
+
+
+def test_options_are_listed_with_type_default_and_description() -> None:
+    options = {option.name: option for option in task_options("text")}
+    assert list(options) == ["path", "mask_rate", "mask_split", "held_out"]
+    assert options["mask_rate"].type == "number > 0, <= 1"
+    assert options["mask_rate"].default == 0.15
+    assert options["path"].type == "non-empty string or null"
+    assert options["mask_split"].type == "list of 3 values, each number >= 0, <= 1"
+    for name in NAMES:
+        assert all(option.description for option in task_options(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("text", {"mask_rat": 0.2}, ["task.mask_rat:", "did you mean 'mask_rate'?", "mask_split"]),
+        ("text", {"mask_rate": 0.0}, ["task.mask_rate: found 0.0; allowed number > 0, <= 1"]),
+        ("text", {"mask_rate": 1.5}, ["task.mask_rate: found 1.5"]),
+        ("text", {"mask_rate": "0.5"}, ['task.mask_rate: found "0.5"; allowed number']),
+        ("text", {"mask_rate": True}, ["task.mask_rate: found true"]),
+        ("text", {"mask_rate": math.nan}, ["task.mask_rate: found NaN"]),
+        ("text", {"mask_rate": None}, ["task.mask_rate: found null"]),
+        ("text", {"mask_split": [0.5, 0.5]}, ["task.mask_split: found [0.5, 0.5]; allowed list"]),
+        ("text", {"mask_split": [0.5, 0.1, 0.1]}, ["the three shares must sum to 1"]),
+        ("text", {"mask_split": [1.2, -0.1, -0.1]}, ["each number >= 0, <= 1"]),
+        ("text", {"mask_split": [True, False, False]}, ["task.mask_split: found [true, false"]),
+        ("text", {"mask_split": "0.8, 0.1, 0.1"}, ["task.mask_split:"]),
+        ("text", {"held_out": 1.0}, ["found 1.0; allowed number >= 1e-06, <= 0.99"]),
+        ("text", {"path": ""}, ['task.path: found ""; allowed non-empty string or null']),
+        ("text", {"path": 3}, ["task.path: found 3"]),
+        ("text", {"seed": 3}, ["task.seed: unknown text option 'seed'"]),
+        ("text", {"mask_rate": 2, "x": 1, "held_out": 2}, ["task.mask_rate", "task.x", "held_out"]),
+        ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed integer >= 2"]),
+        ("copy", {"vocab_size": 1}, ["task.vocab_size: found 1"]),
+        ("copy", {"vocabsize": 8}, ["did you mean 'vocab_size'?"]),
+        ("markov", {"states": 1}, ["task.states: found 1; allowed integer >= 2, <= 256"]),
+        ("markov", {"concentration": 0}, ["task.concentration: found 0"]),
+    ],
+)
+def test_bad_options_are_refused(
+    name: str, options: dict[str, object], expected: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_task(name, options, seq_len=32, seed=0)
+    message = str(raised.value)
+    assert len(message.splitlines()) == len(options)
+    assert raised.value.key == f"task.{next(iter(options))}"
+    for part in expected:
+        assert part in message
+
+
+def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="markov"):
+        build("markvo")
+
+
+def test_a_whole_number_is_a_number() -> None:
+    assert build("text", mask_rate=1, mask_split=[1, 0, 0]).train_batch(1, 2).masked.all()
+
+
+def test_a_function_that_is_no_task_is_refused() -> None:
+    def positional(seq_len: int, seed: int) -> Task:
+        """Docstring."""
+        raise AssertionError
+
+    def bare(*, seq_len: int, seed: int, size=3) -> Task:  # type: ignore[no-untyped-def]
+        """Docstring."""
+        raise AssertionError
+
+    def required(*, seq_len: int, seed: int, size: int) -> Task:
+        """Docstring."""
+        raise AssertionError
+
+    def seedless(*, seq_len: int) -> Task:
+        """Docstring."""
+        raise AssertionError
+
+    def silent(*, seq_len: int, seed: int) -> Task:
+        raise AssertionError
+
+    for function in (positional, bare, required, seedless, silent):
+        with pytest.raises(PluginError, match=r"task 'mine'"):
+            task("mine")(function)
+        assert "mine" not in TASKS
+
+
+def test_a_function_of_ones_own_is_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = dict(TASKS.items())
+    monkeypatch.setattr(TASKS, "register", registered.__setitem__)
+
+    @task("zeros")
+    def zeros(*, seq_len: int, seed: int, size: Annotated[int, Field(ge=1)] = 3) -> Task:
+        """target_i = 0."""
+
+        def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
+            nothing = np.zeros((batch_size, seq_len), dtype=np.int64)
+            return Batch(nothing, nothing, nothing > 0)
+
+        return Task(name="zeros", vocab_size=size, seed=seed, draw=draw)
+
+    built = registered["zeros"](seq_len=4, seed=0)
+    assert built.train_batch(1, 2).inputs.shape == (2, 4)
+    assert built.optimal_loss(built.train_batch(1, 2)) is None
+
+
+# copy and reverse
+
+
+@pytest.mark.parametrize(("name", "order"), [("copy", 1), ("reverse", -1)])
+def test_copy_and_reverse(name: str, order: int) -> None:
+    built = build(name, vocab_size=7)
+    batch = built.train_batch(1, 400)
+    assert np.array_equal(batch.targets, batch.inputs[:, ::order])
+    assert not batch.masked.any()
+    assert built.vocab_size == 7
+    assert built.references == {"uniform_entropy": pytest.approx(math.log(7))}
+    assert built.optimal_loss(batch) is None
+    shares = np.bincount(batch.inputs.ravel(), minlength=7) / batch.inputs.size
+    assert np.abs(shares - 1 / 7).max() < 5 * math.sqrt(1 / 7 / batch.inputs.size)
+
+
+# markov
+
+
+@pytest.mark.parametrize("concentration", [0.01, 0.1, 1.0, 1000.0])
+@pytest.mark.parametrize("states", [2, 16, 256])
+def test_the_chain_is_stochastic_and_its_start_stationary(
+    states: int, concentration: float
+) -> None:
+    transition = random_chain(np.random.default_rng(1), states, concentration)
+    start = stationary_distribution(transition)
+    assert transition.shape == (states, states)
+    assert (transition > 0).all() and (start > 0).all()
+    np.testing.assert_allclose(transition.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_allclose(start @ transition, start, atol=1e-12)
+
+
+def test_the_walk_follows_the_chain() -> None:
+    transition = random_chain(np.random.default_rng(1), 4, 1.0)
+    start = stationary_distribution(transition)
+    tokens = walk(np.random.default_rng(0), transition, start, 4000, 21)
+    for i in (0, 10, 20):
+        shares = np.bincount(tokens[:, i], minlength=4) / 4000
+        assert np.abs(shares - start).max() < 5 * math.sqrt(0.25 / 4000)
+    counts = np.zeros((4, 4))
+    np.add.at(counts, (tokens[:, :-1], tokens[:, 1:]), 1)
+    seen = counts.sum(axis=1, keepdims=True)
+    assert (np.abs(counts / seen - transition) < 5 * np.sqrt(0.25 / seen)).all()
+
+
+@pytest.mark.parametrize("mask_rate", [0.2, 0.5, 1.0])
+def test_the_optimal_loss_equals_brute_force_enumeration(mask_rate: float) -> None:
+    states, seq_len, seed = 3, 6, 5
+    built = build("markov", seq_len, seed, states=states, mask_rate=mask_rate, concentration=0.5)
+    transition = random_chain(np.random.default_rng([seed, STRUCTURE]), states, 0.5)
+    start = stationary_distribution(transition)
+    batch = built.train_batch(1, 8)
+    losses = []
+    for shown, truth, masked in zip(*batch, strict=True):
+        weights = np.zeros((seq_len, states))
+        for sequence in itertools.product(range(states), repeat=seq_len):
+            if all(m or s == x for m, s, x in zip(masked, shown, sequence, strict=True)):
+                steps = itertools.pairwise(sequence)
+                weight = start[sequence[0]] * math.prod(transition[a, b] for a, b in steps)
+                weights[np.arange(seq_len), sequence] += weight
+        posterior = weights / weights.sum(axis=1, keepdims=True)
+        losses += [-math.log(posterior[i, truth[i]]) for i in np.flatnonzero(masked)]
+        np.testing.assert_allclose(
+            forward_backward(shown[None], transition, start)[0], posterior, atol=1e-12
+        )
+    assert built.optimal_loss(batch) == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_no_predictor_beats_the_optimal_loss() -> None:
+    states, seed = 8, 3
+    built = build("markov", 32, seed, states=states, concentration=0.3)
+    transition = random_chain(np.random.default_rng([seed, STRUCTURE]), states, 0.3)
+    start = stationary_distribution(transition)
+    batch = built.validation_batch(0, 2000)
+    optimal = built.optimal_loss(batch)
+    assert optimal is not None
+
+    def loss(prediction: np.ndarray) -> float:
+        prediction = prediction / prediction.sum(axis=-1, keepdims=True)
+        return float(-np.log(prediction[batch.masked, batch.targets[batch.masked]]).mean())
+
+    # Predictors that know the chain, but look at less: nothing, the left or the right neighbour,
+    # both neighbours (with [MASK] taken as unknown).
+    forwards = np.vstack([transition, start])
+    backwards = np.vstack([(transition * start[:, None]).T, start])
+    left = np.concatenate([np.full((2000, 1), states), batch.inputs[:, :-1]], axis=1)
+    right = np.concatenate([batch.inputs[:, 1:], np.full((2000, 1), states)], axis=1)
+    rivals = {
+        "unigram": np.broadcast_to(start, (*batch.inputs.shape, states)),
+        "left": forwards[left],
+        "right": backwards[right],
+        "both": forwards[left] * backwards[right] / start,
+    }
+    losses = {name: loss(prediction) for name, prediction in rivals.items()}
+    assert all(optimal < each - 1e-3 for each in losses.values()), (optimal, losses)
+    assert losses["both"] < min(losses["left"], losses["right"])
+    assert max(losses["left"], losses["right"]) < losses["unigram"]
+    assert losses["unigram"] == pytest.approx(built.references["unigram_entropy"], abs=0.05)
+    # Calibration: an exact posterior's own expected loss is the loss that is observed.
+    posterior = forward_backward(batch.inputs, transition, start)[batch.masked]
+    entropy = -(posterior * np.log(np.maximum(posterior, 1e-300))).sum(axis=1)
+    assert entropy.mean() == pytest.approx(optimal, abs=5 * entropy.std() / 100)
+
+
+def test_the_default_chain_leaves_much_to_learn() -> None:
+    built = build("markov", 64)
+    optimal = built.optimal_loss(built.validation_batch(0, 64))
+    assert optimal is not None
+    assert optimal < 0.6 * built.references["unigram_entropy"]
+    assert built.data == {"name": "markov"}
+
+
+def test_markov_masks_exactly_and_a_seed_is_a_chain() -> None:
+    built = build("markov", 64)
+    batch = built.train_batch(3, 16)
+    assert (batch.masked.sum(axis=1) == 10).all()
+    assert np.array_equal(batch.masked, batch.targets != IGNORE)
+    assert np.array_equal(batch.masked, batch.inputs == 16)
+    assert built.vocab_size == 17
+    assert build("markov", seed=1).references != built.references
+
+
+def test_the_optimal_loss_of_a_long_sequence_does_not_underflow() -> None:
+    built = build("markov", 5000, states=3, concentration=0.05, mask_rate=0.9)
+    with np.errstate(all="raise"):
+        loss = built.optimal_loss(built.train_batch(1, 2))
+    assert loss is not None and 0 < loss < math.log(3)

@@ -1,0 +1,284 @@
+"""The text task: exact reference losses, exact masks, honest records, unfit texts refused."""
+
+import hashlib
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepstack.errors import ConfigError
+from deepstack.tasks import IGNORE, Task, build_task
+from deepstack.tasks.text import (
+    MASK,
+    context_free_entropy,
+    read_corpus,
+    smoothed_frequencies,
+    split,
+)
+
+
+def build(seq_len: int = 32, **options: object) -> Task:
+    return build_task("text", options, seq_len=seq_len, seed=0)
+
+
+def test_the_default_text_is_recorded() -> None:
+    built = build()
+    name, content = read_corpus(None)
+    assert built.data == {
+        "name": "cpython-topics",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "held_out_bytes": len(content) // 10,
+    }
+    assert name == "cpython-topics" and len(content) > 300_000
+    assert content.decode("utf-8").count("Python") > 100
+    assert built.vocab_size == 257
+    if sys.version_info[:2] == (3, 11):
+        assert len(content) == 466_273
+    assert 3.1 < built.references["unigram_entropy"] < 3.5
+    assert 2.8 < built.references["context_free_entropy"] < built.references["unigram_entropy"]
+    assert built.optimal_loss(built.train_batch(1, 2)) is None
+
+
+def write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_training_and_held_out_text_never_overlap(tmp_path: Path) -> None:
+    path = write(tmp_path / "ab.txt", b"a" * 900 + b"b" * 100)
+    built = build(16, path=path)
+    for index in range(40):
+        for expected, batch in [
+            ("a", built.train_batch(index, 64)),
+            ("b", built.validation_batch(index, 64)),
+            ("b", built.probe_batch(64)),
+        ]:
+            assert (batch.targets[batch.targets != IGNORE] == ord(expected)).all()
+            assert (batch.inputs[batch.targets == IGNORE] == ord(expected)).all()
+
+
+def test_windows_are_uniform_over_the_whole_part(tmp_path: Path) -> None:
+    path = write(tmp_path / "ramp.txt", bytes(range(100)) + b"z" * 100)
+    built = build(60, path=path, held_out=0.5, mask_rate=1, mask_split=[0, 0, 1])
+    starts = built.train_batch(1, 8200).inputs[:, 0]
+    counts = np.bincount(starts, minlength=41)
+    assert len(counts) == 41  # 100 - 60 + 1 windows: the last byte is reached
+    assert np.abs(counts - 200).max() < 5 * math.sqrt(200)
+
+
+@pytest.mark.parametrize("mask_split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.2, 0.5, 0.3)])
+def test_masks_are_exact_and_split_as_asked(mask_split: tuple[float, float, float]) -> None:
+    built = build(64, mask_split=list(mask_split))
+    plain = build(64, mask_rate=1, mask_split=[0, 0, 1])
+    batch, tokens = built.train_batch(9, 2000), plain.train_batch(9, 2000).inputs
+    predicted = batch.targets != IGNORE
+    assert (predicted.sum(axis=1) == 10).all()
+    # The windows are drawn first, so another mask leaves them alone.
+    assert np.array_equal(batch.targets[predicted], tokens[predicted])
+    assert np.array_equal(batch.inputs[~predicted], tokens[~predicted])
+    assert np.array_equal(batch.masked, batch.inputs == MASK)
+    show_mask, random, _ = mask_split
+    changed = batch.inputs[predicted] != tokens[predicted]
+    masked = batch.masked[predicted]
+    n = predicted.sum()
+    expected = random * 255 / 256  # one random byte in 256 is the byte itself
+    for share, observed in [(show_mask, masked.mean()), (expected, (changed & ~masked).mean())]:
+        assert abs(observed - share) <= 5 * math.sqrt(share * (1 - share) / n)
+    if random > 0.3:
+        noise = batch.inputs[predicted][changed & ~masked]
+        counts = np.bincount(noise, minlength=256)
+        assert len(counts) == 256 and counts.min() > 0
+        chi_squared = ((counts - counts.mean()) ** 2).sum() / counts.mean()
+        assert chi_squared < 600  # 255 degrees of freedom, but less of frequent bytes
+
+
+def test_the_unigram_entropy_is_the_held_out_cross_entropy(tmp_path: Path) -> None:
+    path = write(tmp_path / "ab.txt", b"a" * 600 + b"b" * 300 + b"b" * 100)
+    built = build(16, path=path)
+    assert built.references["unigram_entropy"] == pytest.approx(-math.log(301 / (900 + 256)))
+
+
+@pytest.mark.parametrize(
+    "mask_split", [(0.8, 0.1, 0.1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0.5, 0, 0.5), (0.2, 0.8, 0)]
+)
+def test_the_context_free_entropy_is_what_counting_gives(
+    mask_split: tuple[float, float, float],
+) -> None:
+    train, held = split(read_corpus(None).content, 0.1, 64)
+    p = smoothed_frequencies(train)
+    h = np.bincount(held, minlength=256) / len(held)
+    exact = context_free_entropy(p, h, mask_split)
+    # Bayes' rule by table: the joint law of (true, shown) with all 257 things that may be shown.
+    m, r, k = mask_split
+    law = np.concatenate([np.full((256, 256), r / 256), np.full((256, 1), m)], axis=1)
+    law[np.arange(256), np.arange(256)] += k
+    joint, expectation = p[:, None] * law, h[:, None] * law
+    with np.errstate(invalid="ignore", divide="ignore"):
+        terms = expectation * np.log(joint / joint.sum(axis=0))
+    assert exact == pytest.approx(-terms[expectation > 0].sum(), abs=1e-9)
+    if m == 1 or k == 0:
+        assert exact == pytest.approx(-(h * np.log(p)).sum())
+    # And by the task's own batches, to within sampling error.
+    built = build(64, mask_split=list(mask_split), mask_rate=1)
+    batch = built.validation_batch(0, 2000)
+    q = joint[batch.targets, batch.inputs] / joint.sum(axis=0)[batch.inputs]
+    assert -np.log(q).mean() == pytest.approx(exact, abs=0.05)
+
+
+def test_the_context_free_entropy_is_the_best_of_context_free_predictors() -> None:
+    train, _ = split(read_corpus(None).content, 0.1, 64)
+    p = smoothed_frequencies(train)
+    best = context_free_entropy(p, p, (0.8, 0.1, 0.1))
+    law = np.full((256, 256), 0.1 / 256) + 0.1 * np.eye(256)
+    unigram = -(p * np.log(p)).sum()
+    for trust in np.linspace(0, 0.999, 50):  # how far a rival believes the byte that is shown
+        q = (1 - trust) * p[:, None] + trust * np.eye(256)
+        rival = 0.8 * unigram - (p[:, None] * law * np.log(q)).sum()
+        assert best < rival
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    (folder / "b").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    write(folder / "b" / "1.txt", b"second")
+    write(folder / "a.txt", "first \u00fc".encode())
+    write(folder / "c.txt", b"third")
+    write(folder / "empty.txt", b"")
+    write(folder / ".hidden", b"\xff")
+    write(folder / ".git" / "x", b"\xff")
+    assert read_corpus(str(folder)) == ("books", "first \u00fc\n\nsecond\n\nthird".encode())
+
+
+def test_the_record_holds_a_name_and_no_path(tmp_path: Path) -> None:
+    path = write(tmp_path / "my text.txt", b"some words " * 100)
+    data = build(16, path=path).data
+    assert data["name"] == "my text.txt"
+    assert data["sha256"] == hashlib.sha256(b"some words " * 100).hexdigest()
+    assert str(tmp_path) not in str(data)
+
+
+def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.txt", b"word")
+    monkeypatch.chdir(tmp_path)
+    assert read_corpus("a.txt") == ("a.txt", b"word")
+    assert read_corpus(".") == (tmp_path.name, b"word")
+
+
+def make_fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+def make_folder_with_fifo(folder: Path) -> Path:
+    make_fifo(folder)
+    return folder
+
+
+def make_hidden_only(folder: Path) -> Path:
+    write(folder / ".a", b"text")
+    return folder
+
+
+def make_file(content: bytes):  # type: ignore[no-untyped-def]
+    return lambda folder: Path(write(folder / "a.txt", content))
+
+
+def make_loop(folder: Path) -> Path:
+    (folder / "loop").symlink_to(folder / "loop")
+    return folder / "loop"
+
+
+def make_dangling_in_folder(folder: Path) -> Path:
+    (folder / "gone").symlink_to(folder / "nothing")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: folder / "missing.txt", "no such file or folder"),
+        (lambda folder: folder / "nul\0.txt", "cannot read"),
+        (lambda folder: folder / ("x" * 300), "cannot read"),
+        (lambda folder: Path("/dev/null"), "/dev/null is a device; allowed: a regular file"),
+        (lambda folder: folder, "no files in"),
+        (make_hidden_only, "hidden ones skipped"),
+        (make_fifo, "is a FIFO; allowed: a regular file or a folder"),
+        (make_folder_with_fifo, "pipe is a FIFO"),
+        (make_loop, "cannot read"),
+        (make_dangling_in_folder, "no such file or folder"),
+        (make_file(b""), "is empty"),
+        (make_file(b"abc\xffdef"), "not UTF-8 text: byte 0xff at position 3"),
+        (make_file("\u00fc".encode("latin-1") * 9), "not UTF-8 text: byte 0xfc at position 0"),
+        (make_file(b"abc\xe2\x82"), "not UTF-8 text: byte 0xe2 at position 3"),
+        (make_file(b"a" * ((1 << 20) - 1) + b"\xe2\x82a"), "at position 1,048,575"),
+        (make_file(b"word " * 20), "the text is too short: 100 bytes"),
+    ],
+)
+def test_unfit_texts_are_refused(make, expected: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = make(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as raised:
+        build(64, path=str(path))
+    assert time.monotonic() - began < 1
+    message = str(raised.value)
+    assert raised.value.key == "task.path"
+    assert message.startswith("task.path: ") and len(message.splitlines()) == 1
+    assert expected in message
+
+
+def test_multi_byte_text_is_accepted_across_pieces(tmp_path: Path) -> None:
+    content = ("a" * ((1 << 20) - 1) + "\u20ac" * 200_000).encode()
+    assert read_corpus(write(tmp_path / "euro.txt", content)).content == content
+
+
+def test_an_unreadable_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "secret.txt", b"word")
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    # Not by mode bits: they do not bind a test run as root.
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"cannot read .*secret.txt: Permission denied"):
+        read_corpus(path)
+
+
+def test_a_huge_text_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.truncate(2**31 + 1)  # sparse: takes no space
+    with pytest.raises(ConfigError, match="at most 2,147,483,648"):
+        read_corpus(str(path))
+
+
+@pytest.mark.parametrize("held_out", [0.1, 0.3, 0.5, 0.77, 0.9])
+def test_the_size_that_a_short_text_is_told_to_have_is_right(held_out: float) -> None:
+    def needed(size: int) -> int | None:
+        try:
+            train, held = split(b"a" * size, held_out, 64)
+        except ConfigError as error:
+            return int(str(error).rsplit("so ", 1)[1].split(" ")[0].replace(",", ""))
+        assert len(train) + len(held) == size and min(len(train), len(held)) >= 65
+        return None
+
+    size = needed(10)
+    assert size is not None
+    assert needed(size) is None
+    assert needed(size - 1) == size
+
+
+def test_batches_of_text_are_fast() -> None:
+    built = build(128)
+    built.train_batch(0, 64)
+    times = []
+    for step in range(20):
+        began = time.perf_counter()
+        built.train_batch(step, 64)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 5e-3  # about 0.5 ms; the bound is for busy machines
