@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "deepstack"
 
 FLOORS = [
-    {"errors", "registry", "plugins"},
+    {"errors", "registry", "options", "plugins"},
     {"config", "records", "speed"},
     {"schemes", "tasks", "plots"},
     {"model"},

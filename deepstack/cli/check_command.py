@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Overrides, Plugins, load_plugins
+from deepstack.cli.options import Json, Overrides, Plugins, load_plugins, located
+
+if TYPE_CHECKING:
+    from deepstack.config import Config
 
 
 def register(app: typer.Typer) -> None:
@@ -22,16 +25,27 @@ def check(
 ) -> None:
     """Check a config and say what it describes: coefficients, parameters, memory; nothing runs."""
     from deepstack import config as conf
+    from deepstack.cli.tables import emit, text
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
-    from deepstack.cli.tables import emit
+    with located(config, overrides):
+        facts = facts_of(settings)
+    if json:
+        emit([facts], True)
+    else:
+        emit([{"what": key, "value": text(value)} for key, value in facts.items()], False)
+
+
+def facts_of(settings: Config) -> dict[str, Any]:
+    """What a config describes, as name -> value."""
+    from deepstack import config as conf
     from deepstack.model import build_model
-    from deepstack.schemes import SCHEMES
+    from deepstack.schemes import find_scheme
     from deepstack.tasks import build_task
 
     model = settings.model
-    scheme = SCHEMES[model.scheme]
+    scheme, _ = find_scheme(model.scheme, model.scheme_options)
     task = build_task(
         settings.task.name,
         settings.task.options(),
@@ -40,7 +54,7 @@ def check(
     )
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     memory = conf.memory_estimate(settings, task.vocab_size)
-    facts: dict[str, Any] = {
+    return {
         "run": conf.run_name(settings),
         "scheme": f"{scheme.label}: {scheme.equation}",
         "alpha": scheme.alpha(model.depth),
@@ -55,13 +69,3 @@ def check(
         "memory estimate (MB)": round(memory / 1e6),
         "memory of this machine (MB)": round(conf.machine_memory() / 1e6),
     }
-    if json:
-        emit([facts], True)
-    else:
-        emit([{"what": key, "value": _shown(value)} for key, value in facts.items()], False)
-
-
-def _shown(value: Any) -> str:
-    from deepstack.cli.tables import text
-
-    return text(value)

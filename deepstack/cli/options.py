@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from deepstack.errors import ConfigError, PluginError
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of all results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
@@ -30,3 +34,18 @@ def load_plugins(paths: list[Path]) -> None:
         from deepstack import plugins
 
         plugins.load_plugins(paths)
+
+
+@contextmanager
+def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """Add file and line to the errors of rooms that know the key and not where it stands."""
+    try:
+        yield
+    except PluginError:
+        raise
+    except ConfigError as error:
+        if error.key is None:
+            raise
+        from deepstack.config import locate
+
+        raise ConfigError(f"{locate(config, overrides, error.key)}: {error}") from None

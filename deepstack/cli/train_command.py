@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import AllowEnvChange, Out, Overrides, Plugins, Quiet, load_plugins
+from deepstack.cli.options import AllowEnvChange, Out, Overrides, Plugins, Quiet, load_plugins, located
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,11 @@ def train(
     from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train as train_run
 
-    with observe(quiet) as observer, stop_on_signal() as stop:
+    with (
+        located(config, overrides),
+        observe(quiet) as observer,
+        stop_on_signal() as stop,
+    ):
         run = train_run(
             settings,
             study=study or study_name(settings, config),

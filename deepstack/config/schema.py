@@ -196,7 +196,7 @@ class Config(_Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """The seed of initialisation, data and dropout."""
     model: Model = Model()
-    task: Task = Field(default_factory=Task)
+    task: Task = Task.model_validate({})
     train: Train = Train()
     log: Log = Log()
     runtime: Runtime = Runtime()

@@ -201,9 +201,9 @@ def _below(node: Node) -> list[Node]:
 def _large_grid(axes: dict[str, Node], total: int, where: str) -> Problem:
     lists = {key: node.value for key, node in axes.items() if isinstance(node.value, list)}
     sizes = shorten(" x ".join(f"{len(values)} {key}" for key, values in lists.items()), 100)
-    days = f"{total / 86_400:,.1f}" if total < 10**12 else f"{float(total) / 86_400:.1e}"
-    text = f"found {total:,} runs" if total < 10**12 else f"found {float(total):.1e} runs"
-    text += f" ({sizes}), {days} days at a second each"
+    least = min(total, 10**12)  # a hostile file can ask for more than a float holds
+    about = "" if total == least else "more than "
+    text = f"found {about}{least:,} runs ({sizes}), {least / 86_400:,.1f} days at a second each"
     return Problem(where, "sweep.grid", f"{text}; allowed at most {MAX_RUNS:,}: give fewer values")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import SCHEMES, LayerNorm, Scheme
+from deepstack.schemes import LayerNorm, Scheme, find_scheme
 from deepstack.speed import parameter
 
 
@@ -41,7 +41,8 @@ class Encoder(nn.Module):
         self, model: conf.Model, *, vocab_size: int, seq_len: int, fused_qkv: bool = True
     ) -> None:
         super().__init__()
-        d, scheme = model.d_model, SCHEMES[model.scheme]
+        d = model.d_model
+        scheme, options = find_scheme(model.scheme, model.scheme_options)
         self.scheme = scheme
         self.scale = math.sqrt(d / 2)
 
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
             self.register_buffer("position", sinusoidal(seq_len, d), persistent=False)
         self.layers = nn.ModuleList(
             Layer(
-                scheme(index, model.depth, make_norm, **model.scheme_options),
+                scheme(index, model.depth, make_norm, **options),
                 Attention(d, model.n_heads, model.dropout, fused=fused_qkv),
                 FeedForward(d, model.d_ff or 4 * d, model.activation, model.dropout),
             )

@@ -36,6 +36,7 @@ from deepstack.plots.values import diverged, mark_handles, overlay
 from deepstack.records import Run
 
 MOST_PANELS = 12
+FEW_SERIES = 4
 MOST_ENTRIES = 12
 MOST_POINTS = 2000
 
@@ -90,14 +91,34 @@ def curves_of(series: Sequence[Series]) -> list[Curve]:
 
 
 class Look:
-    """Which colour a curve has: depth as a shade where there are several, else its series."""
+    """Which colour and which panel a curve has.
+
+    Where depth and something else vary, the one with fewer values makes the panels: depths are
+    shades and series panels, or, of many series and few depths, the other way round.
+    """
 
     def __init__(self, runs: Sequence[Run], series: Sequence[Series]) -> None:
         self.series = series
         self.depths = sorted({depth_of(run) for run in runs})
-        self.by_depth = len(self.depths) > 1
+        few = len(series) <= max(FEW_SERIES, len(self.depths))
+        self.by_depth = len(self.depths) > 1 and few
+
+    def panels(self, curves: Sequence[Curve], most: int) -> list[tuple[str | None, list[Curve]]]:
+        """Name (None for an only one) and curves of each panel, at most `most` panels."""
+        if self.by_depth and len(self.series) > 1:
+            return [
+                (self.series[i].label, [curve for curve in curves if curve.series == i])
+                for i in spread(range(len(self.series)), most)
+            ]
+        if not self.by_depth and len(self.depths) > 1:
+            return [
+                (f"N = {depth}", [curve for curve in curves if curve.depth == depth])
+                for depth in spread(self.depths, most)
+            ]
+        return [(None, list(curves))]
 
     def style(self, curve: Curve) -> dict[str, Any]:
+        """Colour and line of a curve."""
         if self.by_depth:
             place = self.depths.index(curve.depth)
             # Dark for deep: the eye goes to what the study is about.
@@ -105,26 +126,33 @@ class Look:
         style = line_style(curve.series, len(self.series))
         return {"color": style["color"], "ls": style["linestyle"]}
 
-    def handles(self, marker: str | None = None) -> list[Handle]:
+    def label(self, curve: Curve) -> str:
+        """The name of a curve in the table."""
+        name = self.series[curve.series].label
+        return f"{name}, N = {curve.depth}" if len(self.depths) > 1 else name
+
+    def handles(self) -> list[Handle]:
         """One legend entry a colour, a dozen at most."""
         entries: list[Handle] = []
         if self.by_depth:
             for depth in spread(self.depths, MOST_ENTRIES):
                 style = self.style(Curve(0, depth, (), False))
-                entries.append(Line2D([], [], **style, marker=marker, label=f"N = {depth}"))
+                entries.append(Line2D([], [], **style, label=f"N = {depth}"))
         else:
             for i in spread(range(len(self.series)), MOST_ENTRIES):
-                style = self.style(Curve(i, 0, (), False))
-                label = self.series[i].label
-                entries.append(Line2D([], [], **style, marker=marker, label=label))
+                style = self.style(Curve(i, self.depths[0], (), False))
+                entries.append(Line2D([], [], **style, label=self.series[i].label))
         return entries
 
-    @property
-    def note(self) -> list[str]:
-        count = len(self.depths) if self.by_depth else len(self.series)
-        if count <= MOST_ENTRIES:
-            return []
-        return [f"the legend names {MOST_ENTRIES} of {count} lines"]
+    def notes(self, shown: int) -> list[str]:
+        """What the figure leaves out, of its panels and in its legend."""
+        colours, panels = len(self.series), len(self.depths)
+        if self.by_depth:
+            colours, panels = panels, colours
+        notes = [f"{shown} of {panels} panels are shown"] if 1 < shown < panels else []
+        if colours > MOST_ENTRIES:
+            notes.append(f"the legend names {MOST_ENTRIES} of {colours} lines")
+        return notes
 
 
 def draw_curve(
@@ -173,23 +201,10 @@ def thin(points: np.ndarray) -> tuple[np.ndarray, int]:
     return points[keep], stride
 
 
-def panels_for(series: Sequence[Series], by_depth: bool) -> list[list[int]]:
-    """Which series share a panel: all where colour tells them apart, else one each."""
-    if len(series) == 1 or not by_depth:
-        return [list(range(len(series)))]
-    return [[i] for i in spread(range(len(series)), MOST_PANELS)]
-
-
 def grid(count: int) -> tuple[int, int]:
     """Rows and columns for so many panels."""
     columns = count if count <= 3 else 2 if count == 4 else 3
     return math.ceil(count / columns), columns
-
-
-def curve_label(look: Look, curve: Curve) -> str:
-    """The name of a curve in the table."""
-    name = look.series[curve.series].label
-    return f"{name}, N = {curve.depth}" if look.by_depth else name
 
 
 def draw_curves(
@@ -206,25 +221,22 @@ def draw_curves(
     """One column of steps.csv against the step, both on log axes."""
     series, follows = split(runs)
     look = Look(runs, series)
-    shown = panels_for(series, look.by_depth)
+    shown = look.panels(curves_of(series), MOST_PANELS)
     rows, columns = grid(len(shown))
     page = Page(rows, columns, panels=len(shown), height=1.9 if len(shown) == 1 else 1.5)
     table = Table()
-    curves = curves_of(series)
-    stride, published = 1, []
-    for axes, members in zip(page.axes, shown, strict=True):
-        name = series[members[0]].label if len(shown) > 1 else None
-        if name:
-            axes.set_title(name)
+    stride = 1
+    published: list[Handle] = []
+    for axes, (name, curves) in zip(page.axes, shown, strict=True):
+        axes.set_title(name or "")
         panel = Panel(axes, name, table)
         prepare(panel)
         for curve in curves:
-            if curve.series in members:
-                points, every = thin(curve.points(column))
-                points = points[points[:, 1] > 0]
-                stride = max(stride, every)
-                draw_curve(panel, curve, curve_label(look, curve), points, look.style(curve))
-        published = overlay(axes, options, chart, table, name)
+            points, every = thin(curve.points(column))
+            points = points[points[:, 1] > 0]
+            stride = max(stride, every)
+            draw_curve(panel, curve, look.label(curve), points, look.style(curve))
+        published = overlay(axes, options, chart, table, name) or published
     drawn = [row for row in table.rows if row.get("x") is not None]
     low, high = extent([row["y"] for row in table.rows])
     steps = [row["x"] for row in drawn] or [1]
@@ -234,13 +246,11 @@ def draw_curves(
         axes.set_ylabel(y_label)
     if len(page.axes) > 1:
         page.outer_labels_only()
-    entries = look.handles() if len(curves) > 1 else []
+    entries = look.handles() if len(runs) > 1 else []
     entries += handles
     entries += mark_handles({row["mark"] for row in drawn if row.get("mark")})
     entries += band_handle(table)
-    notes = caption_of(runs, follows) + look.note
-    if len(shown) == MOST_PANELS < len(series):
-        notes.append(f"{MOST_PANELS} of {len(series)} settings are shown")
+    notes = caption_of(runs, follows) + look.notes(len(shown))
     if stride > 1:
         notes.append(f"every {stride}th step is drawn")
     figure = page.finish(title, title_of(runs, series), notes, entries + published)

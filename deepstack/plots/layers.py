@@ -116,7 +116,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
                     panel=one.label, series=f"step {step}", kind="line", x=int(layer), y=value
                 )
         _layer_axis(axes, len(layers), "x")
-        published = overlay(axes, options, "grad_norm_by_layer", table, one.label)
+        published = overlay(axes, options, "grad_norm_by_layer", table, one.label) or published
     low, high = extent([row["y"] for row in table.rows])
     for axes in page.axes:
         log_axis(axes, "y", low, high)

@@ -12,14 +12,11 @@ from matplotlib.patches import Patch
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import (
-    MOST_PANELS,
     Look,
     Panel,
     band_handle,
-    curve_label,
     curves_of,
     draw_curve,
-    panels_for,
     thin,
 )
 from deepstack.plots.page import Handle, Page
@@ -40,6 +37,7 @@ from deepstack.records import Run
 
 TRAINING, VALIDATION = "training loss", "validation loss"
 ON_MASK = " on [MASK]"
+MOST_ROWS = 6
 JOINT = 3  # curves up to which training and validation loss share one panel
 
 
@@ -71,34 +69,30 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     series, follows = split(runs)
     look = Look(runs, series)
     curves = curves_of(series)
-    shown = panels_for(series, look.by_depth)
+    shown = look.panels(curves, MOST_ROWS)
     on_mask = masked(runs)
     validation = VALIDATION + (ON_MASK if on_mask else "")
-    evaluated = any(len(run.evals) for run in runs)
+    both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
     if len(curves) <= JOINT and len(shown) == 1:
-        cells = [(shown[0], (TRAINING, validation) if evaluated else (TRAINING,))]
-        rows, columns = 1, 1
+        cells = [(shown[0], both)]
+        columns = 1
     elif len(shown) == 1 or len(shown) > 4:
-        quantities = (TRAINING, validation) if evaluated else (TRAINING,)
-        cells = [(members, (quantity,)) for members in shown for quantity in quantities]
-        rows, columns = len(shown), len(quantities)
+        cells = [(panel, (quantity,)) for panel in shown for quantity in both]
+        columns = len(both)
     else:
-        quantities = (TRAINING, validation) if evaluated else (TRAINING,)
-        cells = [(members, (quantity,)) for quantity in quantities for members in shown]
-        rows, columns = len(quantities), len(shown)
-    page = Page(rows, columns, height=1.9 if len(cells) <= 2 else 1.25)
+        cells = [(panel, (quantity,)) for quantity in both for panel in shown]
+        columns = len(shown)
+    page = Page(len(cells) // columns, columns, height=1.9 if len(cells) <= 2 else 1.25)
     table = Table()
     levels: list[tuple[str, float]] = []
     published: list[Handle] = []
-    several = len(shown) > 1
     stride = 1
-    for axes, (members, quantities) in zip(page.axes, cells, strict=True):
-        words = [series[members[0]].label] if several else []
+    for axes, ((label, members), quantities) in zip(page.axes, cells, strict=True):
+        words = [label] if label else []
         words += list(quantities) if len(quantities) == 1 else []
         name = ": ".join(words) or None
-        if name:
-            axes.set_title(name)
-        here = [run for i in members for run in series[i].runs]
+        axes.set_title(name or "")
+        here = [run for curve in members for run in curve.runs]
         found = training_levels(here) if TRAINING in quantities else []
         found += [
             level
@@ -108,8 +102,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         draw_levels(axes, found, table, name)
         levels += found
         panel = Panel(axes, name, table)
-        for curve in (c for c in curves if c.series in members):
-            label, style = curve_label(look, curve), look.style(curve)
+        for curve in members:
+            label, style = look.label(curve), look.style(curve)
             if TRAINING in quantities:
                 points, every = thin(curve.points("loss"))
                 stride = max(stride, every)
@@ -117,7 +111,9 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
             if validation in quantities:
                 points = curve.points("loss_masked" if on_mask else "loss", "evals")
                 joint = len(quantities) > 1
-                style = style | ({"ls": "none", "mfc": "white"} if joint else {})
+                if joint:
+                    colour = "black" if len(curves) == 1 else style["color"]
+                    style = {"color": colour, "ls": "none", "mfc": "white", "zorder": 4}
                 draw_curve(
                     panel,
                     curve,
@@ -128,20 +124,21 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                     marker="o",
                     band=not joint,
                 )
-        published = overlay(axes, options, "loss_vs_step", table, name)
+        published = overlay(axes, options, "loss_vs_step", table, name) or published
     _axes(page, table)
     entries = look.handles() if len(curves) > 1 else []
     if len(cells) == 1:
         entries.append(Line2D([], [], color=GREY, label=TRAINING))
-        if evaluated:
-            mark = Line2D([], [], color=GREY, ls="none", marker="o", mfc="white", label=validation)
+        if len(both) > 1:
+            colour = "black" if len(curves) == 1 else GREY
+            mark = Line2D(
+                [], [], color=colour, ls="none", marker="o", mfc="white", label=validation
+            )
             entries.append(mark)
     entries += level_handles(levels)
     entries += mark_handles({row["mark"] for row in table.rows if row.get("mark")})
     entries += band_handle(table)
-    notes = caption_of(runs, follows) + look.note
-    if len(shown) == MOST_PANELS < len(series):
-        notes.append(f"{MOST_PANELS} of {len(series)} settings are shown")
+    notes = caption_of(runs, follows) + look.notes(len(shown))
     if stride > 1:
         notes.append(f"every {stride}th step of the training loss is drawn")
     title = "Loss against step"
@@ -216,8 +213,14 @@ def _axes(page: Page, table: Table) -> None:
         _loss_axis(
             [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names], rows
         )
-    if len(page.axes) > 1:
-        page.outer_labels_only()
+    for i, axes in enumerate(page.axes):
+        before = page.axes[i - 1] if i % page.columns else None
+        if before is not None:
+            axes.set_ylabel("")
+            same = before.get_ylim() == axes.get_ylim()
+            axes.tick_params(labelleft=not same)
+        if i + page.columns < len(page.axes):
+            axes.set_xlabel("")
 
 
 def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:

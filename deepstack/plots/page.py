@@ -88,7 +88,7 @@ class Page:
         grid = self.rows * self.height + sum(self._tops) + sum(self._bottoms)
         foot = len(feet) * CAPTION * LINE / 72
         blocks = [top, grid, below_height, common_height, foot]
-        total = sum(blocks) + PAD * (1 + sum(1 for block in blocks[2:] if block)) + PAD
+        total = sum(blocks) + PAD * (2 + sum(1 for block in blocks[2:4] if block))
         self.figure.set_size_inches(self.width, total)
 
         at = PAD

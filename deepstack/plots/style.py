@@ -60,6 +60,8 @@ STYLE: Any = {
     "legend.handletextpad": 0.5,
     "legend.columnspacing": 1.2,
     "legend.labelspacing": 0.35,
+    # Hinted text is wider at one resolution than at another, and lines were measured at one.
+    "text.hinting": "none",
     "mathtext.default": "regular",
     "savefig.dpi": 200,
     "svg.fonttype": "path",

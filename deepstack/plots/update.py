@@ -140,7 +140,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             drawable = [p for p in points if p.value.mean > 0]
             draw_points(axes, drawable, line_style(j, len(series)))
             _record(table, panel, s, drawable, fit)
-        published = overlay(axes, options, "update_vs_depth", table, panel)
+        published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
         page.legend_below(i, _entries(series, fits), "exponent of N, ± standard error")
     middle = [row["y"] for row in table.rows if row.get("y", 0) > 0]

@@ -3,7 +3,7 @@
 from deepstack.registry import import_all
 from deepstack.schemes.norms import LayerNorm
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
-from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer
+from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer, find_scheme
 
 import_all(__name__, __path__)
 
@@ -13,6 +13,7 @@ __all__ = [
     "RoleParameter",
     "Scheme",
     "Sublayer",
+    "find_scheme",
     "parameter",
     "with_storage",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from deepstack.errors import ConfigError
+from deepstack.options import validated
 from deepstack.registry import Registry
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -72,3 +74,16 @@ class Scheme(nn.Module):
         """A whole layer: `residual` around the attention and then around the feed-forward."""
         x = self.residual(x, attention, *self.attention_norms)
         return self.residual(x, feed_forward, *self.feed_forward_norms)
+
+
+def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], dict[str, Any]]:
+    """The scheme of a configuration, and its options validated against its `__init__`.
+
+    Raises ConfigError with the nearest name for an unknown scheme or option.
+    """
+    try:
+        scheme = SCHEMES[name]
+    except ConfigError as error:
+        raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
+    section = "model.scheme_options"
+    return scheme, validated(scheme, options, kind="scheme", name=name, section=section)

@@ -1,29 +1,16 @@
 """What a task is: a pure function of (seed, step) to a batch, and the numbers to compare with."""
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
 from deepstack.errors import ConfigError, PluginError
-from deepstack.registry import Registry, unknown
+from deepstack.options import Option, options_of, validated
+from deepstack.registry import Registry
 
 IGNORE = -100
 """Target of a position where nothing is predicted (the default of torch's cross-entropy)."""
@@ -92,15 +79,6 @@ class Task:
         return self.draw(random, batch_size, held_out)
 
 
-class Option(NamedTuple):
-    """One option of a task, as `deepstack list tasks` shows it."""
-
-    name: str
-    type: str
-    default: Any
-    description: str
-
-
 TaskFunction = Callable[..., Task]
 AnyTaskFunction = TypeVar("AnyTaskFunction", bound=TaskFunction)
 
@@ -140,16 +118,7 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
 
 def task_options(name: str) -> list[Option]:
     """The options of task `name`, in the order in which its function has them."""
-    function = TASKS[name]
-    return [
-        Option(
-            name=key,
-            type=_describe(annotation),
-            default=default,
-            description=FieldInfo.from_annotation(annotation).description or "",
-        )
-        for key, (annotation, default) in _signature(name, function).items()
-    ]
+    return options_of(TASKS[name], given=_GIVEN, kind="task", name=name)
 
 
 def build_task(name: str, options: Mapping[str, Any], *, seq_len: int, seed: int) -> Task:
@@ -158,24 +127,13 @@ def build_task(name: str, options: Mapping[str, Any], *, seq_len: int, seed: int
     Raises ConfigError for an unknown name, and one with a line per problem for unknown options
     (with the nearest known one), wrong types and values out of range.
     """
-    function = TASKS[name]
-    known = _signature(name, function)
-    problems: dict[str, str] = {}
-    values = {}
-    for key, value in options.items():
-        if key not in known:
-            problems[key] = unknown(f"{name} option", key, sorted(known))
-            continue
-        annotation = known[key][0]
-        try:
-            values[key] = _adapter(name, key, annotation).validate_python(value)
-        except ValidationError as error:
-            own = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
-            reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in own)
-            problems[key] = f"found {_show(value)}; allowed {_describe(annotation)}{reason}"
-    if problems:
-        lines = [f"task.{key}: {problem}" for key, problem in problems.items()]
-        raise ConfigError("\n".join(lines), key=f"task.{next(iter(problems))}")
+    try:
+        function = TASKS[name]
+    except ConfigError as error:
+        raise ConfigError(str(error), key="task.name") from None
+    values = validated(
+        function, options, given=_GIVEN, kind="task", name=name, section="task"
+    )
     built = function(seq_len=seq_len, seed=seed, **values)
     if not isinstance(built, Task):
         raise PluginError(f"task {name!r}: its function returned {type(built).__name__}, no Task")
@@ -195,57 +153,3 @@ def choose_positions(
     # partition depends on the processor, and the same seed must give the same batch everywhere.
     bound = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
     return keys <= bound
-
-
-def _signature(name: str, function: TaskFunction) -> dict[str, tuple[Any, Any]]:
-    """Option -> (annotation, default)."""
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except Exception as error:  # whatever evaluating a user's annotation raises
-        raise PluginError(f"task {name!r}: its annotations cannot be read: {error}") from error
-    return {
-        key: (hints[key], parameter.default)
-        for key, parameter in inspect.signature(function).parameters.items()
-        if key not in _GIVEN
-    }
-
-
-def _adapter(name: str, key: str, annotation: Any) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
-    except PydanticUserError as error:
-        raise PluginError(f"task {name!r}: option {key!r}: {error.message}") from error
-
-
-def _show(value: Any) -> str:
-    """A value as YAML would have it, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_WORDS = {int: "integer", float: "number", str: "string", bool: "true or false", NoneType: "null"}
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-def _describe(annotation: Any, bounds: Mapping[str, Any] | None = None) -> str:
-    """An annotation in words: "number > 0, <= 1", "non-empty string or null"."""
-    bounds = bounds or {}
-    if get_origin(annotation) is Annotated:
-        info = FieldInfo.from_annotation(annotation)
-        names = (*_SIGNS, "min_length", "max_length")
-        found = {n: getattr(m, n) for m in info.metadata for n in names if hasattr(m, n)}
-        return _describe(info.annotation, found)
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return " or ".join(_describe(part, bounds) for part in inside)
-    if origin is Literal:
-        return " or ".join(_show(choice) for choice in inside)
-    least, most = bounds.get("min_length"), bounds.get("max_length")
-    if origin is not None and inside:
-        size = f"{most} values" if least == most is not None else "values"
-        return f"list of {size}, each {_describe(inside[0])}"
-    word = _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
-    if annotation is str and least:
-        return f"non-empty {word}"
-    ranges = ", ".join(f"{sign} {bounds[n]:g}" for n, sign in _SIGNS.items() if n in bounds)
-    return f"{word} {ranges}" if ranges and annotation in (int, float) else word

@@ -1,4 +1,4 @@
-"""The slow beat: at which steps every layer is looked at."""
+"""The slow beats: at which steps every layer is looked at, and the validation loss taken."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def snapshot_steps(every: int | str, steps: int) -> set[int]:
             chosen.add(a)
             a, b = b, a + b
     return chosen | {steps}
+
+
+def evaluation_steps(every: int, steps: int) -> set[int]:
+    """Every so many steps, step 0 (initialisation) and the last among them; for 0 these alone."""
+    return {*range(0, steps + 1, every or steps), steps}

@@ -18,11 +18,11 @@ from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.errors import DeepstackError, DifferenceError, Interrupted, OutOfMemoryError
 from deepstack.model import build_model
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, find_scheme
 from deepstack.speed import Measured, make_step
 from deepstack.tasks import Task, build_task
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.beats import snapshot_steps
+from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.environment import choose_device, environment, torch_settings
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.meta import check_environment, choose_folder, columns_of, meta_of
@@ -72,7 +72,7 @@ class Job:
         self.update = ModelUpdate(self.model, self.probe_inputs)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.snapshot_steps = snapshot_steps(config.log.layers_every, train.steps)
-        self.evaluation_steps = set(range(0, train.steps + 1, train.eval_every)) | {train.steps}
+        self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
         resumed = self._resume(environment, allow_env_change)
         meta = meta_of(config, self.task, self.built.banks.count(), environment, command)
         self.folder.write_meta(meta | ({"environment_changed": True} if resumed == "other" else {}))
@@ -281,8 +281,7 @@ def open_job(
     However the block ends, status.json says so: done, diverged, interrupted, failed or
     out_of_memory.
     """
-    if config.model.scheme not in SCHEMES:
-        SCHEMES[config.model.scheme]  # raises the error that names the nearest one
+    find_scheme(config.model.scheme, config.model.scheme_options)
     options = config.task.options()
     task = build_task(
         config.task.name, options, seq_len=config.task.seq_len, seed=config.seed

@@ -1,0 +1,151 @@
+"""Names: registering them, and finding the one that was meant."""
+
+from __future__ import annotations
+
+import random
+import string
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepstack.config import ROLES
+from deepstack.config.explain import sections
+from deepstack.errors import ConfigError, PluginError
+from deepstack.registry import Registry, import_all, nearest
+
+LITERALS = {
+    "optimizer": ["adamw", "adam", "sgd"],
+    "schedule": ["constant", "linear", "inverse_sqrt"],
+    "distribution": ["xavier_normal", "xavier_uniform"],
+    "head": ["tied", "separate", "bert"],
+    "device": ["auto", "cpu", "cuda"],
+    "positions": ["learned", "sinusoidal"],
+    "scheme": ["post_ln", "pre_ln", "deepnorm", "rezero", "sub_ln", "admin", "ds_init"],
+    "task": ["copy", "reverse", "markov", "text"],
+}
+
+
+def slips(word: str) -> set[str]:
+    """Every word that one typing error makes of this one."""
+    found = set()
+    for i in range(len(word) + 1):
+        before, after = word[:i], word[i:]
+        found |= {before + letter + after for letter in string.ascii_lowercase}
+        if after:
+            found.add(before + after[1:])
+            found |= {before + letter + after[1:] for letter in string.ascii_lowercase}
+        if len(after) > 1:
+            found.add(before + after[1] + after[0] + after[2:])
+    return found - {word, ""}
+
+
+@pytest.mark.parametrize("kind", [*sections(), "role", *LITERALS])
+def test_nearest_is_right_for_95_percent_of_single_typing_errors(kind: str) -> None:
+    choices = {**sections(), **LITERALS, "role": list(ROLES)}[kind]
+    random.seed(0)
+    right = total = 0
+    for word in choices:
+        # nothing is left of a word of one letter when that letter is another
+        wrong = sorted(w for w in slips(word) - set(choices) if len(w) > 1)
+        for typed in random.sample(wrong, min(40, len(wrong))):
+            total += 1
+            right += nearest(typed, choices) == word
+    assert right / total >= 0.95, f"{right} of {total}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "choices", "meant"),
+    [
+        ("AdamW", ["adamw", "adam"], "adamw"),
+        ("post-ln", ["post_ln", "pre_ln"], "post_ln"),
+        ("PostLN", ["post_ln", "pre_ln"], "post_ln"),
+        ("batch", ["batch_size", "betas"], "batch_size"),
+        ("size", ["batch_size", "betas"], "batch_size"),
+        ("dist", ["distribution", "fan"], "distribution"),
+        ("w", ["w1", "w2", "q"], "w1"),
+        ("zebra", ["q", "k", "depth"], None),
+        ("x" * 100_000, ["x"], None),
+        ("", ["q"], None),
+        ("q", [], None),
+    ],
+)
+def test_nearest(typed: str, choices: list[str], meant: str | None) -> None:
+    assert nearest(typed, choices) == meant
+
+
+def test_registry_gives_objects_by_name_sorted() -> None:
+    things: Registry[int] = Registry("thing")
+    things.register("two", 2)
+    things.register("one", 1)
+    assert (things["one"], things.names(), things.items()) == (
+        1,
+        ["one", "two"],
+        [("one", 1), ("two", 2)],
+    )
+    assert "one" in things and "three" not in things and 3 not in things
+    assert list(things) == ["one", "two"] and len(things) == 2
+
+
+def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
+    schemes: Registry[int] = Registry("scheme")
+    schemes.register("deepnorm", 1)
+    schemes.register("pre_ln", 2)
+    with pytest.raises(ConfigError) as error:
+        schemes["depnorm"]
+    assert str(error.value) == (
+        "unknown scheme 'depnorm'; did you mean 'deepnorm'? allowed: deepnorm, pre_ln"
+    )
+    with pytest.raises(ConfigError, match="unknown scheme '3'; allowed"):
+        schemes[3]  # type: ignore[index]
+    with pytest.raises(ConfigError, match="unknown scheme"):
+        schemes[[]]  # type: ignore[index]
+    with pytest.raises(ConfigError, match="unknown scheme 'x{37}[.]{3}'"):
+        schemes["x" * 10_000]
+    with pytest.raises(ConfigError, match=r"'a\\n\\x1b\[31m'"):
+        schemes["a\n\x1b[31m"]
+
+
+def test_a_name_belongs_to_one_object() -> None:
+    charts: Registry[type] = Registry("chart")
+
+    class First:
+        pass
+
+    class Second:
+        pass
+
+    charts.register("bars", First)
+    charts.register("bars", First)
+    with pytest.raises(PluginError, match="'bars' is already taken by .*First"):
+        charts.register("bars", Second)
+    assert charts["bars"] is First
+
+    def again() -> type:
+        class Plugin:
+            pass
+
+        return Plugin
+
+    # a module that is imported anew defines its classes anew
+    charts.register("plugin", again())
+    new = again()
+    charts.register("plugin", new)
+    assert charts["plugin"] is new
+
+
+def test_import_all_imports_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_for_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("found = []\n")
+    for name in ("zebra", "ant"):
+        (package / f"{name}.py").write_text(
+            f"from package_for_a_test import found\nfound.append('{name}')\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    import package_for_a_test  # type: ignore[import-not-found]
+
+    import_all("package_for_a_test", package_for_a_test.__path__)
+    assert package_for_a_test.found == ["ant", "zebra"]
+    for name in [name for name in sys.modules if name.startswith("package_for_a_test")]:
+        del sys.modules[name]

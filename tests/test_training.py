@@ -1,0 +1,316 @@
+"""Training: same config, same bytes; interrupted and continued, the same; divergence is a result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deepstack
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.errors import ConfigError, DifferenceError, Interrupted, ResourceError
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.training.beats import snapshot_steps
+from deepstack.training.schedule import learning_rate
+
+SMALL = {
+    "model.depth": 4, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
+    "train.steps": 12, "train.eval_every": 4, "train.eval_batches": 2, "log.probe_sequences": 2,
+}  # fmt: skip
+
+
+def small(**changes: Any) -> Config:
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return with_overrides(Config(), SMALL | dotted)
+
+
+def data_of(run: Run) -> dict[str, bytes]:
+    """Every byte of a run that must be the same again."""
+    files = [run.path / "steps.csv", run.path / "evals.csv", *(run.path / "layers").glob("*.npy")]
+    files += (run.path / "checkpoint").glob("*/weights.safetensors")
+    return {str(f.relative_to(run.path)): f.read_bytes() for f in sorted(files)}
+
+
+def stop_at(step: int) -> Callable[[], int | None]:
+    """A stop request that comes after so many steps of this process."""
+    calls = iter(range(1, 10**6))
+    return lambda: signal.SIGTERM if next(calls) >= step else None
+
+
+@pytest.mark.parametrize("task", ["text", "markov", "copy", "reverse"])
+def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> None:
+    config = small(task__name=task)
+    one = deepstack.train(config, out=tmp_path / "a")
+    two = deepstack.train(config, out=tmp_path / "b")
+    assert one.state == "done"
+    assert len(one.steps) == 12
+    assert data_of(one) == data_of(two)
+    other = deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path / "c")
+    assert data_of(other)["steps.csv"] != data_of(one)["steps.csv"]
+
+
+def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
+    run = deepstack.train(small(), out=tmp_path, command="deepstack train x.yaml")
+    assert list(run.steps.columns) == [
+        "step", "loss", "lr", "grad_norm", "model_update", "model_update_step",
+        "model_update_fro", "model_update_rel",
+    ]  # fmt: skip
+    assert list(run.steps["step"]) == list(range(1, 13))
+    assert run.meta["command"] == "deepstack train x.yaml"
+    assert run.meta["data"]["sha256"] and run.meta["references"]["unigram_entropy"] > 3
+    parameters = run.meta["parameters"]
+    assert parameters["total"] == sum(v for k, v in parameters.items() if k != "total")
+    assert set(run.steps.columns) <= set(run.columns["columns"])
+    assert set(run.layer_names()) <= set(run.columns["layers"])
+    assert run.columns["scheme"]["equation"] == SCHEMES["deepnorm"].equation
+    assert list(run.evals["step"]) == [0, 4, 8, 12]
+    steps, values = run.layers("grad_norm")
+    assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 4)
+    assert (run.path / "log.txt").read_text().count("validation") == 4
+    assert [p.name for p in (run.path / "checkpoint" / "12").glob("*.safetensors")] == [
+        "weights.safetensors"
+    ]
+    assert deepstack.load_config(run.path / "config.yaml") == small()
+
+
+def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: Path) -> None:
+    """steps.csv against F computed once more from the weights that the run kept."""
+    from safetensors.torch import load_file
+
+    from deepstack.tasks import build_task
+
+    config = small(train__steps=5)
+    run = deepstack.train(config, out=tmp_path)
+    task = build_task("text", {}, seq_len=16, seed=0)
+    tokens = torch.from_numpy(task.probe_batch(2).inputs)
+    built = deepstack.build_model(config, vocab_size=257)
+    with torch.no_grad():
+        first = built.model.hidden(tokens)
+        built.banks.load(load_file(run.path / "checkpoint" / "5" / "weights.safetensors"))
+        last = built.model.hidden(tokens)
+    moved = (last - first).double()
+    row = run.steps.iloc[-1]
+    assert row["model_update"] == pytest.approx(moved.norm(dim=-1).mean().item(), rel=1e-5)
+    assert row["model_update_fro"] == pytest.approx(moved.norm().item(), rel=1e-5)
+    relative = moved.norm().item() / first.double().norm().item()
+    assert row["model_update_rel"] == pytest.approx(relative, rel=1e-5)
+    assert run.columns["f0_norm"] == pytest.approx(first.norm(dim=-1).mean().item(), rel=1e-5)
+    steps = run.steps
+    assert steps["model_update"].iloc[0] == steps["model_update_step"].iloc[0]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("change", [{"log.layers_every": 0}, {"log.layers_every": 1},
+                                    {"log.probe_sequences": 5}, {"train.eval_every": 0},
+                                    {"runtime.checkpoint_seconds": 0.0},
+                                    {"runtime.banks": False}])
+def test_looking_does_not_disturb(
+    change: dict[str, Any], dropout: float, tmp_path: Path
+) -> None:
+    config = small(model__dropout=dropout)
+    plain = deepstack.train(config, out=tmp_path / "a").steps
+    other = deepstack.train(with_overrides(config, change), out=tmp_path / "b").steps
+    assert plain[["loss", "grad_norm"]].equals(other[["loss", "grad_norm"]])
+
+
+def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> None:
+    from deepstack.speed import make_step
+    from deepstack.tasks import build_task
+    from deepstack.training import make_optimizer, mean_loss, to_device
+
+    config = small()
+    logged = deepstack.train(config, out=tmp_path).steps["loss"]
+    built = deepstack.build_model(config, vocab_size=257)
+    step = make_step(
+        lambda x, y: mean_loss(built.model(x), y), built.banks, built.trained,
+        make_optimizer(config.train, built.trained), clip=1.0, max_loss=100.0, alive=torch.ones(()),
+    )
+    task, cpu = build_task("text", {}, seq_len=16, seed=0), torch.device("cpu")
+    for t in range(1, 13):
+        loss = step(*to_device(task.train_batch(t, 4), cpu), learning_rate(config.train, t)).loss
+        assert np.float32(loss.item()) == np.float32(logged[t - 1])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("at", [1, 4, 7, 11])
+def test_interrupted_and_continued_is_uninterrupted(
+    at: int, dropout: float, tmp_path: Path
+) -> None:
+    config = small(model__dropout=dropout)
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted) as caught:
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
+    assert caught.value.exit_code == 143
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    assert Run(path).state == "interrupted"
+    assert data_of(whole)["steps.csv"].startswith((path / "steps.csv").read_bytes())
+    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
+
+
+def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
+    """SIGKILL at ten moments of one run: the log is always a prefix, at last the whole."""
+    config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
+    whole = deepstack.train(config, out=tmp_path / "a")
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    command = [sys.executable, "-m", "deepstack", "train", str(file), "--quiet"]
+    command += ["--out", str(tmp_path / "b"), "--study", "runs"]
+    steps = tmp_path / "b" / "runs" / whole.name / "steps.csv"
+    wanted = data_of(whole)["steps.csv"]
+    for number in range(6):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        seen = len(steps.read_bytes()) if steps.exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if steps.exists() and len(steps.read_bytes()) > seen + 100 * number:
+                break
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        assert wanted.startswith(steps.read_bytes())
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert data_of(Run(steps.parent)) == data_of(whole)
+
+
+def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
+    run = deepstack.train(small(), out=tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*") if p.is_file() and p.suffix}
+    again = deepstack.train(small(runtime__threads=1), out=tmp_path)
+    assert again.path == run.path
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_a_changed_log_is_noticed_on_resume(tmp_path: Path) -> None:
+    config = small()
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, stop=stop_at(6))
+    (path,) = (tmp_path / "runs").iterdir()
+    log = path / "steps.csv"
+    log.write_bytes(log.read_bytes().replace(b"\n3,", b"\n3,9"))
+    with pytest.raises(DifferenceError, match=r"steps\.csv is not the log"):
+        deepstack.train(config, out=tmp_path)
+
+
+def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
+    config = small()
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    weights = path / "checkpoint" / "6" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    lines: list[str] = []
+
+    class Listener(deepstack.training.Observer):
+        def said(self, line: str) -> None:
+            lines.append(line)
+
+    resumed = deepstack.train(config, out=tmp_path / "b", observer=Listener())
+    assert data_of(resumed) == data_of(whole)
+    assert any("weights.safetensors is not what was written" in line for line in lines)
+    assert any("starting again from step 0" in line for line in lines)
+
+
+def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:
+    config = small()
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, stop=stop_at(6))
+    (path,) = (tmp_path / "runs").iterdir()
+    meta = json.loads((path / "meta.json").read_text())
+    meta["environment"]["torch"] = "1.0"
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ConfigError, match=r"torch was '1\.0'"):
+        deepstack.train(config, out=tmp_path)
+    run = deepstack.train(config, out=tmp_path, allow_env_change=True)
+    assert run.state == "done" and run.meta["environment_changed"] is True
+
+
+@pytest.mark.parametrize("change", [{"train.lr": 1e5, "train.optimizer": "sgd", "train.clip": None},
+                                    {"train.max_loss": 3.0}])
+def test_divergence_is_a_result(change: dict[str, Any], tmp_path: Path) -> None:
+    run = deepstack.train(with_overrides(small(train__steps=30), change), out=tmp_path)
+    assert run.state == "diverged"
+    assert run.status["step"] == run.steps["step"].iloc[-1] < 30
+    assert run.status["quantity"] in ("loss", "grad_norm", "model_update")
+    assert not run.folder.checkpoints()
+    good = run.steps["loss"].iloc[:-1]
+    assert (good <= run.get("train.max_loss")).all()
+
+
+def test_a_folder_in_use_is_refused_by_the_holders_name(tmp_path: Path) -> None:
+    config = small()
+    folder = deepstack.train(config, out=tmp_path).folder
+    with folder.lock(), pytest.raises(ResourceError, match=str(os.getpid())):
+        deepstack.train(config, out=tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ResourceError, match=r"use runtime\.device=cpu"):
+        deepstack.train(small(runtime__device="cuda"), out=tmp_path)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "inverse_sqrt"])
+def test_schedules(schedule: str) -> None:
+    train = small(train__steps=100, train__warmup_steps=10, train__schedule=schedule).train
+    rates = [learning_rate(train, t) for t in range(1, 101)]
+    assert rates[:10] == pytest.approx([train.lr * t / 10 for t in range(1, 11)])
+    after = {"constant": 1.0, "linear": (101 - 55) / 91, "inverse_sqrt": (10 / 55) ** 0.5}
+    assert rates[54] == pytest.approx(train.lr * after[schedule])
+    assert max(rates) == train.lr and min(rates) > 0
+
+
+def test_snapshots_are_at_log_spaced_steps() -> None:
+    assert sorted(snapshot_steps("log", 40)) == [0, 1, 2, 3, 5, 8, 13, 21, 34, 40]
+    assert sorted(snapshot_steps(15, 40)) == [0, 15, 30, 40]
+    assert snapshot_steps(0, 40) == set()
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_snapshot_diagnostics_against_slow_literal_versions(name: str, tmp_path: Path) -> None:
+    config = small(model__scheme=name, train__steps=3)
+    run = deepstack.train(config, out=tmp_path)
+    from deepstack.tasks import build_task
+    from deepstack.training import mean_loss
+
+    batch = build_task("text", {}, seq_len=16, seed=0).probe_batch(2)
+    tokens, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    built = deepstack.build_model(config, vocab_size=257)
+    model = built.model
+    mean_loss(model(tokens), targets).backward()
+    x = next(iter(model.stream(tokens)))
+    for index, layer in enumerate(model.layers):
+        wanted = sum(p.grad.square().sum() for p in layer.parameters()) ** 0.5
+        assert run.layers("grad_norm")[1][0, index] == pytest.approx(wanted.item(), rel=1e-4)
+        wanted = sum(p.detach().square().sum() for p in layer.parameters()) ** 0.5
+        assert run.layers("param_norm")[1][0, index] == pytest.approx(wanted.item(), rel=1e-4)
+        alpha = SCHEMES[name].alpha(4) or 1.0
+        for part in ("attention", "feed_forward"):
+            G = getattr(layer, part)
+            norm = getattr(layer.scheme, f"{part}_norms")[0]
+            branch = G(norm(x)) if name == "pre_ln" else G(x)
+            z = x if name == "pre_ln" else alpha * x + branch
+            ratio = (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item()
+            assert run.layers(f"branch_ratio_{part}")[1][0, index] == pytest.approx(ratio, rel=1e-4)
+            size = z.norm(dim=-1).mean().item()
+            assert run.layers(f"ln_input_{part}")[1][0, index] == pytest.approx(size, rel=1e-4)
+            x = x + branch if name == "pre_ln" else norm(z)
+        size = x.norm(dim=-1).mean().item()
+        assert run.layers("stream_norm")[1][0, index] == pytest.approx(size, rel=1e-4)
+    moved = run.layers("param_update_norm")[1]
+    assert (moved[0] == 0).all() and (moved[1:] > 0).all()
