@@ -1,8 +1,8 @@
 """deepstack: depth-scaling studies of Transformers, from a YAML to a chart.
 
-    config = deepstack.load_config("configs/quick.yaml", ["model.depth=12"])
-    run = deepstack.train(config)
-    table = deepstack.load_runs("results")
+config = deepstack.load_config("configs/quick.yaml", ["model.depth=12"])
+run = deepstack.train(config)
+table = deepstack.load_runs("results")
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
 
-# name -> module, attribute ("" for the module itself): imported when first used, so that `import deepstack` needs no torch
+# name -> module, attribute ("" for the module itself): imported when first used, so that
+# `import deepstack` needs no torch
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
     "load_config": ("deepstack.config", "load_config"),

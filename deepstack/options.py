@@ -82,7 +82,7 @@ def _signature(
     function: Callable[..., Any], given: tuple[str, ...], what: str
 ) -> dict[str, tuple[Any, Any]]:
     """Option -> (annotation, default)."""
-    called = function.__init__ if isinstance(function, type) else function
+    called = vars(function).get("__init__", function) if isinstance(function, type) else function
     try:
         hints = get_type_hints(called, include_extras=True)
     except Exception as error:  # whatever evaluating a user's annotation raises

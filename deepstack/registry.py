@@ -6,6 +6,8 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from deepstack.errors import ConfigError, PluginError
@@ -88,14 +90,10 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
         return None
     plain = _normal(word)
     choices = list(dict.fromkeys(choices))
-    # an extra or missing letter costs at least 0.5, so lengths alone rule most choices out
     limit = min(max(1.0, len(plain) / 3), 4.0)
-    scored = sorted(
-        (_distance(plain, _normal(choice)), i, choice)
-        for i, choice in enumerate(choices)
-        if abs(len(choice) - len(plain)) * 0.5 <= limit
-    )
-    cost, _, best = scored[0] if scored else (math.inf, 0, None)
+    costs = [_distance(plain, _normal(choice), limit) for choice in choices]
+    cost = min(costs, default=math.inf)
+    best = choices[costs.index(cost)] if choices else None
     if cost <= 1 and (len(plain) > 1 or cost < 1):
         return best
     parts = set(plain.split("_"))
@@ -126,38 +124,47 @@ def _beside(row: int, column: int) -> set[str]:
 _BESIDE = {key: _beside(r, c) for r, keys in enumerate(_ROWS) for c, key in enumerate(keys)}
 
 
-def _distance(word: str, choice: str) -> float:
-    """What it costs to mistype `choice` as `word`."""
+@lru_cache(maxsize=1024)
+def _missed(choice: str) -> tuple[float, ...]:
+    """What it costs to leave out each letter."""
+    before = " " + choice
+    return tuple(
+        0.5 if letter == "_" else 0.8 if letter == previous else 0.9
+        for letter, previous in zip(choice, before, strict=False)
+    )
 
-    def extra(i: int) -> float:
-        letter, around = word[i], word[max(i - 1, 0) : i] + word[i + 1 : i + 2]
-        if letter == "_":
-            return 0.5
-        if letter in around:
-            return 0.6
-        return 0.8 if any(letter in _BESIDE.get(a, ()) for a in around) else 1.0
 
-    def missed(j: int) -> float:
-        if choice[j] == "_":
-            return 0.5
-        return 0.8 if j and choice[j] == choice[j - 1] else 0.9
+@lru_cache(maxsize=64)
+def _extra(word: str) -> tuple[float, ...]:
+    """What it costs to have typed each letter needlessly."""
+    costs = []
+    for i, letter in enumerate(word):
+        around = word[max(i - 1, 0) : i] + word[i + 1 : i + 2]
+        slip = 0.8 if any(letter in _BESIDE.get(a, ()) for a in around) else 1.0
+        costs.append(0.5 if letter == "_" else 0.6 if letter in around else slip)
+    return tuple(costs)
 
-    # rows of the usual table; row[i][j] = cost between the first i of word and j of choice
-    table = [[0.0] * (len(choice) + 1) for _ in range(len(word) + 1)]
-    for i in range(1, len(word) + 1):
-        table[i][0] = table[i - 1][0] + extra(i - 1)
-    for j in range(1, len(choice) + 1):
-        table[0][j] = table[0][j - 1] + missed(j - 1)
-    for i in range(1, len(word) + 1):
-        for j in range(1, len(choice) + 1):
-            a, b = word[i - 1], choice[j - 1]
-            wrong = 0.0 if a == b else 0.7 if a in _BESIDE.get(b, ()) else 1.0
-            best = min(
-                table[i - 1][j - 1] + wrong,
-                table[i - 1][j] + extra(i - 1),
-                table[i][j - 1] + missed(j - 1),
-            )
-            if i > 1 and j > 1 and a == choice[j - 2] and word[i - 2] == b and a != b:
-                best = min(best, table[i - 2][j - 2] + 0.7)
-            table[i][j] = best
-    return table[-1][-1]
+
+def _distance(word: str, choice: str, limit: float) -> float:
+    """What it costs to mistype `choice` as `word`; infinity when that is above the limit."""
+    # an extra or missing letter costs at least 0.5, so lengths alone rule most choices out
+    if abs(len(choice) - len(word)) * 0.5 > limit:
+        return math.inf
+    extra, missed = _extra(word), _missed(choice)
+    # rows of the usual table; row[j] = cost between the letters so far and the first j of choice
+    row = [0.0, *accumulate(missed)]
+    above: list[float] = []
+    before = ""
+    for a, cost in zip(word, extra, strict=True):
+        above, two_above, row = row, above, [row[0] + cost]
+        beside = _BESIDE.get(a, ())
+        for j, b in enumerate(choice):
+            wrong = 0.0 if a == b else 0.7 if b in beside else 1.0
+            best = min(above[j] + wrong, above[j + 1] + cost, row[j] + missed[j])
+            if j and two_above and a == choice[j - 1] and before == b and a != b:
+                best = min(best, two_above[j - 1] + 0.7)
+            row.append(best)
+        if min(row) > limit and min(above) > limit:
+            return math.inf
+        before = a
+    return row[-1]

@@ -43,7 +43,9 @@ def test_sinusoidal_positions_are_the_published_formula() -> None:
     table = sinusoidal(50, 12)
     for p, i in [(0, 0), (3, 2), (49, 5)]:
         angle = p / 10000 ** (2 * i / 12)
-        assert table[p, 2 * i].item() == pytest.approx(math.sqrt(2 / 12) * math.sin(angle), abs=1e-6)
+        assert table[p, 2 * i].item() == pytest.approx(
+            math.sqrt(2 / 12) * math.sin(angle), abs=1e-6
+        )
         assert table[p, 2 * i + 1].item() == pytest.approx(
             math.sqrt(2 / 12) * math.cos(angle), abs=1e-6
         )
@@ -88,7 +90,9 @@ def test_a_layer_starts_from_the_same_numbers_at_every_depth_and_scheme() -> Non
     one = dict(built(model__depth=4, model__scheme="post_ln").banks.state())
     two = dict(built(model__depth=9, model__scheme="deepnorm").banks.state())
     beta = SCHEMES["deepnorm"].beta(9)
-    torch.testing.assert_close(one["layers.feed_forward.w1"] * beta, two["layers.feed_forward.w1"][:4])
+    torch.testing.assert_close(
+        one["layers.feed_forward.w1"] * beta, two["layers.feed_forward.w1"][:4]
+    )
     assert torch.equal(one["layers.attention.qkv"][:, :2], two["layers.attention.qkv"][:4, :2])
 
 
@@ -103,9 +107,13 @@ def test_dropout_is_off_in_evaluation_mode_only() -> None:
 def run_steps(config: Config, steps: int = 5, **options: object):
     b = build_model(config, vocab_size=17)
     step = make_step(
-        lambda x, y: mean_loss(b.model(x), y), b.banks, b.trained,
+        lambda x, y: mean_loss(b.model(x), y),
+        b.banks,
+        b.trained,
         make_optimizer(config.train, b.trained),
-        clip=config.train.clip, max_loss=100.0, alive=torch.ones(()),
+        clip=config.train.clip,
+        max_loss=100.0,
+        alive=torch.ones(()),
     )
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
@@ -118,8 +126,13 @@ def test_banks_are_plain_parameters_bit_for_bit(
     name: str, optimizer: str, clip: float | None
 ) -> None:
     changes = {
-        "model.scheme": name, "model.depth": 7, "model.d_model": 20, "train.optimizer": optimizer,
-        "train.clip": clip, "train.weight_decay": 0.1, "train.momentum": 0.9,
+        "model.scheme": name,
+        "model.depth": 7,
+        "model.d_model": 20,
+        "train.optimizer": optimizer,
+        "train.clip": clip,
+        "train.weight_decay": 0.1,
+        "train.momentum": 0.9,
     }
     config = with_overrides(Config(), changes)
     stacked, rows = run_steps(config)
@@ -140,9 +153,7 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
     ordinary = [torch.nn.Parameter(p.detach().clone()) for p in b.model.parameters()]
     names = [name for name, _ in b.model.named_parameters()]
     # an eps above the noise: the gradient of the bias of k is zero but for rounding
-    optimizer = torch.optim.AdamW(
-            ordinary, lr=1e-2, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.0
-        )
+    optimizer = torch.optim.AdamW(ordinary, lr=1e-2, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.0)
     for t in range(5):
         optimizer.zero_grad()
         inputs = ((TOKENS + t) % 17,)
@@ -155,7 +166,9 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
         optimizer.step()
         assert loss.item() == pytest.approx(rows[t][0], rel=1e-5)
     for name, p in zip(names, ordinary, strict=True):
-        torch.testing.assert_close(dict(stacked.model.named_parameters())[name], p, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(
+            dict(stacked.model.named_parameters())[name], p, rtol=1e-4, atol=2e-5
+        )
 
 
 def test_the_modules_see_what_the_optimizer_writes() -> None:
@@ -168,7 +181,9 @@ def test_the_modules_see_what_the_optimizer_writes() -> None:
 def test_roles_treated_apart_give_the_same_forward() -> None:
     """q, k and v in matrices of their own: same numbers as fused."""
     fused, _ = run_steps(Config(), steps=2)
-    apart, _ = run_steps(with_overrides(Config(), {"train.lr_factors": {"q": 1.0 + 1e-12}}), steps=2)
+    apart, _ = run_steps(
+        with_overrides(Config(), {"train.lr_factors": {"q": 1.0 + 1e-12}}), steps=2
+    )
     assert not apart.model.layers[0].attention.fused
     torch.testing.assert_close(apart.model(TOKENS), fused.model(TOKENS))
 
@@ -187,8 +202,13 @@ def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     optimizer = make_optimizer(Config().train, b.trained)
     losses = iter([1.0, float("nan"), 1.0])
     step = make_step(
-        lambda x, y: mean_loss(b.model(x), y) * next(losses), b.banks, b.trained, optimizer,
-        clip=1.0, max_loss=100.0, alive=torch.ones(()),
+        lambda x, y: mean_loss(b.model(x), y) * next(losses),
+        b.banks,
+        b.trained,
+        optimizer,
+        clip=1.0,
+        max_loss=100.0,
+        alive=torch.ones(()),
     )
     assert step(TOKENS, TOKENS, 1e-3).alive == 1
     held = {k: v.clone() for k, v in b.banks.state().items()}

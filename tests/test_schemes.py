@@ -181,7 +181,12 @@ def test_a_layer_equals_torchs_own_encoder_layer(
             p.add_(0.1 * torch.randn_like(p))  # biases, gains away from 0 and 1
     reference = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(
-            d, heads, d_ff, dropout=0.0, activation=activation, batch_first=True,
+            d,
+            heads,
+            d_ff,
+            dropout=0.0,
+            activation=activation,
+            batch_first=True,
             norm_first=norm_first,
         ),
         depth,

@@ -1,4 +1,4 @@
-"""Training: same config, same bytes; interrupted and continued, the same; divergence is a result."""
+"""Training: same config, same bytes, interrupted or not; divergence is a result."""
 
 from __future__ import annotations
 
@@ -111,13 +111,18 @@ def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: P
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("change", [{"log.layers_every": 0}, {"log.layers_every": 1},
-                                    {"log.probe_sequences": 5}, {"train.eval_every": 0},
-                                    {"runtime.checkpoint_seconds": 0.0},
-                                    {"runtime.banks": False}])
-def test_looking_does_not_disturb(
-    change: dict[str, Any], dropout: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log.layers_every": 0},
+        {"log.layers_every": 1},
+        {"log.probe_sequences": 5},
+        {"train.eval_every": 0},
+        {"runtime.checkpoint_seconds": 0.0},
+        {"runtime.banks": False},
+    ],
+)
+def test_looking_does_not_disturb(change: dict[str, Any], dropout: float, tmp_path: Path) -> None:
     config = small(model__dropout=dropout)
     plain = deepstack.train(config, out=tmp_path / "a").steps
     other = deepstack.train(with_overrides(config, change), out=tmp_path / "b").steps
@@ -133,8 +138,13 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
     logged = deepstack.train(config, out=tmp_path).steps["loss"]
     built = deepstack.build_model(config, vocab_size=257)
     step = make_step(
-        lambda x, y: mean_loss(built.model(x), y), built.banks, built.trained,
-        make_optimizer(config.train, built.trained), clip=1.0, max_loss=100.0, alive=torch.ones(()),
+        lambda x, y: mean_loss(built.model(x), y),
+        built.banks,
+        built.trained,
+        make_optimizer(config.train, built.trained),
+        clip=1.0,
+        max_loss=100.0,
+        alive=torch.ones(()),
     )
     task, cpu = build_task("text", {}, seq_len=16, seed=0), torch.device("cpu")
     for t in range(1, 13):
@@ -238,8 +248,10 @@ def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:
     assert run.state == "done" and run.meta["environment_changed"] is True
 
 
-@pytest.mark.parametrize("change", [{"train.lr": 1e5, "train.optimizer": "sgd", "train.clip": None},
-                                    {"train.max_loss": 3.0}])
+@pytest.mark.parametrize(
+    "change",
+    [{"train.lr": 1e5, "train.optimizer": "sgd", "train.clip": None}, {"train.max_loss": 3.0}],
+)
 def test_divergence_is_a_result(change: dict[str, Any], tmp_path: Path) -> None:
     run = deepstack.train(with_overrides(small(train__steps=30), change), out=tmp_path)
     assert run.state == "diverged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -15,7 +16,7 @@ COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list")
 
 
 class Group(TyperGroup):
-    """Commands whose errors are one to three lines on stderr and an exit code, never a traceback."""
+    """Commands whose errors are a few lines on stderr and an exit code, never a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if name in self.commands]
@@ -27,6 +28,10 @@ class Group(TyperGroup):
             if str(error):
                 typer.echo(f"deepstack: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # The reader of stdout has gone, as after `| head`; what was to be done is done.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
 
 
 app = typer.Typer(
@@ -60,9 +65,4 @@ def version(
 
 def main() -> None:
     """Entry point of the `deepstack` command."""
-    try:
-        app()
-    except BrokenPipeError:
-        # The reader of stdout has gone; what was to be done is done.
-        sys.stderr.close()
-        sys.exit(0)
+    app()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group
@@ -121,9 +122,7 @@ def bars(values: list[float], width: int) -> str:
         return ""
     count = min(width, len(finite))
     edges = [round(i * len(finite) / count) for i in range(count + 1)]
-    means = [
-        sum(finite[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a
-    ]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     return "".join(BLOCKS[min(7, int(8 * (m - low) / span))] for m in means)

@@ -16,9 +16,9 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="The YAML file to write.")
-    ] = Path("experiment.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The YAML file to write.")] = Path(
+        "experiment.yaml"
+    ),
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema for editors; write nothing.")
     ] = False,

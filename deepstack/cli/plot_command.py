@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 def plot(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[CHART]… DIR", help="Charts to draw (default: all), then a folder."),
+        typer.Argument(
+            metavar="[CHART]… DIR", help="Charts to draw (default: all), then a folder."
+        ),
     ],
     at_step: Annotated[
         int | None, typer.Option("--at-step", min=1, help="Step of 'update against depth'.")
@@ -38,9 +40,15 @@ def plot(
     *charts, directory = words
     if not Path(directory).is_dir():
         if directory in CHARTS:
-            raise ConfigError(f"plot: no folder given; try: deepstack plot {' '.join(words)} results/")
+            raise ConfigError(
+                f"plot: no folder given; try: deepstack plot {' '.join(words)} results/"
+            )
     written = draw(
-        directory, charts or None, out=to, at_step=at_step, diagnostic=diagnostic,
+        directory,
+        charts or None,
+        out=to,
+        at_step=at_step,
+        diagnostic=diagnostic,
         say=lambda line: typer.echo(line, err=True),
     )
     for path in written:

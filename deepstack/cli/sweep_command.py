@@ -37,7 +37,9 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time (default: by cores or GPUs).")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; run nothing.")
+    ] = False,
     retry: Annotated[
         bool, typer.Option("--retry", help="Run again what failed or had too little memory.")
     ] = False,
@@ -118,14 +120,13 @@ def plan_rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, Any]]:
+def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
     """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run."""
     from deepstack.records import Run, runs_table
 
     runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
     if nested:
-        rows: list[dict[str, Any]] = runs_table(runs).to_dict("records") if runs else []
-        return rows
+        return runs_table(runs).to_dict("records") if runs else []
     table: dict[str, dict[str, list[str]]] = {}
     depths = sorted({e.cell.config.model.depth for e in progress})
     for entry in progress:
@@ -133,8 +134,7 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, An
         cells = table.setdefault(model.scheme, {})
         cells.setdefault(str(model.depth), []).append(outcome(entry))
     return [
-        {"validation loss (‖ΔF‖)": scheme}
-        | {str(d): merged(cells.get(str(d), [])) for d in depths}
+        {"validation loss (‖ΔF‖)": scheme} | {str(d): merged(cells.get(str(d), [])) for d in depths}
         for scheme, cells in table.items()
     ]
 

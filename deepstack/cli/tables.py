@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 
-def emit(rows: Sequence[Mapping[str, Any]], as_json: bool, *, columns: Sequence[str] = ()) -> None:
+def emit(rows: Sequence[Mapping[Any, Any]], as_json: bool, *, columns: Sequence[str] = ()) -> None:
     """Print rows to stdout; columns: which and in which order (default: those of the rows)."""
     names = list(columns) or list(dict.fromkeys(key for row in rows for key in row))
     if as_json:
@@ -30,7 +30,10 @@ def emit(rows: Sequence[Mapping[str, Any]], as_json: bool, *, columns: Sequence[
     console = Console()
     if not console.is_terminal:  # a pipe has no width: never cut what another program reads
         console = Console(width=10_000)
-    console.print(table)
+    # Written by typer, not by rich, which leaves with an error when the reader has gone.
+    with console.capture() as captured:
+        console.print(table)
+    typer.echo(captured.get(), nl=False)
 
 
 def text(value: Any) -> str:

@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import AllowEnvChange, Out, Overrides, Plugins, Quiet, load_plugins, located
+from deepstack.cli.options import (
+    AllowEnvChange,
+    Out,
+    Overrides,
+    Plugins,
+    Quiet,
+    load_plugins,
+    located,
+)
 
 
 def register(app: typer.Typer) -> None:

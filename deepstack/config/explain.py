@@ -260,6 +260,8 @@ def _root() -> Schema:
 
 
 def _resolve(schema: Schema) -> Schema:
+    if len(schema.get("allOf", ())) == 1:  # how pydantic before 2.9 refers to what has a default
+        schema = schema["allOf"][0]
     if "$ref" in schema:
         return dict(_root()["$defs"][schema["$ref"].rsplit("/", 1)[1]])
     return schema

@@ -23,6 +23,7 @@ from deepstack.config.yaml_reader import (
     refused,
     scalar,
     shorten,
+    show,
 )
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
@@ -125,8 +126,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
         plain = scalar(value)
     except ValueError as error:
         return Problem(label, quoted_key(key), str(error))
-    shown = "nothing" if plain is None else quoted(value)
-    return path, Node(plain, label, shown if isinstance(plain, str) else shorten(value), label)
+    return path, Node(plain, label, show(plain, value), label)
 
 
 def place_of(override: str) -> str:

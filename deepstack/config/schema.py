@@ -163,6 +163,10 @@ class Train(_Section):
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
 
+    def lr_factor(self, role: str) -> float:
+        """What lr is multiplied by for a role's parameters."""
+        return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
+
 
 class Log(_Section):
     """What is recorded."""

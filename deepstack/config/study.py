@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepstack.config import estimate
@@ -15,6 +15,7 @@ from deepstack.config.load import (
     place_of,
     read_file,
     read_tree,
+    relabel,
     shown_path,
     together,
     with_overrides,
@@ -24,6 +25,7 @@ from deepstack.config.yaml_reader import Node, Problem, quoted, quoted_key, shor
 from deepstack.errors import ConfigError
 
 MAX_RUNS = 10_000
+MAX_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,21 @@ def parse_study(
     axes = {key: node for key, node in axes.items() if key not in fixed}
     for override in lists:
         key = override.partition("=")[0].strip()
-        parsed = [parse_override(f"{key}={value}") for value in _values(override)]
-        wrong = [p for p in parsed if isinstance(p, Problem)]
-        problems += wrong
         where = place_of(override)
-        nodes = [p[1] for p in parsed if not isinstance(p, Problem)]
-        axes[key] = Node(nodes, where, "a list", where)
+        nodes = []
+        for value in _values(override):
+            parsed = parse_override(f"{key}={value}")
+            if isinstance(parsed, Problem):
+                problems.append(replace(parsed, where=where))
+            else:
+                nodes.append(relabel(parsed[1], where))
+        axes[key] = Node(list(nodes), where, "a list", where)
     base, more = validate(tree)
     problems = together(problems, more)
+    if len(axes) > MAX_AXES:
+        text = f"found {len(axes)} keys; allowed a grid of at most {MAX_AXES}"
+        problems.append(Problem(sweep.where if sweep else source, "sweep.grid", text))
+        axes = {}
     total = math.prod(len(node.value) for node in axes.values() if isinstance(node.value, list))
     if total > MAX_RUNS:
         problems.append(_large_grid(axes, total, sweep.where if sweep else source))
@@ -137,7 +146,7 @@ def _wrong_axis(key: str, node: Node, axes: dict[str, Node]) -> list[Problem]:
         hint = f"; did you mean {meant!r}?" if meant else ""
         text = f"found the unknown key {quoted(key)}; allowed dotted keys such as model.depth{hint}"
         return [Problem(node.key_where, name, text)]
-    if any(other.startswith(key + ".") for other in axes):
+    if key in {".".join(other.split(".")[:-1]) for other in axes}:
         text = "found this key and another below it; allowed one of them"
         return [Problem(node.key_where, name, text)]
     if not isinstance(node.value, list) or not node.value:

@@ -164,6 +164,13 @@ def refused(letter: str) -> bool:
     )
 
 
+def show(value: Scalar, written: str) -> str:
+    """A plain scalar for a message: as it was written; text in quotes."""
+    if value is None:
+        return "nothing"
+    return quoted(written) if isinstance(value, str) else shorten(written)
+
+
 def _decimal(text: str) -> int:
     # int() refuses more than 4300 digits with an error of its own, and is slow before that
     return int(text) if len(text) <= 40 else 2**63
@@ -312,8 +319,7 @@ class _Reader:
         except ValueError as error:
             self._note(where, quoted_key(here), str(error))
             value = None
-        shown = "nothing" if value is None else quoted(text)
-        return Node(value, where, shown if isinstance(value, str | None) else shorten(text))
+        return Node(value, where, show(value, text))
 
     def _no_extras(self, event: Any, where: str, here: str) -> None:
         if event.anchor is not None:

@@ -60,9 +60,7 @@ def take(
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
     values of these banks before the last step, None at initialisation.
     """
-    parameters = [
-        [p for p in layer.parameters() if p.requires_grad] for layer in model.layers
-    ]
+    parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
     with evaluating(model), watching(model) as seen, torch.enable_grad():
         stream = []
         for x in model.stream(tokens):
@@ -70,10 +68,16 @@ def take(
         final = x if model.final_norm is None else model.final_norm(x)
         flat = [p for layer in parameters for p in layer]
         gradients = iter(torch.autograd.grad(loss(model.head(final, model.embedding)), flat))
-    by_layer = [
-        torch.linalg.vector_norm(torch.stack(torch._foreach_norm([next(gradients) for _ in layer])))
-        for layer in parameters
-    ] if flat else [torch.zeros((), device=tokens.device)] * len(parameters)
+    by_layer = (
+        [
+            torch.linalg.vector_norm(
+                torch.stack(torch._foreach_norm([next(gradients) for _ in layer]))
+            )
+            for layer in parameters
+        ]
+        if flat
+        else [torch.zeros((), device=tokens.device)] * len(parameters)
+    )
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
     norms = layer_norms(values)

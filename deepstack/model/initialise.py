@@ -55,7 +55,11 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     if bank.start in ("zero", "one"):
                         row.fill_(float(bank.start == "one"))
                         continue
-                    number = 8 * layer + IN_LAYERS.index(role) if bank.in_layers else OUTSIDE.index(bank.key)
+                    number = (
+                        8 * layer + IN_LAYERS.index(role)
+                        if bank.in_layers
+                        else OUTSIDE.index(bank.key)
+                    )
                     rng = generator(seed, number, row.device)
                     if bank.start == "table":
                         row.normal_(0.0, 1 / math.sqrt(row.shape[-1]), generator=rng)

@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """logits = head(F), F = x_N (after a final norm where the scheme has one), x_l = layer_l(x_l-1).
+    """logits = head(F), F = x_N (normed once more where the scheme says so), x_l = layer_l(x_l-1).
 
     x_0 = sqrt(d/2) (E[token] + P[position]): with tables N(0, 1/d) it has unit variance per
     coordinate, and so have the logits of a tied head.  Sinusoidal positions are scaled alike.
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         self.head = HEADS[model.head](vocab_size, d)
 
     def stream(self, tokens: Tensor) -> Iterator[Tensor]:
-        """Yield x_0, x_1, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
+        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
         x = (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
         yield x
         for layer in self.layers:

@@ -128,7 +128,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     _axes(page, table)
     entries = look.handles() if len(curves) > 1 else []
     if len(cells) == 1:
-        entries.append(Line2D([], [], color=GREY, label=TRAINING))
+        colour = look.style(curves[0])["color"] if len(curves) == 1 else GREY
+        entries.append(Line2D([], [], color=colour, label=TRAINING))
         if len(both) > 1:
             colour = "black" if len(curves) == 1 else GREY
             mark = Line2D(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
 # state has lost most of what it was, and an update can hardly grow any more.
-SATURATED = 0.3003
+SATURATED = 0.3
 
 LEVELS: dict[str, tuple[str, Any]] = {
     "unigram_entropy": ("unigram entropy", (0, (5, 1.6))),

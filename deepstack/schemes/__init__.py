@@ -2,8 +2,8 @@
 
 from deepstack.registry import import_all
 from deepstack.schemes.norms import LayerNorm
-from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer, find_scheme
+from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 
 import_all(__name__, __path__)
 

@@ -32,4 +32,3 @@ class LayerNorm(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return F.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
-

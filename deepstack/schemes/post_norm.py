@@ -14,7 +14,7 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
     Matrices start Xavier with gain 1.  No final norm: every sublayer already ends in one.
     """
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:  # type: ignore[override]
+    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
         return norm(x + G(x))
 
 
@@ -38,6 +38,6 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     def gain(cls, role: str, layer: int, depth: int) -> float:
         return cls.beta(depth) if role in ("v", "o", "w1", "w2") else 1.0
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:  # type: ignore[override]
+    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
         # torch.add(a, b, alpha=c) is a + c * b in one pass over memory.
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))

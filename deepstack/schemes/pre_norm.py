@@ -16,5 +16,5 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
 
     final_norm = True
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:  # type: ignore[override]
+    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
         return x + G(norm(x))

@@ -18,7 +18,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Scheme(nn.Module):
-    """One layer's residual wiring.  A scheme is one subclass; its docstring opens with its equation.
+    """One layer's residual wiring: one subclass a scheme, whose docstring opens with its equation.
 
     Symbols: x (batch, seq, d_model), the stream; G, a sublayer (attention or feed-forward, its
     dropout included); N, the number of layers (two sublayers each); LN, a norm of the stack.

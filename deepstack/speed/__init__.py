@@ -8,7 +8,6 @@ __all__ = [
     "Bank",
     "Banks",
     "Measured",
-    "Bank",
     "RoleParameter",
     "layer_norms",
     "make_step",

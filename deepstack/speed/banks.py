@@ -24,12 +24,12 @@ ALIGNMENT = 16
 
 
 class Bank:
-    """One parameter of every layer: a key, its role(s), and tensors (depth, …) of values.
+    """One parameter of every layer: a key, its role(s), and tensors over all layers.
 
     parameters: what an optimizer is given: one tensor (depth, padded size) over all layers or, with
-    plain storage, one (1, padded size) a layer; shape: of one layer's parameter.  roles: one name, or one a slice of the axis after depth (the fused q, k, v).
-    in_layers: False for a parameter outside of the layers (embedding, head, …), whose depth axis
-    then has length 1.
+    plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
+    or one a slice of the first axis of shape (the fused q, k, v).  in_layers: False for a parameter
+    outside of the layers (embedding, head, …), whose depth axis then has length 1.
     """
 
     def __init__(
@@ -78,7 +78,11 @@ class Banks:
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], device: torch.device, stacked: bool = True
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        device: torch.device,
+        stacked: bool = True,
     ) -> None:
         self.all: list[Bank] = []
         self._gradients: list[Tensor] = []
@@ -95,7 +99,12 @@ class Banks:
                     module._buffers[key] = buffer.to(device)
 
     def _allocate(
-        self, key: str, owners: list[tuple[nn.Module, str]], device: torch.device, in_layers: bool, stacked: bool
+        self,
+        key: str,
+        owners: list[tuple[nn.Module, str]],
+        device: torch.device,
+        in_layers: bool,
+        stacked: bool,
     ) -> None:
         first = owners[0][0].get_parameter(owners[0][1])
         assert isinstance(first, RoleParameter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,6 @@ def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RolePar
 
 def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleParameter:
     """The parameter whose storage is this tensor: a view of it, not a copy."""
-    made = cast(RoleParameter, RoleParameter(storage))
+    made = RoleParameter(storage)
     made.roles, made.start = roles, start
     return made

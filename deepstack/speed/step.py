@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.speed.banks import Banks, Bank, global_norm
+from deepstack.speed.banks import Bank, Banks, global_norm
 
 
 class Measured(NamedTuple):
@@ -47,7 +47,7 @@ def make_step(
     def step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
         banks.zero_gradients()
         value = loss(inputs, targets)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         value = value.detach()
         norm = global_norm(trained)
         good = torch.isfinite(norm) & (value <= max_loss)  # False for a loss that is NaN

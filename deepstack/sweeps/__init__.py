@@ -3,7 +3,7 @@
 from deepstack.sweeps.local import Pool, Progress, default_workers
 from deepstack.sweeps.plan import Cell, expand, plan
 from deepstack.sweeps.probe import seconds_per_run
-from deepstack.sweeps.sweep import sweep
+from deepstack.sweeps.run import sweep
 
 __all__ = [
     "Cell",

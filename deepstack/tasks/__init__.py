@@ -1,7 +1,8 @@
 """Tasks: what the stack learns to predict. Each is one function that returns a `Task`."""
 
+from deepstack.options import Option
 from deepstack.registry import import_all
-from deepstack.tasks.task import IGNORE, TASKS, Batch, Option, Task, build_task, task, task_options
+from deepstack.tasks.task import IGNORE, TASKS, Batch, Task, build_task, task, task_options
 
 __all__ = ["IGNORE", "TASKS", "Batch", "Option", "Task", "build_task", "task", "task_options"]
 

@@ -131,9 +131,7 @@ def build_task(name: str, options: Mapping[str, Any], *, seq_len: int, seed: int
         function = TASKS[name]
     except ConfigError as error:
         raise ConfigError(str(error), key="task.name") from None
-    values = validated(
-        function, options, given=_GIVEN, kind="task", name=name, section="task"
-    )
+    values = validated(function, options, given=_GIVEN, kind="task", name=name, section="task")
     built = function(seq_len=seq_len, seed=seed, **values)
     if not isinstance(built, Task):
         raise PluginError(f"task {name!r}: its function returned {type(built).__name__}, no Task")

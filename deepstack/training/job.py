@@ -25,7 +25,13 @@ from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.environment import choose_device, environment, torch_settings
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.meta import check_environment, choose_folder, columns_of, meta_of
+from deepstack.training.meta import (
+    check_environment,
+    choose_folder,
+    columns_of,
+    meta_of,
+    refuse_missing_plugins,
+)
 from deepstack.training.observer import LogFile, Observer, Observers, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.recorder import Recorder
@@ -39,7 +45,12 @@ class Job:
     """A run folder that this process holds, and the model, optimizer and logs that fill it."""
 
     def __init__(
-        self, config: conf.Config, folder: RunFolder, task: Task, device: torch.device, observer: Observer
+        self,
+        config: conf.Config,
+        folder: RunFolder,
+        task: Task,
+        device: torch.device,
+        observer: Observer,
     ) -> None:
         self.config, self.folder, self.task, self.device = config, folder, task, device
         self.observer = observer
@@ -86,7 +97,7 @@ class Job:
         )
 
     def _resume(self, environment: dict[str, Any], allow_env_change: bool) -> str | None:
-        """Take up the newest whole checkpoint; 'same' or 'other' environment, None for a new run."""
+        """Take up the newest whole checkpoint: 'same' or 'other' environment, None if new."""
         known = self.folder.read_meta().get("environment")
         resumed = check_environment(known, environment, allow_env_change) if known else None
         damaged: list[str] = []
@@ -281,11 +292,10 @@ def open_job(
     However the block ends, status.json says so: done, diverged, interrupted, failed or
     out_of_memory.
     """
+    refuse_missing_plugins(config, out / (study or config.name or "runs"))
     find_scheme(config.model.scheme, config.model.scheme_options)
     options = config.task.options()
-    task = build_task(
-        config.task.name, options, seq_len=config.task.seq_len, seed=config.seed
-    )
+    task = build_task(config.task.name, options, seq_len=config.task.seq_len, seed=config.seed)
     device = choose_device(config.runtime)
     folder = choose_folder(config, out / (study or config.name or "runs"), task)
     with folder.lock(), torch_settings(config, device) as threads:

@@ -31,7 +31,9 @@ def train(
     ResourceError (memory, disk, a folder in use), DifferenceError (a resumed run whose recomputed
     rows differ from its log), Interrupted.
     """
-    with open_job(config, study, Path(out), observer or Observer(), allow_env_change, command) as job:
+    with open_job(
+        config, study, Path(out), observer or Observer(), allow_env_change, command
+    ) as job:
         if job.finished:
             return job.result()
         job.begin()

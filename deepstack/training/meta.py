@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
+from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
 from deepstack.records import RunFolder
@@ -29,6 +30,14 @@ TIMING = {
     "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
     "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
 }
+
+
+def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
+    """Raise PluginError when this very configuration was trained here with a plugin not loaded."""
+    for path in study.glob(f"{conf.run_name(config)}*"):
+        folder = RunFolder(path)
+        if folder.exists() and conf.same_experiment(conf.load_config(folder.config_path), config):
+            plugins.require_plugins(folder.read_meta().get("plugins", []), str(path))
 
 
 def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
@@ -83,6 +92,7 @@ def meta_of(
         "parameters": parameters | {"total": sum(parameters.values())},
         "data": task.data,
         "references": task.references,
+        "plugins": [{"file": f, "sha256": digest} for f, digest in sorted(plugins.LOADED.items())],
     }
 
 

@@ -1,0 +1,311 @@
+"""Configurations as values: what is read, what comes back, what makes two of them differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deepstack import config as conf
+from deepstack.config.explain import keys, sections
+from deepstack.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("3e-4", 3e-4), ("1e3", 1000.0), ("1E+3", 1000.0), (".5", 0.5), ("5.", 5.0), ("-0", 0),
+        ("+3", 3), ("007", 7), ("0o17", 15), ("0x1F", 31), ("yes", "yes"), ("on", "on"),
+        ("no", "no"), ("Off", "Off"), ("1_000", "1_000"), ("12:30", "12:30"), ("true", True),
+        ("FALSE", False), ("~", None), ("null", None), ("", None), ("'1'", "1"),
+        ('"a\\tb"', "a\tb"), ("[1, a, 2.5]", [1, "a", 2.5]), ("2020-01-01", "2020-01-01"),
+        ("1.2.3", "1.2.3"), ("a b", "a b"),
+        ("0b1", "0b1"), ("1e", "1e"), ("-", "-"), (".", "."), ("é", "é"), ("'😀'", "😀"),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(written: str, value: Any) -> None:
+    overridden = conf.parse_config("", overrides=[f"task.x={written}"])
+    if written != "-":
+        read = conf.parse_config(f"task:\n  x: {written}\n")
+        assert read.task.options() == {"x": value}
+        assert type(read.task.options()["x"]) is type(value)
+    assert overridden.task.options() == {"x": value}
+
+
+def test_an_empty_file_is_a_config() -> None:
+    for text in (
+        "",
+        "# nothing\n",
+        "---\n",
+        "\ufeff",
+        "model:\n  # depth: 6\n",
+        "train: {lr_factors: }",
+    ):
+        assert conf.parse_config(text) == conf.Config()
+    assert conf.Config().model.d_ff == 256
+
+
+def test_text_with_crlf_and_bom_is_read() -> None:
+    read = conf.parse_config(b"\xef\xbb\xbfseed: 3\r\nmodel:\r\n  depth: 7\r\n")
+    assert (read.seed, read.model.depth) == (3, 7)
+    with pytest.raises(ConfigError, match=r"^f.yaml:2:1: modle: "):
+        conf.parse_config(b"\xef\xbb\xbfseed: 3\r\nmodle: 1\r\n", "f.yaml")
+
+
+def test_overrides_win_and_the_last_of_them() -> None:
+    read = conf.parse_config(
+        "seed: 1\nmodel: {depth: 6}\n",
+        overrides=[
+            "seed=2",
+            "seed=3",
+            "model.depth=48",
+            "train.lr_factors.q=0.5",
+            "train.betas=[0.5, 0.6]",
+            "train.clip=null",
+            "task.path=a: b #c",
+            "model.scheme_options={order: 2}",
+            "name='yes'",
+        ],
+    )
+    assert (read.seed, read.model.depth, read.train.lr_factors) == (3, 48, {"q": 0.5})
+    assert (read.train.betas, read.train.clip) == ((0.5, 0.6), None)
+    assert read.task.options() == {"path": "a: b #c"}
+    assert (read.model.scheme_options, read.name) == ({"order": 2}, "yes")
+
+
+def test_d_ff_follows_d_model_unless_it_was_given() -> None:
+    derived, given = (
+        conf.parse_config("model: {d_model: 32}"),
+        conf.parse_config("model: {d_ff: 99}"),
+    )
+    assert derived.model.d_ff == 128
+    assert conf.with_overrides(derived, {"model.d_model": 64}).model.d_ff == 256
+    twice = conf.with_overrides(conf.with_overrides(derived, {"seed": 1}), {"model.d_model": 16})
+    assert twice.model.d_ff == 64
+    assert conf.with_overrides(given, {"model.d_model": 128}).model.d_ff == 99
+    assert conf.parse_config("model: {d_ff: null, d_model: 8}").model.d_ff == 32
+
+
+def test_with_overrides_changes_a_copy_and_validates() -> None:
+    import numpy as np
+
+    before = conf.Config()
+    after = conf.with_overrides(before, {"model.depth": np.int64(48), "train.betas": [0.1, 0.2]})
+    assert (before.model.depth, after.model.depth, after.train.betas) == (6, 48, (0.1, 0.2))
+    with pytest.raises(ConfigError) as error:
+        conf.with_overrides(before, {"model.detph": 3, "seed": "x"})
+    assert "model.detph: found the unknown key" in str(error.value)
+    assert "seed: found 'x'" in str(error.value)
+
+
+def test_configs_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        conf.Config().model.depth = 3  # type: ignore[misc]
+
+
+AWKWARD = """
+name: on
+seed: 2147483647
+model: {d_model: 12, n_heads: 3, scheme_options: {a: 1.0, b: 1, c: true, d: 'true'}}
+task:
+  name: markov
+  texts: ['1e3', '~', 'null', "a'b", 'c"d', 'e\\f', ': ', '- x', '#', '', ' a ', "tab\\tend\\n"]
+  more: [é, 😀, "\\u202e", '1_000', '.nan', 0.1, 1e300, -5e-324, 1e22, 123456789012, '0x1f']
+  path: ../some file.txt
+  nothing: null
+train: {lr: 3e-4, betas: [0, 0.5], clip: null, trainable: [q, w1], lr_factors: {k: 0, head: 2.5}}
+log: {layers_every: 10}
+"""
+
+
+@pytest.mark.parametrize("text", ["", AWKWARD])
+def test_to_yaml_reads_back_equal(text: str) -> None:
+    read = conf.parse_config(text)
+    again = conf.parse_config(conf.to_yaml(read))
+    assert again == read and conf.to_yaml(again) == conf.to_yaml(read)
+    assert conf.same_experiment(read, again) and conf.config_hash(read) == conf.config_hash(again)
+    assert conf.values(read).items() >= conf.non_defaults(read).items()
+    by_another = yaml.safe_load(conf.to_yaml(conf.Config()))
+    assert by_another["model"]["depth"] == 6
+
+
+def test_non_defaults_hash_and_run_name() -> None:
+    read = conf.parse_config(
+        "name: x\nseed: 1\nmodel: {d_model: 32, depth: 1000}\nruntime: {threads: 1}"
+    )
+    assert conf.non_defaults(read) == {
+        "name": "x",
+        "seed": 1,
+        "model.d_model": 32,
+        "model.depth": 1000,
+        "runtime.threads": 1,
+    }
+    other = conf.with_overrides(read, {"name": "y", "runtime.threads": 2})
+    assert conf.same_experiment(read, other) and conf.config_hash(read) == conf.config_hash(other)
+    assert not conf.same_experiment(read, conf.with_overrides(read, {"train.lr": 0.1}))
+    assert conf.run_name(read) == f"deepnorm-d1000-s1-{conf.config_hash(read)}"
+    # a hash that changed would give every recorded run another name
+    assert conf.config_hash(conf.Config()) == "44136f"
+    assert conf.config_hash(read) == "29c725"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "study"),
+    [
+        ("kept", "configs/x.yaml", "kept"),
+        (None, "configs/depth_sweep.yaml", "depth_sweep"),
+        (None, "a b/ü x.yaml", "_x"),
+        (None, "..yaml", "runs"),
+        (None, "-rf.yaml", "rf"),
+    ],
+)
+def test_study_name_stays_in_its_folder(name: str | None, path: str, study: str) -> None:
+    assert conf.study_name(conf.Config(name=name), path) == study
+
+
+STUDY = """
+model: {d_model: 32}
+sweep:
+  grid:
+    model.depth: [6, 48]
+    model.scheme: [post_ln, deepnorm]
+    train.betas: [[0.9, 0.98], [0.9, 0.95]]
+"""
+
+
+def test_studies_hold_a_base_and_a_grid() -> None:
+    study = conf.parse_study(STUDY)
+    assert study.base == conf.parse_config("model: {d_model: 32}")
+    assert list(study.grid) == ["model.depth", "model.scheme", "train.betas"]
+    assert study.grid["train.betas"] == [[0.9, 0.98], [0.9, 0.95]] and study.size == 8
+    assert conf.parse_study("seed: 3") == conf.Study(conf.parse_config("seed: 3"), {})
+    assert conf.parse_study("seed: 3").size == 1
+
+
+def test_overrides_of_studies_make_replace_and_fix_axes() -> None:
+    overrides = [
+        "model.depth=1,2,3",
+        "model.scheme=pre_ln",
+        "seed=0,1",
+        "train.betas=[0.1,0.2],[0.3,0.4]",
+    ]
+    study = conf.parse_study(
+        STUDY, overrides=[*overrides, "task.path='a,b'", "train.trainable=[q,k]"]
+    )
+    assert study.grid == {
+        "model.depth": [1, 2, 3],
+        "train.betas": [[0.1, 0.2], [0.3, 0.4]],
+        "seed": [0, 1],
+    }
+    assert study.base.model.scheme == "pre_ln" and study.base.train.trainable == ("q", "k")
+    assert study.base.task.options() == {"path": "a,b"}
+
+
+def test_values_that_do_not_go_alone_may_go_together() -> None:
+    study = conf.parse_study("sweep: {grid: {model.d_model: [30, 60], model.n_heads: [3, 5]}}")
+    assert study.size == 4
+
+
+def test_json_schema_knows_every_key_with_its_meaning() -> None:
+    schema = conf.json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    for name, section in {"": schema, **schema["$defs"]}.items():
+        assert section["additionalProperties"] is not True or name == "Task"
+        for key, value in section["properties"].items():
+            if "$ref" not in value:
+                assert value.get("description", "").endswith((".", "?")), (name, key)
+    assert set(sections()) == {
+        "",
+        "model",
+        "model.norm",
+        "model.init",
+        "task",
+        "train",
+        "log",
+        "runtime",
+    }
+    assert set(conf.values(conf.Config())) == set(keys()) - {
+        "model.scheme_options",
+        "train.lr_factors",
+    }
+
+
+def test_every_key_has_a_description_in_python_too() -> None:
+    for model in (conf.Model, conf.Norm, conf.Init, conf.Task, conf.Train, conf.Log, conf.Runtime):
+        assert model.__doc__
+        for key, field in model.model_fields.items():
+            assert field.description or key in ("norm", "init"), key
+
+
+def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("model:\n  scheme: nonsense\n")
+    assert conf.locate(file, [], "model.scheme") == f"{file}:2:11"
+    override = ["model.scheme=x"]
+    assert conf.locate(file, override, "model.scheme") == "model.scheme=x on the command line"
+    assert conf.locate(file, [], "task.name") == str(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (".", "found a folder"),
+        ("missing.yaml", "no such file"),
+        ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
+        ("quick", "no such file; did you mean 'quick.yaml'?"),
+        ("a\x00b", "a\\x00b: found a path that cannot be one"),
+        ("x" * 5000, "cannot be read: File name too long"),
+        ("fifo", "found something that is no file"),
+        ("/dev/zero", "found something that is no file"),
+        ("\udcff.yaml", "\\udcff.yaml: no such file"),
+        ("quick.yaml/x", "cannot be read: Not a directory"),
+    ],
+)
+def test_paths_that_are_no_config(
+    path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("quick.yaml").write_text("seed: 1")
+    os.mkfifo("fifo")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError) as error:
+        conf.load_config(path)
+    assert said in str(error.value) and str(error.value).isprintable()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_load_config_and_load_study_read_files(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(STUDY)
+    assert conf.load_study(file, ["seed=0,1"]).size == 16
+    file.write_text("seed: 5")
+    assert conf.load_config(str(file), ["model.depth=9"]).model.depth == 9
+    assert conf.load_config(os.fsencode(file).decode()).seed == 5
+
+
+def test_annotated_defaults_are_a_config() -> None:
+    read = conf.parse_config(conf.annotated_defaults("schema.json"))
+    assert conf.non_defaults(read) == {"model.depth": 48}
+
+
+def test_import_is_light_and_quick() -> None:
+    code = (
+        "import time, sys; begin = time.process_time(); import deepstack.config; "
+        "took = time.process_time() - begin; "
+        "print(took, *[m for m in ('torch', 'pandas', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    seen = []
+    for _ in range(4):
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        took, *heavy = out.stdout.split()
+        assert heavy == []
+        seen.append(float(took))
+    assert min(seen) < 0.35

@@ -1,0 +1,75 @@
+"""Estimates of parameters and memory, and what is refused because of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepstack import config as conf
+from deepstack.config import estimate
+from deepstack.errors import ConfigError
+
+
+def test_parameter_count_is_that_of_the_model() -> None:
+    counts = conf.parameter_count(conf.Config(), 257)
+    d, n = 64, 6
+    assert counts["q"] == n * d * d and counts["w1"] == counts["w2"] == 4 * n * d * d
+    assert counts["bias"] == n * (4 * d + 4 * d + d)
+    assert counts["norm_gain"] == counts["norm_bias"] == n * 2 * d
+    assert (counts["embedding"], counts["position"], counts["head"]) == (257 * d, 64 * d, 257)
+    assert set(counts) <= set(conf.ROLES)
+    bare = conf.parse_config(
+        "model: {head: bert, positions: sinusoidal, norm: {gain: false, bias: false}}"
+    )
+    assert set(conf.parameter_count(bare, 257)) == {
+        "q", "k", "v", "o", "w1", "w2", "bias", "embedding", "head",
+    }  # fmt: skip
+    assert conf.parameter_count(bare, 257)["head"] == d * d + 3 * d + 257
+    more = conf.parameter_count(conf.Config(), 257, final_norm=True, scheme_parameters=2)
+    assert (more["final_norm"], more["scheme"]) == (2 * d, 2 * n)
+
+
+@pytest.mark.parametrize(
+    ("override", "more"),
+    [
+        ("model.depth=12", True),
+        ("train.batch_size=32", True),
+        ("task.seq_len=128", True),
+        ("model.dropout=0.1", True),
+        ("model.d_ff=512", True),
+        ("train.optimizer=sgd", False),
+        ("train.trainable=[q]", False),
+        ("train.precision=bf16", False),
+        ("log.layers_every=0", False),
+    ],
+)
+def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
+    usual = conf.memory_estimate(conf.Config(), 257)
+    changed = conf.memory_estimate(conf.parse_config("", overrides=[override]), 257)
+    assert changed > usual if more else changed < usual
+    assert sum(conf.memory_terms(conf.Config(), 257).values()) == usual
+
+
+def test_memory_estimate_of_a_known_run() -> None:
+    read = conf.parse_config("model: {depth: 1000, d_model: 32}\ntrain: {batch_size: 8}")
+    # measured on a CPU: 1.53e9 bytes above the process
+    terms = conf.memory_terms(read, 257)
+    above = sum(terms.values()) - terms["Python and torch"] - terms["looks at every layer"]
+    assert 0.7 < above / 1.53e9 / 1.048 < 1.5
+
+
+def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(estimate, "on_gpu", lambda config: False)
+    conf.refuse_absurd(conf.Config())
+    with pytest.raises(ConfigError) as error:
+        conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))
+    message = str(error.value)
+    assert "model.depth: found 5000, a run of about" in message and error.value.key == "model.depth"
+    fits = int(message.rpartition("at most about ")[2])
+    assert 10 < fits < 5000
+    fitting = conf.memory_estimate(conf.parse_config(f"model: {{depth: {fits}}}"), 257)
+    assert 0.8 * 2**30 < fitting <= 2**30
+
+
+def test_machine_memory_is_plausible() -> None:
+    assert 2**28 < conf.machine_memory() < 2**50
