@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.config.schema import IDENTIFIER, RUN_NAME, Config
+from deepstack.config.schema import IDENTIFIER, ROLES, RUN_NAME, Config
 from deepstack.config.yaml_reader import (
     MAX_PROBLEMS,
     Node,
@@ -112,7 +112,9 @@ def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
 def order(where: str) -> tuple[int, ...]:
     """Sorts places: by line and column, then what has none (overrides)."""
     parts = where.rsplit(":", 2)[1:]
-    return tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdigit, parts)) else (10**9,)
+    return (
+        tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else (10**9,)
+    )
 
 
 def _path(loc: tuple[str | int, ...], data: Any) -> Path:
@@ -138,8 +140,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     if item["type"] == "extra_forbidden":
         return Problem(node.key_where or node.where, dotted, _unknown_key(path, node))
     if item["loc"][-1] == "[key]":
-        schema = _at(path[:-1])
-        names = schema.get("propertyNames", {}).get("enum", [])
+        names = ROLES if item["type"] == "literal_error" else ()
         allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
         text = f"found the key {quoted(str(path[-1]))}; allowed {allowed}"
         hint = _hint(nearest(str(path[-1]), names))
@@ -244,7 +245,9 @@ def _fits(number: int | float, options: list[Schema]) -> bool:
 
 
 def _words(option: Schema) -> list[str]:
-    return [*option.get("enum", []), *([option["const"]] if "const" in option else [])]
+    return (
+        list(option["enum"]) if "enum" in option else [option["const"]] if "const" in option else []
+    )
 
 
 def _dotted(path: Path) -> str:

@@ -59,7 +59,7 @@ def branch_ratio(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("ln_input", "‖z‖")
 def ln_input(snapshot: Snapshot) -> Tensor:
-    """Mean over probe tokens of ‖z‖₂, what the last norm of each sublayer reads; √d at unit scale."""
+    """Mean over probe tokens of ‖z‖₂, which the last norm of a sublayer reads; √d at unit scale"""
     return snapshot.norm_input.mean(dim=-1)
 
 

@@ -52,6 +52,5 @@ def build_model(
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
     """Whether these roles are trained alike: then they may share one tensor."""
     chosen = config.train.trainable
-    factors: dict[str, float] = dict(config.train.lr_factors)
     trained = {chosen == "all" or role in chosen for role in roles}
-    return len(trained) == 1 and len({factors.get(role, 1.0) for role in roles}) == 1
+    return len(trained) == 1 and len({config.train.lr_factor(role) for role in roles}) == 1

@@ -17,9 +17,8 @@ def make_optimizer(train: conf.Train, banks: Sequence[Bank]) -> torch.optim.Opti
     Weight decay touches matrices and tables (embedding, position, head), never a bias or a norm.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    factors: dict[str, float] = dict(train.lr_factors)
     for bank in banks:
-        factor = factors.get(bank.roles[0], 1.0)
+        factor = train.lr_factor(bank.roles[0])
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
         groups.setdefault((factor, decay), fresh)["params"] += bank.parameters
@@ -27,9 +26,8 @@ def make_optimizer(train: conf.Train, banks: Sequence[Bank]) -> torch.optim.Opti
     if train.optimizer == "sgd":
         return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
-    return kind(
-        settings, lr=train.lr, betas=(train.betas[0], train.betas[1]), eps=train.eps, fused=True
-    )
+    betas = (train.betas[0], train.betas[1])
+    return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True)
 
 
 def optimizer_state(

@@ -1,0 +1,10 @@
+# check: what CI checks · test: the tests · fix: format and mend · bench: time per step
+.PHONY: check test fix bench
+check:
+	ruff format --check . && ruff check . && mypy
+test:
+	pytest
+fix:
+	ruff check --fix . ; ruff format .
+bench:
+	python benchmarks/step_time.py
