@@ -81,7 +81,11 @@ def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
     assert [p.name for p in (run.path / "checkpoint" / "12").glob("*.safetensors")] == [
         "weights.safetensors"
     ]
-    assert deepstack.load_config(run.path / "config.yaml") == small()
+    kept = deepstack.load_config(run.path / "config.yaml")
+    assert kept.task.options()["mask_rate"] == 0.15  # fully resolved, the task's options as well
+    assert deepstack.train(kept, study="runs", out=tmp_path).path == run.path
+    spelled_out = small(task__mask_rate=0.15)
+    assert deepstack.train(spelled_out, study="runs", out=tmp_path).path == run.path
 
 
 def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     from deepstack.model import build_model
     from deepstack.schemes import find_scheme
     from deepstack.tasks import build_task
+    from deepstack.training import run_name
 
     model = settings.model
     scheme, _ = find_scheme(model.scheme, model.scheme_options)
@@ -55,7 +56,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     memory = conf.memory_estimate(settings, task.vocab_size)
     return {
-        "run": conf.run_name(settings),
+        "run": run_name(settings),
         "scheme": f"{scheme.label}: {scheme.equation}",
         "alpha": scheme.alpha(model.depth),
         "beta": scheme.beta(model.depth),

@@ -29,6 +29,7 @@ def list_(
     depth: Annotated[int, typer.Option(min=1, help="Depth at which coefficients are given.")] = 100,
     plugin: Plugins = [],  # noqa: B006
     json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """List what deepstack knows: schemes, tasks, diagnostics or charts."""
     from deepstack.cli.tables import emit
@@ -40,7 +41,7 @@ def list_(
         Kind.diagnostics: diagnostic_rows,
         Kind.charts: chart_rows,
     }[kind]()
-    emit(rows, json)
+    emit(rows, json, markdown=markdown)
 
 
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:

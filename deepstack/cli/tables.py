@@ -10,11 +10,15 @@ from typing import Any
 import typer
 
 
-def emit(rows: Sequence[Mapping[Any, Any]], as_json: bool, *, columns: Sequence[str] = ()) -> None:
-    """Print rows to stdout; columns: which and in which order (default: those of the rows)."""
-    names = list(columns) or list(dict.fromkeys(key for row in rows for key in row))
+def emit(rows: Sequence[Mapping[Any, Any]], as_json: bool, *, markdown: bool = False) -> None:
+    """Print rows to stdout, as a table, as JSON or as Markdown."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
     if as_json:
         typer.echo(json.dumps([{k: plain(v) for k, v in row.items()} for row in rows], indent=2))
+        return
+    if markdown:
+        lines = [names, ["---"] * len(names), *([text(r.get(n)) for n in names] for r in rows)]
+        typer.echo("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -102,7 +102,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({depth_of(run) for run in runs})
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
-    shared = shared_steps(runs)
+    shared = shared_steps([run for run in runs if not diverged(run)] or runs)
     if options.at_step is not None and not any(
         options.at_step in run.steps["step"].to_numpy() for run in runs
     ):
@@ -171,7 +171,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if marks & {"saturated", "diverged"}:
         notes.append("hollow points are left out of the fits")
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        notes.append(f"step {last} is the last one that all runs share")
+        notes.append(f"step {last} is the last one that all runs share, but for those that diverged")
     title = "Model update against depth"
     figure = page.finish(title, title_of(runs, series), notes, handles + published)
     return Chart(figure, table.frame(), title)

@@ -2,9 +2,21 @@
 
 from deepstack.options import Option
 from deepstack.registry import import_all
+from deepstack.tasks.resolve import with_defaults, without_defaults
 from deepstack.tasks.task import IGNORE, TASKS, Batch, Task, build_task, task, task_options
 
-__all__ = ["IGNORE", "TASKS", "Batch", "Option", "Task", "build_task", "task", "task_options"]
+__all__ = [
+    "IGNORE",
+    "TASKS",
+    "Batch",
+    "Option",
+    "Task",
+    "build_task",
+    "task",
+    "task_options",
+    "with_defaults",
+    "without_defaults",
+]
 
 # A task registers itself when its module is imported.
 import_all(__name__, __path__)

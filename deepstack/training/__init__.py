@@ -3,7 +3,7 @@
 from deepstack.training.environment import choose_device, choose_threads, torch_settings
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
-from deepstack.training.meta import choose_folder
+from deepstack.training.meta import choose_folder, run_name
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
 
@@ -18,6 +18,7 @@ __all__ = [
     "choose_threads",
     "make_optimizer",
     "mean_loss",
+    "run_name",
     "to_device",
     "torch_settings",
     "train",

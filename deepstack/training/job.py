@@ -20,7 +20,7 @@ from deepstack.model import build_model
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
 from deepstack.schemes import SCHEMES, find_scheme
 from deepstack.speed import Measured, make_step
-from deepstack.tasks import Task, build_task
+from deepstack.tasks import Task, build_task, with_defaults
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.environment import choose_device, environment, torch_settings
@@ -305,7 +305,7 @@ def open_job(
             job.finished = True
             yield job
             return
-        folder.write_config(conf.to_yaml(config))
+        folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
             job.build(environment(config, device, threads), command, allow_env_change)
             yield job

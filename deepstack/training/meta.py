@@ -12,7 +12,7 @@ from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
-from deepstack.tasks import Task
+from deepstack.tasks import Task, without_defaults
 from deepstack.training.environment import git_state
 
 STEP_COLUMNS = {
@@ -32,17 +32,27 @@ TIMING = {
 }
 
 
+def run_name(config: conf.Config) -> str:
+    """The name of a run's folder, the same whether defaults are spelled out or not."""
+    return conf.run_name(without_defaults(config))
+
+
+def same_experiment(a: conf.Config, b: conf.Config) -> bool:
+    """Whether two configurations are equal but for names, runtime and spelled-out defaults."""
+    return conf.same_experiment(without_defaults(a), without_defaults(b))
+
+
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError when this very configuration was trained here with a plugin not loaded."""
-    for path in study.glob(f"{conf.run_name(config)}*"):
+    for path in study.glob(f"{run_name(config)}*"):
         folder = RunFolder(path)
-        if folder.exists() and conf.same_experiment(conf.load_config(folder.config_path), config):
+        if folder.exists() and same_experiment(conf.load_config(folder.config_path), config):
             plugins.require_plugins(folder.read_meta().get("plugins", []), str(path))
 
 
 def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
     """The folder of this very run: where it was trained before, else the first free name."""
-    name = conf.run_name(config)
+    name = run_name(config)
     for number in range(1, 1000):
         folder = RunFolder(study / (name if number == 1 else f"{name}-{number}"))
         if not folder.exists() or is_same_run(folder, config, task):
@@ -57,7 +67,7 @@ def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
     except ConfigError:
         return False  # written by another version, whose settings are not ours
     data = folder.read_meta().get("data", task.data)
-    return conf.same_experiment(stored, config) and data.get("sha256") == task.data.get("sha256")
+    return same_experiment(stored, config) and data.get("sha256") == task.data.get("sha256")
 
 
 def check_environment(known: dict[str, Any], now: dict[str, Any], allowed: bool) -> str:

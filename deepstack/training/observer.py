@@ -78,13 +78,15 @@ class PlainLines(Observer):
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds = seconds
         self.run: Started | None = None
-        self._shown = self._began = time.monotonic()
+        self._shown = time.monotonic()
+        self._began: float | None = None
+        self._first = 1
 
     def line(self, text: str) -> None:
         """Where a line goes: to be overridden."""
 
     def started(self, run: Started) -> None:
-        self.run, self._began = run, time.monotonic()
+        self.run = run
         self.line(
             f"{run.label}, {run.depth} layers, {run.parameters:,} parameters on {run.device}: "
             f"steps {run.first_step} to {run.steps} in {run.folder.path}"
@@ -92,10 +94,12 @@ class PlainLines(Observer):
 
     def stepped(self, step: int, row: Row) -> None:
         now = time.monotonic()
+        if self._began is None:  # from the first row on: start-up and step 0 are no part of it
+            self._began, self._first = now, step
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
             return
         self._shown = now
-        pace = (now - self._began) / (step - self.run.first_step + 1)
+        pace = (now - self._began) / max(step - self._first, 1)
         left = pace * (self.run.steps - step)
         self.line(
             f"step {step}/{self.run.steps}  loss {number(row['loss'])}  "
