@@ -297,3 +297,23 @@ def test_config_yaml_of_a_run_is_plain_yaml(tmp_path: Path) -> None:
     folder = Path(deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip())
     found = yaml.safe_load((folder / "config.yaml").read_text())
     assert found["model"]["depth"] == 2 and found["model"]["d_ff"] == 32
+
+
+def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> None:
+    for study in ("one", "two"):
+        for depth in (1, 2):
+            words = ["train", QUICK, *TINY, f"model.depth={depth}", "--study", study]
+            assert deepstack(*words, "--out", tmp_path, "-q").exit_code == 0
+    result = deepstack("plot", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    written = [Path(line) for line in result.stdout.splitlines()]
+    assert {path.suffix for path in written} == {".png", ".svg", ".csv"}
+    assert {path.parent for path in written} == {tmp_path / s / "figures" for s in ("one", "two")}
+    assert all(path.stat().st_size > 100 for path in written)
+    names = {path.stem for path in written}
+    assert names == {
+        row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)
+    }
+    chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
+    assert len(chosen.stdout.splitlines()) == 3
+    assert deepstack("plot", "update_vs_dept", tmp_path).exit_code == 2

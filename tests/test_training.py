@@ -330,3 +330,31 @@ def test_snapshot_diagnostics_against_slow_literal_versions(name: str, tmp_path:
         assert run.layers("stream_norm")[1][0, index] == pytest.approx(size, rel=1e-4)
     moved = run.layers("param_update_norm")[1]
     assert (moved[0] == 0).all() and (moved[1:] > 0).all()
+
+
+def test_lack_of_memory_is_a_result_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr("deepstack.training.job.build_model", greedy)
+    with pytest.raises(ResourceError, match="out of memory") as caught:
+        deepstack.train(small(), out=tmp_path)
+    assert caught.value.exit_code == 5
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Run(path).state == "out_of_memory"
+
+
+def test_an_error_of_our_own_is_kept_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("deepstack.training.job.Job.evaluate", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        deepstack.train(small(), out=tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Run(path).state == "failed"
+    assert "Traceback" in (path / "log.txt").read_text()

@@ -29,7 +29,8 @@ def plot(
         str | None, typer.Option(help="Diagnostic of the layer by step heat map.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder of the figures (default: DIR/figures).")
+        Path | None,
+        typer.Option("--to", help="Folder of the figures (default: figures/ in each study)."),
     ] = None,
     plugin: Plugins = [],  # noqa: B006
 ) -> None:

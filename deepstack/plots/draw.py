@@ -29,6 +29,9 @@ def draw(
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder into `out` (default: its figures/).
 
+    A folder with several studies gets the charts of each one in a folder of its own: figures/ in
+    the study, or `out`/<study>.  Charts compare the runs of one study.
+
     `say` gets a sentence for each chart that these runs do not allow. Returns what was written.
     Raises NothingMatchedError when there are no runs or nothing could be drawn, ConfigError for
     an unknown chart or a reference.csv that cannot be used.
@@ -36,18 +39,25 @@ def draw(
     names = list(dict.fromkeys(charts)) if charts else CHARTS.names()
     functions = {name: CHARTS[name] for name in names}
     runs = find_runs(directory)
-    options = Options(at_step, diagnostic or "grad_norm", read_reference(directory, runs))
-    target = Path(out) if out is not None else Path(directory) / "figures"
+    studies: dict[Path, list[Run]] = {}
+    for run in runs:
+        studies.setdefault(run.path.parent, []).append(run)
     written: list[Path] = []
     skipped: list[str] = []
-    for name, function in functions.items():
-        try:
-            chart = function(runs, options=options)
-        except NothingMatchedError as error:
-            skipped.append(f"{name} is not drawn: {error}")
-            say(skipped[-1])
-            continue
-        written += save(chart, target, name)
+    for study, members in studies.items():
+        several = len(studies) > 1
+        base = study if several else Path(directory)
+        target = base / "figures" if out is None else Path(out) / (study.name if several else "")
+        options = Options(at_step, diagnostic or "grad_norm", read_reference(directory, members))
+        for name, function in functions.items():
+            try:
+                chart = function(members, options=options)
+            except NothingMatchedError as error:
+                where = f"{study.name}: " if several else ""
+                skipped.append(f"{where}{name} is not drawn: {error}")
+                say(skipped[-1])
+                continue
+            written += save(chart, target, name)
     if not written:
         raise NothingMatchedError("\n".join(skipped))
     return written

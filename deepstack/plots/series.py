@@ -125,7 +125,7 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
 
     width = _join(
         (value("model.d_model"), "d_model {}"),
-        (value("model.n_heads"), "{} heads"),
+        (value("model.n_heads"), "n_heads {}"),
         (value("model.d_ff"), "d_ff {}"),
     )
     batch = _join((value("train.batch_size"), "batch {}"), (value("task.seq_len"), "× {} tokens"))

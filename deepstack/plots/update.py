@@ -171,7 +171,9 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if marks & {"saturated", "diverged"}:
         notes.append("hollow points are left out of the fits")
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        notes.append(f"step {last} is the last one that all runs share, but for those that diverged")
+        notes.append(
+            f"step {last} is the last one that all runs share, but for those that diverged"
+        )
     title = "Model update against depth"
     figure = page.finish(title, title_of(runs, series), notes, handles + published)
     return Chart(figure, table.frame(), title)

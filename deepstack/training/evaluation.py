@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +29,10 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
 
+# Without a graph to keep, a forward pass takes several batches at once: narrow layers are launches.
+TOKENS_AT_ONCE = 2048
+
+
 class Evaluation:
     """Validation loss over all predicted positions, and over those that show [MASK] alone.
 
@@ -36,14 +41,17 @@ class Evaluation:
     """
 
     def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:
-        self.batches = [
-            task.validation_batch(i, train.batch_size) for i in range(train.eval_batches)
-        ]
+        batches = [task.validation_batch(i, train.batch_size) for i in range(train.eval_batches)]
         self.device = device
-        optimal = [task.optimal_loss(b) for b in self.batches]
+        optimal = [task.optimal_loss(b) for b in batches]
         known = [loss for loss in optimal if loss is not None]
         # Every batch of a task predicts equally many positions, so a mean of means is the mean.
         self.optimal = sum(known) / len(known) if known else None
+        group = max(1, TOKENS_AT_ONCE // batches[0].inputs.size)
+        self.batches = [
+            Batch(*map(np.concatenate, zip(*batches[i : i + group], strict=True)))
+            for i in range(0, len(batches), group)
+        ]
 
     def measure(
         self, model: Encoder, autocast: Callable[[], torch.autocast]

@@ -278,6 +278,13 @@ class Job:
                 getattr(self, name).close()
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
 @contextmanager
 def open_job(
     config: conf.Config,
@@ -311,10 +318,10 @@ def open_job(
             yield job
         except DeepstackError:
             raise
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            folder.write_status("out_of_memory", job._last_step, error=str(error))
-            raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
         except Exception as error:
+            if is_out_of_memory(error):
+                folder.write_status("out_of_memory", job._last_step, error=str(error))
+                raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
             LogFile(folder).line(traceback.format_exc())
             folder.write_status("failed", job._last_step, error=repr(error))
             raise

@@ -56,7 +56,7 @@ def load_optimizer_state(
         for index, p in enumerate(bank.parameters):
             rows = len(p)
             if joined.ndim == 1 and name == "step":
-                value = joined[min(index, len(joined) - 1)].clone()
+                value = joined[min(index, len(joined) - 1)]
             else:
-                value = joined[index * rows : (index + 1) * rows].to(p.device).clone()
-            optimizer.state[p][name] = value
+                value = joined[index * rows : (index + 1) * rows]
+            optimizer.state[p][name] = value.to(p.device, copy=True)
