@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.config import Config, with_overrides
-from deepstack.training import Observer, mean_loss
-from deepstack.training.job import open_job
+from deepstack.tasks import build_task
+from deepstack.training import mean_loss, timed_steps, to_device
 
 HEADS, BATCH, SEQ, VOCAB = 2, 8, 32, 257
 
@@ -74,11 +72,8 @@ def main() -> None:
             "model.scheme": given.scheme,
             "task.seq_len": SEQ,
             "train.batch_size": BATCH,
-            "train.steps": given.rounds + 3,
+            "train.steps": given.rounds + 2,
             "train.lr": 1e-4,
-            "train.eval_every": 0,
-            "train.eval_batches": 1,
-            "log.layers_every": 0,
             "log.probe_sequences": 1,
             "runtime.threads": 1,
             "runtime.device": "cpu",
@@ -86,27 +81,16 @@ def main() -> None:
     )
     theirs = reference_step(given.depth, given.d_model)
     times: dict[str, list[float]] = {"reference": [], "deepstack": [], "of which probe": []}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_job(config, "bench", Path(folder), Observer(), False, "") as job,
-    ):
-        job.begin()
-        for step in range(1, given.rounds + 3):
-            began = time.perf_counter()
-            inputs, targets = job.batch(step)
-            measured = job.step(inputs, targets, job.learning_rate(step))
-            before_probe = time.perf_counter()
-            update = job.update.measure()
-            after_probe = time.perf_counter()
-            job.record(step, measured, update)
-            ours = time.perf_counter() - began
-            began = time.perf_counter()
-            theirs(inputs, targets)
-            reference = time.perf_counter() - began
-            if step > 2:  # the first two touch fresh memory
-                times["deepstack"].append(ours)
-                times["of which probe"].append(after_probe - before_probe)
-                times["reference"].append(reference)
+    task = build_task("text", {}, seq_len=SEQ, seed=0)
+    for number, ours in enumerate(timed_steps(config), start=1):
+        inputs, targets = to_device(task.train_batch(number, BATCH), torch.device("cpu"))
+        began = time.perf_counter()
+        theirs(inputs, targets)
+        reference = time.perf_counter() - began
+        if number > 2:  # the first two touch fresh memory
+            times["deepstack"].append(ours.total)
+            times["of which probe"].append(ours.probe)
+            times["reference"].append(reference)
     ratios = [a / b for a, b in zip(times["deepstack"], times["reference"], strict=True)]
     print(f"{platform.machine()}, torch {torch.__version__}, one thread, {given.rounds} rounds")
     print(f"depth {given.depth}, d_model {given.d_model}, batch {BATCH} x {SEQ}, AdamW, fp32")

@@ -6,6 +6,7 @@ from deepstack.training.loop import train
 from deepstack.training.meta import choose_folder, run_name
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
+from deepstack.training.trial import StepSeconds, timed_steps
 
 __all__ = [
     "Observer",
@@ -13,12 +14,14 @@ __all__ = [
     "PlainLines",
     "Row",
     "Started",
+    "StepSeconds",
     "choose_device",
     "choose_folder",
     "choose_threads",
     "make_optimizer",
     "mean_loss",
     "run_name",
+    "timed_steps",
     "to_device",
     "torch_settings",
     "train",
