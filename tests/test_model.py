@@ -55,7 +55,7 @@ def test_sinusoidal_positions_are_the_published_formula() -> None:
 def test_attention_is_softmax_of_scaled_products() -> None:
     attention = built(model__d_model=24, model__n_heads=3).model.layers[0].attention
     x = torch.randn(2, 7, 24)
-    q, k, v = (x @ w.T for w in attention.qkv)
+    q, k, v = (x @ w.T for w in attention.qkv.chunk(3))
     heads = []
     for h in range(3):
         s = slice(8 * h, 8 * h + 8)
@@ -93,7 +93,7 @@ def test_a_layer_starts_from_the_same_numbers_at_every_depth_and_scheme() -> Non
     torch.testing.assert_close(
         one["layers.feed_forward.w1"] * beta, two["layers.feed_forward.w1"][:4]
     )
-    assert torch.equal(one["layers.attention.qkv"][:, :2], two["layers.attention.qkv"][:4, :2])
+    assert torch.equal(one["layers.attention.qkv"][:, :128], two["layers.attention.qkv"][:4, :128])
 
 
 def test_dropout_is_off_in_evaluation_mode_only() -> None:

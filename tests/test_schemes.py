@@ -53,6 +53,7 @@ def test_every_scheme_has_a_literal_restatement() -> None:
 def test_a_layer_is_the_equation_twice(name: str, depth: int) -> None:
     torch.manual_seed(0)
     layer = SCHEMES[name](1, depth, lambda: LayerNorm(D, eps=1e-5, gain=True, bias=True))
+    layer.to_empty(device="cpu")  # parameters have no storage of their own until they are banked
     for p in layer.parameters():
         nn.init.normal_(p, 1.0, 0.3)
     A, B = torch.randn(D, D), torch.randn(D, D)

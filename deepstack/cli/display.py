@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,8 @@ class Lines(PlainLines):
     """Plain lines on stderr, for a pipe or a job's log."""
 
     def line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # whoever read this has gone; the run goes on
+            print(text, file=sys.stderr, flush=True)
 
 
 class Display(Observer):

@@ -56,8 +56,9 @@ def sweep(
     from deepstack import config as conf
     from deepstack.config.examples import example
 
-    path = Path(words[0]) if words and "=" not in words[0] else example(BUILT_IN)
-    settings = [word for word in words if word != str(path)]
+    named = bool(words) and "=" not in words[0]
+    path = Path(words[0]) if named else example(BUILT_IN)
+    settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
@@ -164,7 +165,7 @@ def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     # A finished run keeps its weights; running ones hold two checkpoints of three tensors each.
     needed = sum(4 * cell.parameters for cell in todo)
     needed += max((24 * cell.parameters for cell in todo), default=0)
-    where = out if out.exists() else out.absolute().parent
+    where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(where).free
     if needed > free:
         raise ResourceError(

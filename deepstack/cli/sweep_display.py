@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -36,7 +36,7 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
         with Live(console=console, refresh_per_second=2) as live:
             yield lambda progress: live.update(as_table(progress, console.height))
     else:
-        print(f"{len(cells)} runs, {workers} at a time", file=sys.stderr, flush=True)
+        say(f"{len(cells)} runs, {workers} at a time")
         seen = {id(cell): cell.state for cell in cells}
 
         def lines(progress: Sequence[Progress]) -> None:
@@ -46,9 +46,15 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
                     text = f"{entry.state:<12} {entry.cell.folder.name}  step {entry.step}"
                     if entry.loss is not None:
                         text += f"  loss {entry.loss:.4g}  ‖ΔF‖ {entry.model_update:.4g}"
-                    print(text, file=sys.stderr, flush=True)
+                    say(text)
 
         yield lines
+
+
+def say(line: str) -> None:
+    """A line on stderr; nothing where nobody reads it any more."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def as_table(progress: Sequence[Progress], height: int) -> Table:

@@ -140,7 +140,7 @@ class Train(_Section):
     momentum: Fraction = 0.0
     """The momentum of sgd."""
     schedule: Literal["constant", "linear", "inverse_sqrt"] = "linear"
-    """The learning rate after warm-up; 'linear' falls to 0 at the last step."""
+    """The learning rate after warm-up; 'linear' falls towards 0, one step after the last."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
     """Steps over which the learning rate rises linearly to lr."""
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
@@ -174,7 +174,7 @@ class Log(_Section):
     probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
     """Sequences in the fixed batch on which the model update is measured."""
     layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
-    """Steps between records of every layer; 'log': 1, 2, 3, 5, 8, 13, 20, ...; 0: never."""
+    """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
 
 
 class Runtime(_Section):

@@ -67,7 +67,10 @@ def take(
             stream.append(token_norm(x))
         final = x if model.final_norm is None else model.final_norm(x)
         flat = [p for layer in parameters for p in layer]
-        gradients = iter(torch.autograd.grad(loss(model.head(final, model.embedding)), flat))
+        value = loss(model.head(final, model.embedding))
+        # A scheme may own a parameter that its wiring does not use: its gradient is zero.
+        found = torch.autograd.grad(value, flat, allow_unused=True) if flat else ()
+        gradients = (value.new_zeros(()) if g is None else g for g in found)
     by_layer = (
         [
             torch.linalg.vector_norm(
@@ -78,14 +81,15 @@ def take(
         if flat
         else [torch.zeros((), device=tokens.device)] * len(parameters)
     )
+    boundaries = torch.stack(stream)
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
     norms = layer_norms(values)
     return Snapshot(
-        stream=torch.stack(stream),
-        entering=pairs(seen.entering),
-        branch=pairs(seen.branch),
-        norm_input=pairs(seen.norm_input),
+        stream=boundaries,
+        entering=pairs(seen.entering, boundaries),
+        branch=pairs(seen.branch, boundaries),
+        norm_input=pairs(seen.norm_input, boundaries),
         grad_norm=torch.stack(by_layer),
         param_norm=norms,
         param_update_norm=layer_norms(moved) if moved else torch.zeros_like(norms),
@@ -97,9 +101,16 @@ def token_norm(x: Tensor) -> Tensor:
     return x.detach().norm(dim=-1).flatten()
 
 
-def pairs(norms: list[Tensor]) -> Tensor:
-    """A list over sublayers, attention and feed-forward in turn, as (depth, 2, tokens)."""
-    return torch.stack(norms).view(len(norms) // 2, 2, -1)
+def pairs(norms: list[Tensor], like: Tensor) -> Tensor:
+    """A list over sublayers, attention and feed-forward in turn, as (depth, 2, tokens).
+
+    NaN where a scheme has no such thing, or does not go through `residual` twice a layer.
+    like: (depth + 1, tokens).
+    """
+    depth, tokens = len(like) - 1, like.shape[1]
+    if len(norms) != 2 * depth:
+        return torch.full((depth, 2, tokens), float("nan"), device=like.device)
+    return torch.stack(norms).view(depth, 2, tokens)
 
 
 @contextmanager
@@ -123,7 +134,9 @@ def watching(model: Encoder) -> Iterator[Seen]:
 def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
     """The scheme's own residual, which also records the norms of x, G and the norm's input."""
 
-    def residual(x: Tensor, G: Callable[[Tensor], Tensor], *norms: Any) -> Tensor:
+    def residual(
+        x: Tensor, G: Callable[[Tensor], Tensor], *norms: Callable[[Tensor], Tensor], **more: Any
+    ) -> Tensor:
         def branch(y: Tensor) -> Tensor:
             out = G(y)
             seen.branch.append(token_norm(out))
@@ -134,6 +147,7 @@ def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
             return norms[-1](z)
 
         seen.entering.append(token_norm(x))
-        return type(scheme).residual(scheme, x, branch, *norms[:-1], last_norm)
+        watched = (*norms[:-1], last_norm) if norms else ()
+        return type(scheme).residual(scheme, x, branch, *watched, **more)
 
     return residual

@@ -2,6 +2,7 @@
 
 from deepstack.model.build import build_model
 from deepstack.model.initialise import initialise
+from deepstack.model.resolve import with_defaults, without_defaults
 from deepstack.model.stack import Encoder, Layer
 
-__all__ = ["Encoder", "Layer", "build_model", "initialise"]
+__all__ = ["Encoder", "Layer", "build_model", "initialise", "with_defaults", "without_defaults"]

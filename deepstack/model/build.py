@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from deepstack import config as conf
+from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
 from deepstack.model.stack import Encoder
 from deepstack.speed import Bank, Banks
@@ -29,18 +30,23 @@ def build_model(
     Parameters that `train.trainable` leaves out get requires_grad False.
     """
     device = torch.device(device)
-    with torch.device("meta"):
-        model = Encoder(
-            config.model,
-            vocab_size=vocab_size,
-            seq_len=config.task.seq_len,
-            fused_qkv=one_treatment(config, ("q", "k", "v")),
-        )
+    model = Encoder(
+        config.model,
+        vocab_size=vocab_size,
+        seq_len=config.task.seq_len,
+        fused_qkv=one_treatment(config, ("q", "k", "v")),
+    )
     banks = Banks(model, list(model.layers), device, stacked=config.runtime.banks)
     if device.type != "meta":
         initialise(banks, config.model, config.seed)
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
+    if not trained:
+        there = ", ".join(dict.fromkeys(role for bank in banks for role in bank.roles))
+        raise ConfigError(
+            f"train.trainable: found {list(chosen)}, of which this model has none; it has {there}",
+            key="train.trainable",
+        )
     keys = {bank.key for bank in trained}
     for name, parameter in model.named_parameters():
         parts = name.split(".")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Banks
+from deepstack.speed import Bank, Banks
 
 # what has a random stream: number 8 * layer + index in a layer, the index alone outside of them
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
@@ -55,18 +55,23 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     if bank.start in ("zero", "one"):
                         row.fill_(float(bank.start == "one"))
                         continue
-                    number = (
-                        8 * layer + IN_LAYERS.index(role)
-                        if bank.in_layers
-                        else OUTSIDE.index(bank.key)
-                    )
-                    rng = generator(seed, number, row.device)
+                    rng = generator(seed, stream_number(bank, role, layer), row.device)
                     if bank.start == "table":
                         row.normal_(0.0, 1 / math.sqrt(row.shape[-1]), generator=rng)
                         continue
                     gain = scheme.gain(role, layer, model.depth) if bank.in_layers else 1.0
                     std = gain * FANS[model.init.fan](row.shape[1], row.shape[0])
                     DISTRIBUTIONS[model.init.distribution](row, std, rng)
+
+
+def stream_number(bank: Bank, role: str, layer: int) -> int:
+    """The random stream of a matrix; one that a scheme brings along gets a hash of its name."""
+    if bank.in_layers and role in IN_LAYERS:
+        return 8 * layer + IN_LAYERS.index(role)
+    if not bank.in_layers and bank.key in OUTSIDE:
+        return OUTSIDE.index(bank.key)
+    digest = hashlib.sha256(f"{bank.key}/{role}/{layer}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 def generator(seed: int, number: int, device: torch.device) -> torch.Generator:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deepstack.speed import parameter
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu}
 
 
 class Attention(nn.Module):
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
         if fused:
-            self.qkv = parameter(3, d_model, d_model, role=("q", "k", "v"), start="matrix")
+            self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
         else:
             self.q = parameter(d_model, d_model, role="q", start="matrix")
             self.k = parameter(d_model, d_model, role="k", start="matrix")
@@ -37,13 +37,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, d = x.shape
-        weight = self.qkv.view(3 * d, d) if self.fused else torch.cat([self.q, self.k, self.v])
-        qkv = F.linear(x, weight, self.qkv_bias)  # (batch, seq, 3 d)
+        weight = self.qkv if self.fused else torch.cat([self.q, self.k, self.v])
+        # Products are of matrices: flattened once, they need no view of their own going back.
+        qkv = F.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (batch, head, seq, d_head)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
         rate = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
-        y = F.linear(y.transpose(1, 2).reshape(batch, seq, d), self.o, self.o_bias)
+        y = F.linear(y.transpose(1, 2).reshape(-1, d), self.o, self.o_bias).view(batch, seq, d)
         return F.dropout(y, rate) if rate else y
 
 
@@ -63,6 +64,6 @@ class FeedForward(nn.Module):
         self.w2_bias = parameter(d_model, role="bias", start="zero")
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(F.linear(x, self.w1, self.w1_bias))  # (batch, seq, d_ff)
-        y = F.linear(hidden, self.w2, self.w2_bias)
+        hidden = self.activation(F.linear(x.flatten(0, 1), self.w1, self.w1_bias))
+        y = F.linear(hidden, self.w2, self.w2_bias).view(x.shape)  # hidden: (batch * seq, d_ff)
         return F.dropout(y, self.dropout) if self.dropout and self.training else y

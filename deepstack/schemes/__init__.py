@@ -2,7 +2,7 @@
 
 from deepstack.registry import import_all
 from deepstack.schemes.norms import LayerNorm
-from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer, find_scheme
+from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer, find_scheme, scheme_options
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 
 import_all(__name__, __path__)
@@ -15,5 +15,6 @@ __all__ = [
     "Sublayer",
     "find_scheme",
     "parameter",
+    "scheme_options",
     "with_storage",
 ]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
-from deepstack.options import validated
+from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -50,6 +50,8 @@ class Scheme(nn.Module):
         count = self.norms_per_sublayer
         self.attention_norms = nn.ModuleList(make_norm() for _ in range(count))
         self.feed_forward_norms = nn.ModuleList(make_norm() for _ in range(count))
+        # As tuples too: a ModuleList takes longer to look into than a norm of a narrow layer.
+        self._norms = tuple(self.attention_norms), tuple(self.feed_forward_norms)
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:
@@ -72,8 +74,8 @@ class Scheme(nn.Module):
 
     def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
         """A whole layer: `residual` around the attention and then around the feed-forward."""
-        x = self.residual(x, attention, *self.attention_norms)
-        return self.residual(x, feed_forward, *self.feed_forward_norms)
+        before, after = self._norms
+        return self.residual(self.residual(x, attention, *before), feed_forward, *after)
 
 
 def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], dict[str, Any]]:
@@ -87,3 +89,8 @@ def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], di
         raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
     section = "model.scheme_options"
     return scheme, validated(scheme, options, kind="scheme", name=name, section=section)
+
+
+def scheme_options(name: str) -> list[Option]:
+    """The options of a scheme: the keyword-only arguments of its `__init__`."""
+    return options_of(SCHEMES[name], given=(), kind="scheme", name=name)

@@ -28,8 +28,8 @@ class Bank:
 
     parameters: what an optimizer is given: one tensor (depth, padded size) over all layers or, with
     plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
-    or one a slice of the first axis of shape (the fused q, k, v).  in_layers: False for a parameter
-    outside of the layers (embedding, head, …), whose depth axis then has length 1.
+    or one an equal slice of the first axis of shape (the fused q, k, v).  in_layers: False for a
+    parameter outside of the layers (embedding, head, …), whose depth axis then has length 1.
     """
 
     def __init__(
@@ -42,9 +42,8 @@ class Bank:
     def by_role(self) -> Iterator[tuple[str, list[Tensor]]]:
         """Each role with its values: views (rows, …), one a tensor in `parameters`."""
         for index, role in enumerate(self.roles):
-            fused = len(self.roles) > 1
             parts = [self.shaped(p.detach()) for p in self.parameters]
-            yield role, [part[:, index] if fused else part for part in parts]
+            yield role, [part.chunk(len(self.roles), dim=1)[index] for part in parts]
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(rows, padded size) -> (rows, …), a view without the padding."""

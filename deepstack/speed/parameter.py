@@ -13,7 +13,7 @@ Start = Literal["matrix", "table", "zero", "one"]
 class RoleParameter(nn.Parameter):
     """A parameter with the role(s) it plays and the way it starts.
 
-    roles: one name, or one a slice of the first axis (the fused q, k, v of shape (3, d, d)).
+    roles: one name, or one an equal slice of the first axis (the fused q, k, v, (3 d, d)).
     start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero' or 'one'.
     """
 
@@ -22,9 +22,9 @@ class RoleParameter(nn.Parameter):
 
 
 def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
-    """An uninitialised parameter of this shape that carries its role and how it starts."""
+    """A parameter of this shape, without storage yet, with its role and the way it starts."""
     roles = (role,) if isinstance(role, str) else role
-    return with_storage(torch.empty(*shape), roles, start)
+    return with_storage(torch.empty(*shape, device="meta"), roles, start)
 
 
 def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleParameter:

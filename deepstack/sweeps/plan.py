@@ -15,7 +15,7 @@ from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import Run, RunFolder
 from deepstack.tasks import Task, build_task
-from deepstack.training import choose_folder
+from deepstack.training import choose_folder, refuse_missing_plugins, run_name
 
 MOST_CELLS = 100_000
 RUN_AGAIN = ("failed", "out_of_memory")
@@ -59,12 +59,11 @@ def expand(base: conf.Config, grid: Mapping[str, Sequence[Any]]) -> list[conf.Co
             f"sweep.grid: {total:,} runs ({sizes}); allowed at most {MOST_CELLS:,}: "
             "give fewer values"
         )
-    cells: list[conf.Config] = []
+    cells: dict[str, conf.Config] = {}
     for values in itertools.product(*grid.values()):
         cell = conf.with_overrides(base, dict(zip(grid, values, strict=True)))
-        if not any(conf.same_experiment(cell, other) for other in cells[-len(values) :]):
-            cells.append(cell)
-    return cells
+        cells.setdefault(run_name(cell), cell)
+    return list(cells.values())
 
 
 def plan(
@@ -74,6 +73,7 @@ def plan(
     cells = []
     tasks: dict[str, Task] = {}
     for config in expand(base, grid):
+        refuse_missing_plugins(config, out / study)
         key = f"{config.task!r} {config.seed}"
         if key not in tasks:
             options = config.task.options()

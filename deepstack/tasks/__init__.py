@@ -2,7 +2,6 @@
 
 from deepstack.options import Option
 from deepstack.registry import import_all
-from deepstack.tasks.resolve import with_defaults, without_defaults
 from deepstack.tasks.task import IGNORE, TASKS, Batch, Task, build_task, task, task_options
 
 __all__ = [
@@ -14,8 +13,6 @@ __all__ = [
     "build_task",
     "task",
     "task_options",
-    "with_defaults",
-    "without_defaults",
 ]
 
 # A task registers itself when its module is imported.

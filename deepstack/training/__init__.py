@@ -3,7 +3,7 @@
 from deepstack.training.environment import choose_device, choose_threads, torch_settings
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
-from deepstack.training.meta import choose_folder, run_name
+from deepstack.training.meta import choose_folder, refuse_missing_plugins, run_name
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
 from deepstack.training.trial import StepSeconds, timed_steps
@@ -20,6 +20,7 @@ __all__ = [
     "choose_threads",
     "make_optimizer",
     "mean_loss",
+    "refuse_missing_plugins",
     "run_name",
     "timed_steps",
     "to_device",

@@ -50,7 +50,10 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         draft.mkdir(parents=True)
         for name, tensors in checkpoint.parts.items():
             held = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            save_file(held, draft / f"{name}.safetensors")
+            try:
+                save_file(held, draft / f"{name}.safetensors")
+            except SafetensorError as error:  # how it reports what the disk refused
+                raise OSError(str(error)) from error
         state = {"step": checkpoint.step, **checkpoint.state}
         (draft / STATE).write_text(json.dumps(state, indent=2) + "\n")
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}

@@ -16,21 +16,22 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.errors import DeepstackError, DifferenceError, Interrupted, OutOfMemoryError
-from deepstack.model import build_model
+from deepstack.model import build_model, with_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
 from deepstack.schemes import SCHEMES, find_scheme
 from deepstack.speed import Measured, make_step
-from deepstack.tasks import Task, build_task, with_defaults
+from deepstack.tasks import Task, build_task
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.environment import choose_device, environment, torch_settings
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.meta import (
-    check_environment,
     choose_folder,
     columns_of,
+    continued,
     meta_of,
     refuse_missing_plugins,
+    refuse_other_environment,
 )
 from deepstack.training.observer import LogFile, Observer, Observers, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
@@ -84,22 +85,31 @@ class Job:
         self.evaluation = Evaluation(self.task, train, self.device)
         self.snapshot_steps = snapshot_steps(config.log.layers_every, train.steps)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
-        resumed = self._resume(environment, allow_env_change)
+        before = self.folder.read_meta()
+        self._resume(before, environment, allow_env_change)
+        self.folder.write_config(conf.to_yaml(with_defaults(config)))
         meta = meta_of(config, self.task, self.built.banks.count(), environment, command)
-        self.folder.write_meta(meta | ({"environment_changed": True} if resumed == "other" else {}))
+        meta = continued(before, meta)
+        self.folder.write_meta(meta)
         self.folder.write_columns(columns_of(config, self.task, self.update))
-        columns = (*EVALS_COLUMNS, *(["optimal_loss"] if self.evaluation.optimal else []))
-        tolerance = 0.0 if config.runtime.deterministic and resumed != "other" else TOLERANCE
+        columns = (
+            *EVALS_COLUMNS,
+            *(["optimal_loss"] if self.evaluation.optimal is not None else []),
+        )
+        exact = config.runtime.deterministic and "environment_changed" not in meta
+        tolerance = 0.0 if exact else TOLERANCE
         start = self.first_step - 1 if self.first_step > 1 else -1
         self.evals = self.folder.log("evals", columns, tolerance=tolerance).open(start)
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
 
-    def _resume(self, environment: dict[str, Any], allow_env_change: bool) -> str | None:
-        """Take up the newest whole checkpoint: 'same' or 'other' environment, None if new."""
-        known = self.folder.read_meta().get("environment")
-        resumed = check_environment(known, environment, allow_env_change) if known else None
+    def _resume(
+        self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool
+    ) -> None:
+        """Take up the newest whole checkpoint of a run whose meta.json was `before`, if any."""
+        if not allow_env_change:
+            refuse_other_environment(before.get("environment", environment), environment)
         damaged: list[str] = []
         found = ckpt.newest(self.folder, damaged)
         for problem in damaged:
@@ -107,7 +117,7 @@ class Job:
         if found is None:
             if damaged:
                 self.observer.said("no checkpoint is whole: starting again from step 0")
-            return resumed
+            return
         for name, wanted in found.state["logs"].items():
             log = self.folder.log(name, ("step",))
             if log.sha256_upto(found.step) != wanted:
@@ -116,14 +126,15 @@ class Job:
                     "move the run folder away to start again"
                 )
         self.built.banks.load(found.parts["weights"])
+        self.first_step = found.step + 1
+        self._last_step = found.step
+        if "optimizer" not in found.parts:  # the last step's: only the end of the run is missing
+            return
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
         self.update.load(found.parts["probe"])
         layers = found.parts["layers"]
         self._layer_steps = layers.pop("steps").tolist()
         self._layers = {name: list(rows) for name, rows in layers.items()}
-        self.first_step = found.step + 1
-        self._last_step = found.step
-        return resumed
 
     def begin(self) -> None:
         """Announce the run; on a fresh one, look at its initialisation."""
@@ -251,6 +262,8 @@ class Job:
     def finish(self) -> Run:
         """Write what is left, keep the weights of a run that is done, and say how it ended."""
         self.recorder.flush()
+        self.recorder.steps.flush()
+        self.evals.flush()
         found = self.recorder.divergence
         if found is None:
             step = self.config.train.steps
@@ -260,10 +273,10 @@ class Job:
             self.folder.write_status("done", step)
         else:
             step = found.step
-            ckpt.keep_only(self.folder, -1)
             self.folder.write_status(
                 "diverged", step, quantity=found.quantity, value=repr(found.value)
             )
+            ckpt.keep_only(self.folder, -1)
         self.observer.finished("done" if found is None else "diverged", step)
         return self.result()
 
@@ -296,8 +309,8 @@ def open_job(
 ) -> Iterator[Job]:
     """A job on its folder, which this process holds until the end of the block.
 
-    However the block ends, status.json says so: done, diverged, interrupted, failed or
-    out_of_memory.
+    status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
+    a refusal or a full disk it says what it said before, and the same command goes on.
     """
     refuse_missing_plugins(config, out / (study or config.name or "runs"))
     find_scheme(config.model.scheme, config.model.scheme_options)
@@ -312,7 +325,6 @@ def open_job(
             job.finished = True
             yield job
             return
-        folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
             job.build(environment(config, device, threads), command, allow_env_change)
             yield job

@@ -10,9 +10,10 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
+from deepstack.model import without_defaults
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
-from deepstack.tasks import Task, without_defaults
+from deepstack.tasks import Task
 from deepstack.training.environment import git_state
 
 STEP_COLUMNS = {
@@ -37,16 +38,11 @@ def run_name(config: conf.Config) -> str:
     return conf.run_name(without_defaults(config))
 
 
-def same_experiment(a: conf.Config, b: conf.Config) -> bool:
-    """Whether two configurations are equal but for names, runtime and spelled-out defaults."""
-    return conf.same_experiment(without_defaults(a), without_defaults(b))
-
-
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError when this very configuration was trained here with a plugin not loaded."""
     for path in study.glob(f"{run_name(config)}*"):
         folder = RunFolder(path)
-        if folder.exists() and same_experiment(conf.load_config(folder.config_path), config):
+        if folder.exists() and is_same_experiment(folder, config):
             plugins.require_plugins(folder.read_meta().get("plugins", []), str(path))
 
 
@@ -62,27 +58,44 @@ def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
 
 def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
     """Whether a folder holds this configuration (runtime and names apart) on the same data."""
+    data = folder.read_meta().get("data", task.data)
+    same_data = data.get("sha256") == task.data.get("sha256")
+    return same_data and is_same_experiment(folder, config)
+
+
+def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
+    """Whether a folder's config equals this one but for names, runtime, spelled-out defaults."""
     try:
         stored = conf.load_config(folder.config_path)
     except ConfigError:
         return False  # written by another version, whose settings are not ours
-    data = folder.read_meta().get("data", task.data)
-    return same_experiment(stored, config) and data.get("sha256") == task.data.get("sha256")
+    return conf.same_experiment(without_defaults(stored), without_defaults(config))
 
 
-def check_environment(known: dict[str, Any], now: dict[str, Any], allowed: bool) -> str:
-    """'same', or 'other' where that was allowed; raises ConfigError naming every difference."""
+def refuse_other_environment(known: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise ConfigError, naming every difference, unless a run goes on where it was begun."""
     changes = [
         f"{key} was {known.get(key)!r}, is {now.get(key)!r}"
         for key in sorted({*known, *now})
         if known.get(key) != now.get(key)
     ]
-    if changes and not allowed:
+    if changes:
         raise ConfigError(
             f"this run was begun in another environment: {'; '.join(changes)}\n"
             "its log could not go on byte for byte; to go on all the same: --allow-env-change"
         )
-    return "other" if changes else "same"
+
+
+def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """meta.json of a run that goes on: when and from which commit it was begun stays there."""
+    if not before:
+        return now
+    resumed = {"time": now["created"], "git": now["git"], "environment": now["environment"]}
+    meta = now | {key: before[key] for key in ("created", "git") if key in before}
+    meta["resumed"] = [*before.get("resumed", []), resumed]
+    if "environment_changed" in before or before.get("environment") != now["environment"]:
+        meta["environment_changed"] = True
+    return meta
 
 
 def meta_of(

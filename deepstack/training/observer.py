@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deepstack.records import RunFolder
+from deepstack.records import RunFolder, trouble
 
 Row = Mapping[str, float | None]
 
@@ -126,7 +126,8 @@ class LogFile(PlainLines):
 
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(self.folder.log_path, "a", encoding="utf-8") as file:
+        path = self.folder.log_path
+        with trouble(path), open(path, "a", encoding="utf-8") as file:
             file.write(f"{stamp}  {text}\n")
 
 

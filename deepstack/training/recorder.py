@@ -55,7 +55,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the rows kept back, up to and including the one that diverged."""
-        if not self._pending:
+        if not self._pending or self.divergence:
+            self._pending = []  # after a divergence nothing is a row of this run any more
             return
         rows = torch.stack([values for _, _, values in self._pending]).tolist()
         now = time.perf_counter()

@@ -1,0 +1,52 @@
+"""A configuration with the options of its task and scheme spelled out, or without their defaults.
+
+The configuration room does not know what these options default to; a run folder keeps them all,
+and two configurations are compared without those that say nothing new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from deepstack.config import Config, Task
+from deepstack.options import Option
+from deepstack.schemes import SCHEMES, scheme_options
+from deepstack.tasks import TASKS, task_options
+
+
+def with_defaults(config: Config) -> Config:
+    """The configuration with every option of its task and scheme, as a run folder keeps it."""
+    task, scheme = _defaults(config)
+    return _with(config, task | config.task.options(), scheme | config.model.scheme_options)
+
+
+def without_defaults(config: Config) -> Config:
+    """The configuration without the options that equal their defaults, as runs are compared."""
+    task, scheme = _defaults(config)
+    return _with(
+        config, _news(config.task.options(), task), _news(config.model.scheme_options, scheme)
+    )
+
+
+def _defaults(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the task and of the scheme; none where the name is unknown, as building says."""
+    task = task_options(config.task.name) if config.task.name in TASKS else []
+    scheme = scheme_options(config.model.scheme) if config.model.scheme in SCHEMES else []
+    return _plain(task), _plain(scheme)
+
+
+def _plain(options: Sequence[Option]) -> dict[str, Any]:
+    # Through JSON, as YAML would read them: a tuple in a signature is a list in a configuration.
+    return dict(json.loads(json.dumps({option.name: option.default for option in options})))
+
+
+def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key not in usual or value != usual[key]}
+
+
+def _with(config: Config, task: dict[str, Any], scheme: dict[str, Any]) -> Config:
+    made = Task(name=config.task.name, seq_len=config.task.seq_len, **task)
+    model = config.model.model_copy(update={"scheme_options": scheme})
+    return config.model_copy(update={"task": made, "model": model})
