@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import deepstack
+from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
 from deepstack.sweeps import default_workers, expand, plan
+from deepstack.sweeps.local import gpu_slots
 from deepstack.sweeps.plan import count_parameters
 
 TINY = {
@@ -22,7 +28,7 @@ BASE = with_overrides(Config(), TINY)
 
 
 def test_a_grid_is_every_combination_and_each_once() -> None:
-    grid = {"model.depth": [1, 2, 2], "seed": [0, 1]}
+    grid = {"model.depth": [1, 2, 1], "seed": [0, 1]}
     found = [(c.model.depth, c.seed) for c in expand(BASE, grid)]
     assert found == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
@@ -64,3 +70,80 @@ def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     table = deepstack.load_runs(tmp_path)
     assert list(table["model.depth"]) == [1, 2]
     assert table["model_update"].gt(0).all()
+
+
+def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = plan(BASE, {"seed": [0, 1]}, study="s", out=tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_slots(cells, 3) == [None, None, None]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_slots(cells, 3) == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert gpu_slots(cells, 2) == ["5", "7"]
+
+
+PLUGIN = """
+import torch
+from deepstack.schemes import Scheme
+from deepstack.speed import parameter
+
+class Buffered(Scheme, name="buffered", label="Buffered", paper="none"):
+    '''x <- x + c_l A G(x).  No norm, a constant a layer, a matrix of the scheme's own.'''
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    def __init__(self, layer, depth, make_norm, *, c: float = 0.5):
+        super().__init__(layer, depth, make_norm)
+        self.register_buffer("c", torch.tensor(c / layer))
+        self.A = parameter(8, 8, role="scheme", start="matrix")
+
+    def residual(self, x, G):
+        return x + self.c * (G(x) @ self.A)
+
+class Whole(Scheme, name="whole", label="Whole", paper="none"):
+    '''x <- LN(x + A(x) + F(x)).  A layer of its own, which leaves one norm unused.'''
+
+    def layer(self, x, attention, feed_forward):
+        return self.attention_norms[0](x + attention(x) + feed_forward(x))
+"""
+
+
+@pytest.mark.parametrize("name", ["buffered", "whole"])
+def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "brings.py"
+    file.write_text(PLUGIN)
+    plugins.load_plugins([file])
+    try:
+        run = deepstack.train(with_overrides(BASE, {"model.scheme": name}), out=tmp_path)
+        assert run.state == "done"
+        assert set(run.layer_names()) >= {"grad_norm", "stream_norm", "ln_input_attention"}
+        unseen = np.isnan(run.layers("ln_input_attention")[1]).all()
+        assert unseen  # neither scheme hands a norm to `residual`
+        assert np.isfinite(run.layers("grad_norm")[1]).all()
+        spelled = with_overrides(BASE, {"model.scheme": name})
+        if name == "buffered":
+            spelled = with_overrides(spelled, {"model.scheme_options.c": 0.5})
+        assert deepstack.train(spelled, out=tmp_path).path == run.path
+    finally:
+        for registered in ("buffered", "whole"):
+            SCHEMES._objects.pop(registered)
+        plugins.LOADED.clear()
+        plugins.PATHS.clear()
+
+
+def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "brings.py"
+    file.write_text(PLUGIN)
+    words = ["sweep", "model.scheme=whole", "--depths", "1,2", "--out", str(tmp_path), "--plugin"]
+    words += [str(file), *(f"{key}={value}" for key, value in TINY.items())]
+    command = [sys.executable, "-m", "deepstack", *words]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    file.write_text(PLUGIN + "# changed\n")
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 2 and "brings.py" in second.stderr

@@ -22,6 +22,7 @@ from deepstack.errors import ConfigError, DifferenceError, Interrupted, Resource
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training.beats import snapshot_steps
+from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
 
 SMALL = {
@@ -173,7 +174,7 @@ def test_interrupted_and_continued_is_uninterrupted(
 
 
 def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
-    """SIGKILL at ten moments of one run: the log is always a prefix, at last the whole."""
+    """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
     config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
     whole = deepstack.train(config, out=tmp_path / "a")
     file = tmp_path / "config.yaml"
@@ -252,18 +253,48 @@ def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:
     assert run.state == "done" and run.meta["environment_changed"] is True
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"train.lr": 1e5, "train.optimizer": "sgd", "train.clip": None}, {"train.max_loss": 3.0}],
-)
-def test_divergence_is_a_result(change: dict[str, Any], tmp_path: Path) -> None:
-    run = deepstack.train(with_overrides(small(train__steps=30), change), out=tmp_path)
-    assert run.state == "diverged"
-    assert run.status["step"] == run.steps["step"].iloc[-1] < 30
-    assert run.status["quantity"] in ("loss", "grad_norm", "model_update")
-    assert not run.folder.checkpoints()
-    good = run.steps["loss"].iloc[:-1]
-    assert (good <= run.get("train.max_loss")).all()
+@pytest.mark.parametrize("lag", [1, 4, 10])
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 120.0])
+@pytest.mark.parametrize("stop", [None, 4, 9])
+def test_divergence_is_a_result_however_late_it_is_seen(
+    lag: int,
+    checkpoint_seconds: float,
+    stop: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several good rows, then a bad one, which is the last: also where rows are read late."""
+    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
+    config = with_overrides(small(train__steps=30, train__max_loss=20.0), blow_up)
+    first = deepstack.train(config, out=tmp_path / "a")
+    assert first.state == "diverged"
+    losses = first.steps["loss"]
+    assert 3 < len(losses) < 30
+    assert (losses.iloc[:-1] <= 20).all() and not losses.iloc[-1] <= 20
+    assert first.status["quantity"] == "loss" and first.status["step"] == len(losses)
+    assert not first.folder.checkpoints()
+
+    original = Recorder.__init__
+
+    def lagging(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.lag = lag
+
+    monkeypatch.setattr(Recorder, "__init__", lagging)
+    late = with_overrides(config, {"runtime.checkpoint_seconds": checkpoint_seconds})
+    try:
+        deepstack.train(late, out=tmp_path / "b", stop=stop_at(stop or 10**6))
+    except Interrupted:
+        deepstack.train(late, out=tmp_path / "b")
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    assert Run(path).status == first.status
+    assert data_of(Run(path)) == data_of(first)
+
+
+@pytest.mark.parametrize("change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}])
+def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
+    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
+    assert run.state == "diverged" and len(run.steps) <= 3
 
 
 def test_a_folder_in_use_is_refused_by_the_holders_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Progress:
     cell: Cell
     state: str
     process: subprocess.Popen[bytes] | None = None
+    gpu: str | None = None
     errors: Path | None = None
     began: float = 0.0
     step: int = 0
@@ -57,6 +58,7 @@ class Pool:
     stop: Callable[[], int | None] = lambda: None
     show: Callable[[Sequence[Progress]], None] = lambda progress: None
     progress: list[Progress] = field(init=False)
+    _free: list[str | None] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.progress = [Progress(cell, cell.state) for cell in self.cells]
@@ -70,6 +72,7 @@ class Pool:
         for entry in waiting:
             entry.state = "waiting"
         handed_on = False
+        self._free = gpu_slots(self.cells, self.workers)
         with tempfile.TemporaryDirectory(prefix="deepstack-") as folder:
             try:
                 while waiting or self._running():
@@ -109,6 +112,10 @@ class Pool:
         config = folder / f"{name}.yaml"
         config.write_text(conf.to_yaml(entry.cell.config), encoding="utf-8")
         entry.errors = folder / f"{name}.err"
+        entry.gpu = self._free.pop(0)
+        environment = dict(os.environ)
+        if entry.gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = entry.gpu
         command = [sys.executable, "-m", "deepstack", "train", str(config), "--quiet"]
         command += ["--out", str(self.out), "--study", self.study]
         for path in plugins.PATHS:
@@ -119,6 +126,7 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
+                env=environment,
                 # A Ctrl-C on the terminal reaches the parent, which hands it on: once.
                 start_new_session=True,
             )
@@ -133,6 +141,7 @@ class Pool:
         if code is None:
             return
         entry.process = None
+        self._free.append(entry.gpu)
         run = Run(entry.cell.folder.path)
         entry.state = run.state if run.folder.exists() else "failed"
         if entry.state not in ("done", "diverged", "interrupted", "out_of_memory"):
@@ -153,6 +162,17 @@ class Pool:
             row = dict(zip(names, rows[-1].decode().split(","), strict=True))
             entry.step, entry.loss = int(row["step"]), float(row["loss"])
             entry.model_update = float(row["model_update"])
+
+
+def gpu_slots(cells: Sequence[Cell], workers: int) -> list[str | None]:
+    """Which GPU each worker's runs see, in turn over those visible here; None on a CPU."""
+    import torch
+
+    if not any(choose_device(cell.config.runtime).type == "cuda" for cell in cells):
+        return [None] * workers
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    return [visible[worker % len(visible)] for worker in range(workers)]
 
 
 def default_workers(cells: Sequence[Cell]) -> int:

@@ -18,7 +18,7 @@ from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.errors import DeepstackError, DifferenceError, Interrupted, OutOfMemoryError
 from deepstack.model import build_model, with_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
-from deepstack.schemes import SCHEMES, find_scheme
+from deepstack.schemes import SCHEMES
 from deepstack.speed import Measured, make_step
 from deepstack.tasks import Task, build_task
 from deepstack.training import checkpoint as ckpt
@@ -313,9 +313,11 @@ def open_job(
     a refusal or a full disk it says what it said before, and the same command goes on.
     """
     refuse_missing_plugins(config, out / (study or config.name or "runs"))
-    find_scheme(config.model.scheme, config.model.scheme_options)
     options = config.task.options()
     task = build_task(config.task.name, options, seq_len=config.task.seq_len, seed=config.seed)
+    # What cannot be built is refused before there is a folder; one layer without storage tells.
+    one_layer = conf.with_overrides(config, {"model.depth": 1})
+    build_model(one_layer, vocab_size=task.vocab_size, device="meta")
     device = choose_device(config.runtime)
     folder = choose_folder(config, out / (study or config.name or "runs"), task)
     with folder.lock(), torch_settings(config, device) as threads:
@@ -325,6 +327,8 @@ def open_job(
             job.finished = True
             yield job
             return
+        if not folder.exists():
+            folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
             job.build(environment(config, device, threads), command, allow_env_change)
             yield job
