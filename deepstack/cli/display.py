@@ -35,6 +35,7 @@ class Display(Observer):
         self.run: Started | None = None
         self.losses: list[float] = []
         self.updates: list[float] = []
+        self.gradients: list[float] = []
         self.row: Row = {}
         self.last_evaluation: Row = {}
         self.progress = Progress(
@@ -68,6 +69,7 @@ class Display(Observer):
         self.row = row
         self.losses.append(row["loss"] or 0.0)
         self.updates.append(row["model_update"] or 0.0)
+        self.gradients.append(row["grad_norm"] or 0.0)
         speed = self.progress.tasks[0].speed
         pace = f"{1000 / speed:.0f} ms/step" if speed else ""
         self.progress.update(self.task, completed=step, pace=pace)
@@ -88,27 +90,34 @@ class Display(Observer):
         """The last validation loss beside what it is compared with."""
         from deepstack.training.observer import validation
 
-        text = f"validation {validation(self.last_evaluation, self.run)}"
-        return Text(text if self.last_evaluation else "")
+        if not self.last_evaluation:
+            return Text("")
+        return Text(f"validation {validation(self.last_evaluation, self.run)}")
 
     def render(self) -> Any:
         """The panel: one line a quantity, its history as a small bar chart."""
         if self.run is None:
             return Text("building …")
-        table = Table.grid(padding=(0, 2))
-        width = max(10, min(48, self.console.width - 46))
         floors = "  ".join(
-            f"{name.replace('_', ' ')} {value:.3f}" for name, value in self.run.references.items()
+            f"{short(name)} {number:.3f}" for name, number in self.run.references.items()
         )
-        table.add_row("loss", value(self.row.get("loss")), bars(self.losses, width), floors)
-        saturated = f"unrelated states {self.run.unrelated:.3g}"
-        table.add_row(
-            "‖ΔF‖", value(self.row.get("model_update")), bars(self.updates, width), saturated
-        )
-        table.add_row("‖∇L‖", value(self.row.get("grad_norm")), "", "")
-        if self.last_evaluation:
-            table.add_row("", "", self.summary(), "")
-        return Group(self.progress, table)
+        notes = [floors, f"unrelated states {self.run.unrelated:.3g}", ""]
+        width = self.console.width - max(map(len, notes)) - 22
+        table = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            table.add_column(no_wrap=True)
+        for name, key, history, note in (
+            ("loss", "loss", self.losses, notes[0]),
+            ("‖ΔF‖", "model_update", self.updates, notes[1]),
+            ("‖∇L‖", "grad_norm", self.gradients, notes[2]),
+        ):
+            table.add_row(name, value(self.row.get(key)), bars(history, width), note)
+        return Group(self.progress, table, self.summary())
+
+
+def short(reference: str) -> str:
+    """'unigram' for unigram_entropy, 'context-free' for context_free_entropy."""
+    return reference.removesuffix("_entropy").removesuffix("_loss").replace("_", "-")
 
 
 def value(number: float | None) -> str:
@@ -121,7 +130,7 @@ def bars(values: list[float], width: int) -> str:
     finite = [v for v in values if abs(v) < float("inf")]
     if len(finite) < 2:
         return ""
-    count = min(width, len(finite))
+    count = max(2, min(width, 48, len(finite)))
     edges = [round(i * len(finite) / count) for i in range(count + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
     low, high = min(means), max(means)
