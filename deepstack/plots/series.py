@@ -138,6 +138,9 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
     items = [width, batch.replace(", ×", " ×"), rate]
     if (clip := value("train.clip")) and clip != "none":
         items.append(f"clip {clip}")
+    factors = runs[0].get("train.lr_factors") or {}
+    if factors and not any(key.startswith("train.lr_factors") for key in different):
+        items.append("lr of " + ", ".join(f"{role} × {text(f)}" for role, f in factors.items()))
     roles = runs[0].get("train.trainable", "all")
     if roles != "all" and not any(key.startswith("train.trainable") for key in different):
         items.append(f"trained: {' '.join(map(str, roles))}")
