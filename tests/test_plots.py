@@ -274,7 +274,7 @@ def test_schemes_always_split(tmp_path: Path) -> None:
     make_run(tmp_path / "study", depth=6)
     make_run(tmp_path / "study", depth=18, scheme="post_ln", lr=2e-3)
     series, _ = split(find_runs(tmp_path))
-    assert [s.label for s in series] == ["DeepNorm", "Post-LN"]
+    assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
 
 
 def test_spread_keeps_both_ends() -> None:

@@ -282,3 +282,21 @@ def test_batches_of_text_are_fast() -> None:
         built.train_batch(step, 64)
         times.append(time.perf_counter() - began)
     assert min(times) < 5e-3  # about 0.5 ms; the bound is for busy machines
+
+
+def test_unigram_loss_is_of_the_very_positions_that_show_mask() -> None:
+    task = build_task("text", {"mask_rate": 0.5}, seq_len=64, seed=3)
+    batch = task.validation_batch(0, 16)
+    from deepstack.tasks.text import read_corpus
+
+    content = np.frombuffer(read_corpus(None).content, dtype=np.uint8)
+    train = content[: len(content) - int(0.1 * len(content))]
+    counts = np.bincount(train, minlength=256)
+    losses = [
+        -np.log((counts[t] + 1) / (len(train) + 256))
+        for t, m in zip(batch.targets.flat, batch.masked.flat, strict=True)
+        if m
+    ]
+    assert task.unigram_loss(batch) == pytest.approx(np.mean(losses), rel=1e-4)
+    shown = batch._replace(masked=np.zeros_like(batch.masked))
+    assert task.unigram_loss(shown) is None

@@ -92,7 +92,7 @@ class Display(Observer):
 
         if not self.last_evaluation:
             return Text("")
-        return Text(f"validation {validation(self.last_evaluation, self.run)}")
+        return Text(f"validation {validation(self.last_evaluation)}")
 
     def render(self) -> Any:
         """The panel: one line a quantity, its history as a small bar chart."""

@@ -51,8 +51,9 @@ def scheme_label(run: Run) -> str:
 def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
     """One series for each value of what varies besides depth and seed, and what follows depth.
 
-    A key that others determine does not split (d_ff follows d_model); one that depth determines
-    (a learning rate chosen for each depth) does not either and is named in the second list.
+    A key that others determine does not split, but a label says it (a learning rate chosen for
+    each scheme; d_ff, which follows d_model, goes without saying).  One that depth determines (a
+    learning rate chosen for each depth) does not split either and is named in the second list.
     """
     keys = [k for k in varying(runs) if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
     keys.sort(key=lambda key: key != SCHEME)
@@ -60,6 +61,7 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
     for key in keys:
         if not _determines(kept, key, runs):
             kept.append(key)
+    said = [key for key in keys if key not in kept and key != "model.d_ff"]
     follows: list[str] = []
     for key in reversed(kept.copy()):
         others = [k for k in kept if k != key]
@@ -76,6 +78,8 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
             scheme_label(members[0]) if key == SCHEME else f"{short(key)}\u00a0{text(value)}"
             for key, value in zip(kept, values, strict=True)
         ]
+        known = members[0].flat_config
+        parts += [f"{short(key)}\u00a0{text(known.get(key))}" for key in said]
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
         label = ", ".join(parts) or scheme_label(members[0])
         series.append(Series(label, tuple(members), number))

@@ -103,6 +103,7 @@ def markov(
         references={"unigram_entropy": float(-(start * np.log(start)).sum())},
         data={"name": "markov"},
         exact_loss=exact_loss,
+        unigram=start,
     )
 
 

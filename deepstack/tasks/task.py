@@ -45,6 +45,7 @@ class Task:
     references: losses in nats that the training loss is compared with.
     data: what was trained on (name, sha256, bytes), as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at that very batch's predicted positions.
+    unigram: how often each token occurs in what is trained on, (tokens,), where [MASK] is shown.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Task:
     references: dict[str, float] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     exact_loss: Callable[[Batch], float] | None = None
+    unigram: NDArray[np.float64] | None = None
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """The batch of training step `step`: a pure function of (seed, step, batch_size)."""
@@ -73,6 +75,16 @@ class Task:
         None where the task's law is not known exactly.
         """
         return None if self.exact_loss is None else self.exact_loss(batch)
+
+    def unigram_loss(self, batch: Batch) -> float | None:
+        """Mean of -ln p(true), p the unigram, over the positions that show [MASK], in nats.
+
+        What a predictor without any context gets on those very positions; None where none shows
+        [MASK] or the task has no unigram.
+        """
+        if self.unigram is None or not batch.masked.any():
+            return None
+        return float(-np.log(self.unigram[batch.targets[batch.masked]]).mean())
 
     def _batch(self, stream: int, index: int, batch_size: int, *, held_out: bool) -> Batch:
         random = np.random.default_rng([self.seed, stream, index])

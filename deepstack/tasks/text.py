@@ -105,6 +105,7 @@ def text(
             "unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum()),
             "context_free_entropy": context_free_entropy(frequencies, held_frequencies, mask_split),
         },
+        unigram=frequencies,
         data={
             "name": name,
             "sha256": hashlib.sha256(content).hexdigest(),

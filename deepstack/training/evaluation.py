@@ -46,7 +46,10 @@ class Evaluation:
         optimal = [task.optimal_loss(b) for b in batches]
         known = [loss for loss in optimal if loss is not None]
         # Every batch of a task predicts equally many positions, so a mean of means is the mean.
-        self.optimal = sum(known) / len(known) if known else None
+        floor = sum(known) / len(known) if known else None
+        whole = Batch(*map(np.concatenate, zip(*batches, strict=True)))
+        floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
+        self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         group = max(1, TOKENS_AT_ONCE // batches[0].inputs.size)
         self.batches = [
             Batch(*map(np.concatenate, zip(*batches[i : i + group], strict=True)))
@@ -80,4 +83,4 @@ class Evaluation:
             "loss_masked": masked_total / masked_count if masked_count else None,
             "bits_per_token": total / count / math.log(2),
         }
-        return row if self.optimal is None else row | {"optimal_loss": self.optimal}
+        return row | self.floors

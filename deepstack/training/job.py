@@ -92,10 +92,7 @@ class Job:
         meta = continued(before, meta)
         self.folder.write_meta(meta)
         self.folder.write_columns(columns_of(config, self.task, self.update))
-        columns = (
-            *EVALS_COLUMNS,
-            *(["optimal_loss"] if self.evaluation.optimal is not None else []),
-        )
+        columns = (*EVALS_COLUMNS, *self.evaluation.floors)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = self.first_step - 1 if self.first_step > 1 else -1

@@ -25,6 +25,7 @@ STEP_COLUMNS = {
 EVAL_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions that show [MASK]."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
+    "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions with [MASK]."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
 TIMING = {

@@ -108,7 +108,7 @@ class PlainLines(Observer):
         )
 
     def evaluated(self, step: int, row: Row) -> None:
-        self.line(f"step {step}  validation {validation(row, self.run)}")
+        self.line(f"step {step}  validation {validation(row)}")
 
     def said(self, line: str) -> None:
         self.line(line)
@@ -136,14 +136,14 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def validation(row: Row, run: Started | None) -> str:
-    """'loss 2.9 (on [MASK] 3.1; unigram 3.25)': a validation row with what it is compared with."""
+def validation(row: Row) -> str:
+    """'loss 2.9 (on [MASK] 3.1; unigram there 3.2)': a row with what it is compared with."""
     text = f"loss {number(row['loss'])}"
     notes = []
     if row.get("loss_masked") is not None:
         notes.append(f"on [MASK] {number(row['loss_masked'])}")
-    if run is not None and "unigram_entropy" in run.references:
-        notes.append(f"unigram {number(run.references['unigram_entropy'])}")
+    if row.get("unigram_loss") is not None:
+        notes.append(f"unigram there {number(row['unigram_loss'])}")
     if row.get("optimal_loss") is not None:
         notes.append(f"optimal {number(row['optimal_loss'])}")
     return text + (f" ({'; '.join(notes)})" if notes else "")
