@@ -371,7 +371,7 @@ def test_lack_of_memory_is_a_result_of_its_own(
     def greedy(*_: object, **__: object) -> None:
         torch.empty(2**60)
 
-    monkeypatch.setattr("deepstack.training.job.build_model", greedy)
+    monkeypatch.setattr("deepstack.training.job.make_optimizer", greedy)
     with pytest.raises(ResourceError, match="out of memory") as caught:
         deepstack.train(small(), out=tmp_path)
     assert caught.value.exit_code == 5
