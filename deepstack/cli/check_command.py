@@ -19,8 +19,8 @@ def register(app: typer.Typer) -> None:
 
 def check(
     config: Annotated[Path, typer.Argument(help="A YAML file.")],
-    overrides: Overrides = [],  # noqa: B006
-    plugin: Plugins = [],  # noqa: B006
+    overrides: Overrides = [],
+    plugin: Plugins = [],
     json: Json = False,
 ) -> None:
     """Check a config and say what it describes: coefficients, parameters, memory; nothing runs."""

@@ -32,7 +32,7 @@ def plot(
         Path | None,
         typer.Option("--to", help="Folder of the figures (default: figures/ in each study)."),
     ] = None,
-    plugin: Plugins = [],  # noqa: B006
+    plugin: Plugins = [],
 ) -> None:
     """Draw charts of the runs in a folder: each as PNG, SVG and a CSV of exactly what is drawn."""
     load_plugins(plugin)

@@ -30,7 +30,7 @@ def sweep(
             help="A run's or a sweep's YAML (default: the built-in depth study), then settings; "
             "several values make a grid.",
         ),
-    ] = [],  # noqa: B006
+    ] = [],
     depths: Annotated[str | None, typer.Option(help="model.depth: 6,48,200,1000.")] = None,
     schemes: Annotated[str | None, typer.Option(help="model.scheme: post_ln,deepnorm.")] = None,
     seeds: Annotated[str | None, typer.Option(help="seed: 0,1,2.")] = None,
@@ -45,7 +45,7 @@ def sweep(
     ] = False,
     out: Out = Path("results"),
     study: Annotated[str | None, typer.Option(help="Folder of the sweep under --out.")] = None,
-    plugin: Plugins = [],  # noqa: B006
+    plugin: Plugins = [],
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:

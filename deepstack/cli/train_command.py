@@ -26,10 +26,10 @@ def register(app: typer.Typer) -> None:
 
 def train(
     config: Annotated[Path, typer.Argument(help="A YAML file, or a run's config.yaml.")],
-    overrides: Overrides = [],  # noqa: B006
+    overrides: Overrides = [],
     out: Out = Path("results"),
     study: Annotated[str | None, typer.Option(help="Folder of this run under --out.")] = None,
-    plugin: Plugins = [],  # noqa: B006
+    plugin: Plugins = [],
     quiet: Quiet = False,
     allow_env_change: AllowEnvChange = False,
     fail_on_divergence: Annotated[

@@ -1,0 +1,92 @@
+"""Run folders with known power laws, and ways to look into a chart: for the tests of charts."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from deepstack.plots import CHARTS, Chart, Options
+from deepstack.records import EVALS_COLUMNS, STEPS_COLUMNS, RunFolder, find_runs
+
+DEPTHS = (6, 18, 48, 100)
+LABELS = {"deepnorm": "DeepNorm", "post_ln": "Post-LN", "rezero": "ReZero"}
+UNRELATED = math.sqrt(2) * 8.0
+
+
+def update(depth: int, step: int = 1, *, factor: float = 0.01, power: float = 0.5) -> float:
+    return factor * depth**power * step
+
+
+def make_run(
+    root: Path,
+    *,
+    scheme: str = "deepnorm",
+    depth: int = 6,
+    seed: int = 0,
+    lr: float = 1e-3,
+    d_ff: int = 256,
+    steps: int = 5,
+    state: str = "done",
+    updates: list[float] | None = None,
+    normalised: bool = True,
+    losses: list[float] | None = None,
+    masked: float | None = 2.5,
+    layers: np.ndarray | None = None,
+    references: dict[str, float] | None = None,
+    optimal: float | None = None,
+) -> Path:
+    """A run folder as training leaves it; updates[t-1] is the model update after step t."""
+    folder = RunFolder(root / f"{scheme}-d{depth}-s{seed}-{lr}")
+    folder.write_config(
+        f"seed: {seed}\nmodel: {{scheme: {scheme}, depth: {depth}, d_model: 64, d_ff: {d_ff}}}\n"
+        f"task: {{name: text}}\ntrain: {{lr: {lr}, steps: {steps}}}\n"
+    )
+    known = {"unigram_entropy": 3.26, "context_free_entropy": 2.98}
+    folder.write_columns(
+        {
+            "columns": {"model_update": {"symbol": "‖ΔF‖", "unit": ""}},
+            "layers": {"grad_norm": {"symbol": "‖∂L/∂θ_l‖", "unit": ""}},
+            "scheme": {"name": scheme, "label": LABELS[scheme], "normalised": normalised},
+            "f0_norm": 8.0,
+            "references": known if references is None else references,
+        }
+    )
+    values = updates or [update(depth, t) for t in range(1, steps + 1)]
+    folder.steps_path.unlink(missing_ok=True)
+    folder.evals_path.unlink(missing_ok=True)
+    with folder.log("steps", STEPS_COLUMNS) as log:
+        for step, value in enumerate(values, start=1):
+            loss = losses[step - 1] if losses else 4.0 - 0.1 * step
+            log.write((step, loss, lr, 1.0, value, value, 4 * value, value / 8))
+    columns = EVALS_COLUMNS if optimal is None else (*EVALS_COLUMNS, "optimal_loss")
+    with folder.log("evals", columns) as log:
+        for step in (0, len(values)):
+            row: dict[str, Any] = {"step": step, "loss": 2.0, "loss_masked": masked}
+            log.write(row if optimal is None else row | {"optimal_loss": optimal})
+    if layers is not None:
+        folder.write_layers("grad_norm", layers)
+        folder.write_layers("stream_norm", -layers)
+        folder.write_layer_steps(list(range(1, len(layers) + 1)))
+    folder.write_status(state, len(values))
+    return folder.path
+
+
+def make_chart(name: str, root: Path, **options: Any) -> Chart:
+    return CHARTS[name](find_runs(root), options=Options(**options))
+
+
+def rows(chart: Chart, **wanted: object) -> pd.DataFrame:
+    found = chart.data
+    for column, value in wanted.items():
+        found = found[found[column] == value]
+    return found
+
+
+def words(chart: Chart) -> list[str]:
+    """Every text of the figure: titles, labels, legends, caption."""
+    import matplotlib.text
+
+    texts = chart.figure.findobj(matplotlib.text.Text)
+    return [text.get_text() for text in texts if text.get_text()]  # type: ignore[attr-defined]

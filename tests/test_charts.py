@@ -1,0 +1,227 @@
+"""The other charts, and what is written: right for one run and for many."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from plot_runs import DEPTHS, make_chart, make_run, rows, update, words
+
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.plots import CHARTS, draw
+from deepstack.plots.page import Page
+from deepstack.records import RunFolder
+
+# --- the other charts ----------------------------------------------------------------------
+
+
+def test_update_vs_step_draws_every_step(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", depth=6, steps=30)
+    make_run(tmp_path / "study", depth=18, updates=[0.1, 0.2, math.nan], state="diverged")
+    chart = make_chart("update_vs_step", tmp_path)
+    good = rows(chart, series="DeepNorm, N = 6")
+    assert good["x"].tolist() == list(range(1, 31))
+    assert good["y"].tolist() == pytest.approx([update(6, t) for t in range(1, 31)], rel=1e-6)
+    bad = rows(chart, series="DeepNorm, N = 18")
+    assert bad["x"].tolist() == [1, 2] and set(bad["mark"]) == {"diverged"}
+
+
+@pytest.mark.parametrize(
+    ("masked", "expected", "level"),
+    [(2.5, [2.5, 2.5], "unigram entropy"), (None, [2.0, 2.0], "best without context")],
+)
+def test_each_loss_is_compared_with_what_it_can_be_compared_with(
+    tmp_path: Path, masked: float | None, expected: list[float], level: str
+) -> None:
+    for depth in DEPTHS:
+        make_run(tmp_path / "study", depth=depth, masked=masked)
+    chart = make_chart("loss_vs_step", tmp_path)
+    training, validation = dict.fromkeys(chart.data["panel"])
+    assert rows(chart, panel=training, kind="level")["series"].tolist() == ["best without context"]
+    assert rows(chart, panel=validation, kind="level")["series"].tolist() == [level]
+    drawn = rows(chart, panel=validation, series="DeepNorm, N = 6")
+    assert drawn["y"].tolist() == expected and drawn["x"].tolist() == [0, 5]
+    final = make_chart("final_loss_vs_depth", tmp_path)
+    assert rows(final, kind="point")["y"].tolist() == [expected[0]] * len(DEPTHS)
+    assert rows(final, kind="level")["series"].tolist() == [level]
+
+
+def test_one_run_has_losses_and_levels_in_one_panel(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", optimal=1.75, references={"unigram_entropy": 2.7})
+    chart = make_chart("loss_vs_step", tmp_path)
+    assert len(chart.figure.axes) == 1
+    assert rows(chart, kind="training")["y"].tolist() == pytest.approx([3.9, 3.8, 3.7, 3.6, 3.5])
+    levels = rows(chart, kind="level")
+    assert dict(zip(levels["series"], levels["y"], strict=True)) == {
+        "unigram entropy": 2.7,
+        "Bayes optimum": 1.75,
+    }
+
+
+def test_only_finished_runs_have_a_final_loss(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        state = {48: "diverged", 100: "interrupted"}.get(depth, "done")
+        make_run(tmp_path / "study", depth=depth, state=state)
+    points = rows(make_chart("final_loss_vs_depth", tmp_path), kind="point").set_index("x")
+    assert points.index.tolist() == [6, 18, 48]
+    assert points["mark"].dropna().to_dict() == {48: "diverged"}
+
+
+def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
+    values = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]])
+    make_run(tmp_path / "study", depth=3, layers=values)
+    chart = make_chart("grad_norm_by_layer", tmp_path)
+    assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
+    # Zero has no place on a log axis: it is left out, and the caption says so.
+    assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
+    assert any("zeros" in text for text in words(chart))
+
+
+@pytest.mark.parametrize("diagnostic", ["grad_norm", "stream_norm"])
+def test_heat_map_of_any_diagnostic(tmp_path: Path, diagnostic: str) -> None:
+    values = np.arange(1.0, 13.0).reshape(4, 3)
+    make_run(tmp_path / "study", depth=3, layers=values)
+    chart = make_chart("layer_step_heat_map", tmp_path, diagnostic=diagnostic)
+    sign = 1 if diagnostic == "grad_norm" else -1
+    cell = rows(chart, x=2, y=3)["value"].item()
+    assert cell == sign * values[1, 2] and len(chart.data) == 12
+    with pytest.raises(NothingMatchedError, match="did you mean 'grad_norm'"):
+        make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
+
+
+def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in (2, 5):
+            for seed in (1, 0):
+                layers = np.full((2, depth), 1.0 + seed)
+                make_run(tmp_path / "s", scheme=scheme, depth=depth, seed=seed, layers=layers)
+    chart = make_chart("grad_norm_by_layer", tmp_path)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
+    assert set(chart.data["y"]) == {1.0}
+    assert any("each at its greatest depth · seed 0" in text for text in words(chart))
+
+
+# --- drawing -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results") / "study"
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in DEPTHS:
+            for seed in (0, 1):
+                layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
+                make_run(root, scheme=scheme, depth=depth, seed=seed, layers=layers)
+    return root
+
+
+def test_every_chart_is_written_in_three_forms(study: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    written = draw(study, out=tmp_path, say=said.append)
+    assert said == []
+    expected = [f"{name}.{kind}" for name in CHARTS.names() for kind in ("png", "svg", "csv")]
+    assert [path.name for path in written] == expected
+    assert len(CHARTS.names()) >= 6
+    for path in written:
+        assert path.parent == tmp_path and path.stat().st_size > 100
+    for name in CHARTS.names():
+        assert len(pd.read_csv(tmp_path / f"{name}.csv")) > 0
+
+
+def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(
+    study: Path, tmp_path: Path
+) -> None:
+    before = dict(mpl.rcParams)
+    first = draw(study, ["update_vs_depth", "layer_step_heat_map"], tmp_path / "a")
+    with mpl.rc_context({"font.size": 30, "lines.linewidth": 9}):
+        second = draw(study, ["update_vs_depth", "layer_step_heat_map"], tmp_path / "b")
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", CHARTS.names())
+def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) -> None:
+    figure = make_chart(name, study).figure
+    figure.set_dpi(200)
+    figure.canvas.draw()
+    width, height = figure.bbox.width, figure.bbox.height
+    boxes = [text.get_window_extent() for text in [*figure.texts, *figure.legends]]
+    boxes += [axes.get_tightbbox() for axes in figure.axes]
+    boxes = [box for box in boxes if box is not None and box.width > 0]
+    for box in boxes:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            across = min(one.x1, other.x1) - max(one.x0, other.x0)
+            along = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert not (across > 3 and along > 3)
+
+
+def test_widths_are_those_of_a_paper() -> None:
+    assert Page(1, 1, height=1).figure.get_figwidth() == 3.3
+    assert Page(1, 3, height=1).figure.get_figwidth() == 6.8
+
+
+def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    said: list[str] = []
+    written = draw(tmp_path / "study", say=said.append)
+    assert {path.stem for path in written} == {"loss_vs_step", "update_vs_step"}
+    assert all(path.parent == tmp_path / "study" / "figures" for path in written)
+    assert [line.split(" is not drawn: ")[0] for line in said] == [
+        "final_loss_vs_depth",
+        "grad_norm_by_layer",
+        "layer_step_heat_map",
+        "update_vs_depth",
+    ]
+    assert "all have N = 6" in said[-1] and "log.layers_every" in said[1]
+    with pytest.raises(NothingMatchedError, match="needs runs of two depths") as caught:
+        draw(tmp_path / "study", ["update_vs_depth"])
+    assert caught.value.exit_code == 7
+    with pytest.raises(ConfigError, match="did you mean 'loss_vs_step'"):
+        draw(tmp_path / "study", ["loss_vs_stp"])
+
+
+def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+    new = RunFolder(tmp_path / "study" / "new")
+    new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")
+    assert len(draw(tmp_path)) >= 9
+    for path in (tmp_path / "study").iterdir():
+        if path.name.startswith("deepnorm"):
+            (path / "steps.csv").unlink()
+            (path / "evals.csv").unlink()
+    with pytest.raises(NothingMatchedError, match="no run has a step"):
+        draw(tmp_path)
+
+
+def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+    reference = tmp_path / "study" / "reference.csv"
+    reference.write_text(
+        "# digitised\nchart,x,y,label\nupdate_vs_depth,6,0.018,published\nloss_vs_step,1,3,other\n"
+    )
+    (tmp_path / "out").mkdir()
+    draw(tmp_path, ["update_vs_depth"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "update_vs_depth.csv")
+    found = table[table["kind"] == "reference"]
+    assert found[["series", "x", "y"]].values.tolist() == [["published", 6, 0.018]] * 2
+    reference.write_text("chart,x,label\n")
+    with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
+        draw(tmp_path)
+
+
+def test_charts_need_no_torch_and_no_display() -> None:
+    code = "import sys, deepstack.plots; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
+    root = Path(__file__).parent.parent
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "set()"
