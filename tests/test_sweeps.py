@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
+from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES
 from deepstack.sweeps import default_workers, expand, plan
 from deepstack.sweeps.local import gpu_slots
@@ -147,3 +150,25 @@ def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
     file.write_text(PLUGIN + "# changed\n")
     second = subprocess.run(command, capture_output=True, text=True)
     assert second.returncode == 2 and "brings.py" in second.stderr
+
+
+def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 700}).items()]
+    command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]
+    command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        logs = list(tmp_path.glob("*/*/steps.csv"))
+        if len(logs) == 2 and all(log.stat().st_size > 1000 for log in logs):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    runs = find_runs(tmp_path)
+    assert {run.state for run in runs} == {"interrupted"}
+    assert all(run.folder.checkpoints() for run in runs)
+    subprocess.run(command, check=True, capture_output=True)
+    for run in find_runs(tmp_path):
+        assert run.state == "done" and list(run.steps["step"]) == list(range(1, 701))
