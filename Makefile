@@ -1,4 +1,4 @@
-# check: what CI checks · test: the tests · fix: format and mend · bench: time per step
+# check: what CI checks · test: the tests · fix: format and mend · bench: time per step, beside peers
 .PHONY: check test fix bench
 check:
 	ruff format --check . && ruff check . && mypy
@@ -7,4 +7,4 @@ test:
 fix:
 	ruff check --fix . ; ruff format .
 bench:
-	python benchmarks/step_time.py
+	deepstack bench configs/bench_narrow.yaml

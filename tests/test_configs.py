@@ -20,7 +20,8 @@ FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("experiments/*/*.yaml")
 
 def test_the_promised_examples_are_there() -> None:
     names = {"quick", "deepnorm_1000", "deepnorm_1000_gpu", "post_ln_1000", "pre_ln_1000"}
-    assert names | {"depth_sweep", "text_file"} <= {path.stem for path in FILES}
+    names |= {"depth_sweep", "text_file", "bench_narrow", "bench_wide"}
+    assert names <= {path.stem for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")

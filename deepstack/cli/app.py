@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from deepstack.errors import DeepstackError
 
-COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list")
+COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list", "bench")
 
 
 class Group(TyperGroup):

@@ -1,0 +1,124 @@
+"""The matrix products of a training step and nothing else: the limit a step is held against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deepstack.bench.peers import Shape
+
+Call = tuple[Callable[..., Tensor], Tensor, Tensor, Tensor]
+
+
+class Products:
+    """Every product of forward and backward, T = batch seq tokens, B = batch n_heads, e = d_head.
+
+    | product  | forward                   | backward, to both factors                          |
+    |----------|---------------------------|----------------------------------------------------|
+    | q, k, v  | (T, d) (d, 3d)            | (T, 3d) (3d, d)           and (3d, T) (T, d)       |
+    | Q Kᵀ     | (B, seq, e) (B, e, seq)   | (B, seq, seq) (B, seq, e), twice                   |
+    | A V      | (B, seq, seq) (B, seq, e) | (B, seq, e) (B, e, seq) and (B, seq, seq) (B, seq, e) |
+    | o        | (T, d) (d, d)             | (T, d) (d, d)             and (d, T) (T, d)        |
+    | w1       | (T, d) (d, d_ff)          | (T, d_ff) (d_ff, d)       and (d_ff, T) (T, d)     |
+    | w2       | (T, d_ff) (d_ff, d)       | (T, d) (d, d_ff)          and (d, T) (T, d_ff)     |
+    | head     | (T, d) (d, vocab)         | (T, vocab) (vocab, d)     and (vocab, T) (T, d)    |
+
+    Weights and their gradients are every layer's own, (depth, …), so that they are as cold in the
+    caches as in training; activations are shared by all layers.  All results go into memory that
+    is there already.  On a GPU the whole is one CUDA graph.
+    """
+
+    def __init__(
+        self, shape: Shape, batch_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.device = device
+        seq, d, d_ff, depth = shape.seq_len, shape.d_model, shape.d_ff, shape.depth
+        tokens, heads, d_head = batch_size * seq, batch_size * shape.n_heads, d // shape.n_heads
+
+        def made(*size: int) -> Tensor:
+            # Of ordinary size: neither zeros nor denormals, which some processors treat apart.
+            return torch.randn(size, device=device, dtype=dtype) / size[-1] ** 0.5
+
+        sizes = {"qkv": (3 * d, d), "o": (d, d), "w1": (d_ff, d), "w2": (d, d_ff)}
+        weights = {role: made(depth, *size) for role, size in sizes.items()}
+        grads = {role: torch.zeros_like(weight) for role, weight in weights.items()}
+        # One tensor to read and one to write for every width that a layer's values have.
+        read = {width: made(tokens, width) for width in {d, 3 * d, d_ff, shape.vocab_size}}
+        write = {width: torch.zeros_like(value) for width, value in read.items()}
+        q, k, v = made(3, heads, seq, d_head).unbind(0)
+        a, one_head = made(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)
+        scores = torch.zeros_like(a)
+
+        def linear(weight: Tensor) -> list[Call]:
+            n_out, n_in = weight.shape
+            return [(torch.mm, read[n_in], weight.t(), write[n_out])]
+
+        def linear_back(weight: Tensor, grad: Tensor) -> list[Call]:
+            n_out, n_in = weight.shape
+            return [
+                (torch.mm, read[n_out], weight, write[n_in]),
+                (torch.mm, read[n_out].t(), read[n_in], grad),
+            ]
+
+        forward: list[Call] = []
+        backward: list[Call] = []
+        attend = [(torch.bmm, q, k.transpose(1, 2), scores), (torch.bmm, a, v, one_head)]
+        attend_back = [
+            (torch.bmm, q, v.transpose(1, 2), scores),  # by A: gradient of the output times Vᵀ
+            (torch.bmm, a.transpose(1, 2), q, one_head),  # by V
+            (torch.bmm, a, k, one_head),  # by Q
+            (torch.bmm, a.transpose(1, 2), q, one_head),  # by K
+        ]
+        for layer in range(depth):
+            own = {role: weight[layer] for role, weight in weights.items()}
+            forward += linear(own["qkv"]) + attend + linear(own["o"])
+            forward += linear(own["w1"]) + linear(own["w2"])
+        for layer in reversed(range(depth)):
+            for role in ("w2", "w1", "o", "qkv"):
+                if role == "qkv":
+                    backward += attend_back
+                backward += linear_back(weights[role][layer], grads[role][layer])
+        table = made(shape.vocab_size, d)
+        head = linear(table) + linear_back(table, torch.zeros_like(table))
+        self.calls = forward + head + backward
+        self.graph = self._captured() if device.type == "cuda" else None
+
+    def flops(self) -> int:
+        """Multiplications and additions of one pass."""
+        total = 0
+        for _, left, right, _ in self.calls:
+            batches = left.shape[0] if left.ndim == 3 else 1
+            total += 2 * batches * left.shape[-2] * left.shape[-1] * right.shape[-1]
+        return total
+
+    def seconds(self) -> float:
+        """The time of one pass."""
+        if self.graph is None:
+            began = time.perf_counter()
+            self._run()
+            return time.perf_counter() - began
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+    def _run(self) -> None:
+        for multiply, left, right, out in self.calls:
+            multiply(left, right, out=out)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._run()  # libraries set themselves up, which cannot be captured
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._run()
+        return graph

@@ -1,0 +1,101 @@
+"""What is timed: deepstack's own step, or a peer's, made anew in the process that times it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from deepstack import config as conf
+from deepstack.bench.peers import PEERS, PeerModel, Shape
+from deepstack.errors import DeepstackError
+from deepstack.tasks import Task
+from deepstack.training import mean_loss, timed_steps, to_device, torch_settings
+
+LOGGED, UNLOGGED = "deepstack", "deepstack_unlogged"
+OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
+"""deepstack's own rows: with ‖ΔF‖ logged at every step, and the training step alone."""
+
+PRODUCTS_LABEL = "matrix products alone"
+
+
+def label_of(row: str) -> str:
+    """What a row is called in tables and charts."""
+    return OWN[row] if row in OWN else PEERS[row].label
+
+
+class ShapeError(DeepstackError):
+    """A peer cannot have the shape that is asked for."""
+
+
+def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
+    """Seconds of one step after the other, as `deepstack train` makes them, until closed."""
+    endless = conf.with_overrides(config, {"train.steps": 1_000_000})
+    yield from timed_steps(endless, logged=logged)
+
+
+def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
+    """A peer on the device, in training mode, that has exactly the layers of the shape.
+
+    Raises ShapeError when the weight matrices of its layers hold other than
+    depth (4 d_model² + 2 d_model d_ff) numbers.
+    """
+    with device:
+        built = PEERS[name].build(shape)
+    found = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
+    if found != shape.in_matrices:
+        raise ShapeError(
+            f"the matrices of its layers hold {found:,} numbers, and {shape.in_matrices:,} make "
+            f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
+        )
+    built.model.train()
+    return built
+
+
+def peer_optimizer(train: conf.Train, model: nn.Module) -> torch.optim.Optimizer:
+    """torch's optimizer as a user of another library makes it: every setting not named is torch's.
+
+    One group of all parameters; whether it is fused or goes tensor by tensor is torch's choice.
+    """
+    parameters = list(model.parameters())
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)
+    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    return kind(
+        parameters,
+        lr=train.lr,
+        betas=(train.betas[0], train.betas[1]),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+    )
+
+
+def peer_steps(
+    config: conf.Config, model: nn.Module, task: Task, device: torch.device
+) -> Iterator[float]:
+    """Seconds of one step after the other: batch, zero_grad, forward, backward, clip, step.
+
+    The batches are those of deepstack's own steps; nothing is logged.  On a GPU the time ends when
+    the work has ended.
+    """
+    train = config.train
+    optimizer = peer_optimizer(train, model)
+    bf16 = train.precision == "bf16"
+    step = 0
+    with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
+        while True:
+            step += 1
+            began = time.perf_counter()
+            inputs, targets = to_device(task.train_batch(step, train.batch_size), device)
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                logits = model(inputs)
+            mean_loss(logits, targets).backward()
+            if train.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+            optimizer.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            yield time.perf_counter() - began

@@ -1,0 +1,151 @@
+"""python -m deepstack.bench.worker: one row in a process of its own, a step at a time.
+
+Line by line over stdin and stdout, as JSON.  The first line is the order: row, config, plugins.
+Then 'step' makes one step, 'release' frees what it needed, 'products' times the matrix products,
+each answered by one line; the end of stdin ends the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from deepstack import config as conf
+from deepstack import plugins
+from deepstack.bench.peers import PEERS, shape_of
+from deepstack.bench.products import Products
+from deepstack.bench.rows import LOGGED, OWN, build_peer, deepstack_steps, peer_steps
+from deepstack.errors import DeepstackError
+from deepstack.tasks import build_task
+from deepstack.training import choose_device, torch_settings
+
+
+class Row:
+    """One row of the benchmark, built by its first step."""
+
+    def __init__(self, name: str, config: conf.Config) -> None:
+        self.name, self.config = name, config
+        task = config.task
+        self.task = build_task(task.name, task.options(), seq_len=task.seq_len, seed=config.seed)
+        self.device = choose_device(config.runtime)
+        self.shape = shape_of(config, self.task.vocab_size)
+        self.steps: Iterator[float] | None = None
+        self.parameters: int | None = None
+        self.products: Products | None = None
+        if name not in OWN:  # so that the library is part of the process and not of its model
+            importlib.import_module(PEERS[name].package)
+
+    def step(self) -> dict[str, Any]:
+        """Seconds of one step, and the most memory held so far."""
+        if self.steps is None:
+            self.steps = self._start()
+        return {
+            "seconds": next(self.steps),
+            "peak_memory_mb": peak_memory_mb(self.device),
+            "parameters": self.parameters,
+        }
+
+    def release(self) -> dict[str, Any]:
+        """Free the model, so that there is room for the products of a large one."""
+        self.steps = None
+        gc.unfreeze()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
+    def time_products(self) -> dict[str, Any]:
+        """Seconds of all matrix products of a step."""
+        with torch_settings(self.config, self.device):
+            if self.products is None:
+                half = self.config.train.precision == "bf16"
+                dtype = torch.bfloat16 if half else torch.float32
+                self.products = Products(
+                    self.shape, self.config.train.batch_size, self.device, dtype
+                )
+                self.products.seconds()  # touches the fresh memory
+            return {"seconds": self.products.seconds(), "flops": self.products.flops()}
+
+    def _start(self) -> Iterator[float]:
+        if self.name in OWN:
+            return deepstack_steps(self.config, logged=self.name == LOGGED)
+        model = build_peer(self.name, self.shape, self.device).model
+        self.parameters = sum(p.numel() for p in model.parameters())
+        return peer_steps(self.config, model, self.task, self.device)
+
+
+def memory_line(name: str) -> float:
+    """A line of /proc/self/status in MB: VmRSS now, VmHWM at the highest.
+
+    Not getrusage: its maximum counts the parent's memory from the moment of the fork.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        import resource
+
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return largest / (1e6 if sys.platform == "darwin" else 1e3)
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024 / 1e6
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """The most memory held so far: of a GPU what was allocated, else the process's own."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return memory_line("VmHWM")
+
+
+def root_of(error: BaseException) -> str:
+    """The first line of the error that began it, with its kind."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    said = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def own_stdout() -> TextIO:
+    """stdout for answers alone; what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def main() -> None:
+    """Answer one command after the other; an error is an answer too, and the last."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    answers = own_stdout()
+
+    def answer(what: dict[str, Any]) -> None:
+        print(json.dumps(what), file=answers, flush=True)
+
+    try:
+        order = json.loads(sys.stdin.readline())
+        plugins.load_plugins([Path(path) for path in order["plugins"]])
+        row = Row(order["row"], conf.parse_config(order["config"]))
+        on_gpu = row.device.type == "cuda"
+        answer({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
+        commands = {"step": row.step, "release": row.release, "products": row.time_products}
+        for line in sys.stdin:
+            answer(commands[line.strip()]())
+    except DeepstackError as error:
+        answer({"error": str(error), "exit_code": error.exit_code})
+    except Exception as error:
+        memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        memory = memory or "DefaultCPUAllocator" in str(error)
+        answer({"error": root_of(error), "exit_code": 5 if memory else 1})
+        raise
+    os._exit(0)  # nothing is to be saved, and freeing a deep model takes time
+
+
+if __name__ == "__main__":
+    main()
