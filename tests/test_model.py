@@ -32,7 +32,11 @@ def test_the_stream_starts_at_unit_variance(positions: str) -> None:
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
+# ResiDual's F is the sum of two streams that left a norm each; T-Fixup shrinks the table itself
+SCALED = {"residual", "t_fixup"}
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - SCALED))
 def test_a_tied_head_starts_with_logits_of_unit_scale(name: str) -> None:
     config = with_overrides(Config(), {"model.d_model": 128, "model.scheme": name})
     logits = build_model(config, vocab_size=300).model(torch.randint(0, 300, (4, 40)))

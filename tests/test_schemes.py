@@ -8,30 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
 from deepstack.model.initialise import IN_LAYERS
-from deepstack.schemes import SCHEMES, LayerNorm
-
-D = 16
-
-Sub = Callable[[Tensor], Tensor]
-
-
-def literal_norm(z: Tensor, g: Tensor, b: Tensor) -> Tensor:
-    mean = z.mean(-1, keepdim=True)
-    variance = ((z - mean) ** 2).mean(-1, keepdim=True)
-    return g * (z - mean) / torch.sqrt(variance + 1e-5) + b
-
-
-# The equations once more, written from the papers: x, G, norm, N -> x.
-LITERAL: dict[str, Callable[[Tensor, Sub, Sub, int], Tensor]] = {
-    "post_ln": lambda x, G, LN, N: LN(x + G(x)),
-    "pre_ln": lambda x, G, LN, N: x + G(LN(x)),
-    "deepnorm": lambda x, G, LN, N: LN((2 * N) ** 0.25 * x + G(x)),
-}
+from deepstack.schemes import SCHEMES
+from deepstack.training import make_optimizer
 
 # FACTS of arXiv:2203.00555, Table 1: depth -> alpha, beta of an encoder-only DeepNorm.
 DEEPNORM = {
@@ -44,32 +27,6 @@ DEEPNORM = {
 }
 
 
-def test_every_scheme_has_a_literal_restatement() -> None:
-    assert set(SCHEMES.names()) == set(LITERAL)
-
-
-@pytest.mark.parametrize("name", SCHEMES.names())
-@pytest.mark.parametrize("depth", [6, 1000])
-def test_a_layer_is_the_equation_twice(name: str, depth: int) -> None:
-    torch.manual_seed(0)
-    layer = SCHEMES[name](1, depth, lambda: LayerNorm(D, eps=1e-5, gain=True, bias=True))
-    layer.to_empty(device="cpu")  # parameters have no storage of their own until they are banked
-    for p in layer.parameters():
-        nn.init.normal_(p, 1.0, 0.3)
-    A, B = torch.randn(D, D), torch.randn(D, D)
-    attention, feed_forward = (lambda x: torch.tanh(x @ A)), (lambda x: torch.relu(x @ B))
-    x = torch.randn(2, 3, D)
-    norms = [layer.attention_norms[0], layer.feed_forward_norms[0]]
-    step = LITERAL[name]
-
-    def bound(norm: LayerNorm) -> Sub:
-        return lambda z: literal_norm(z, norm.gain, norm.bias)
-
-    expected = step(x, attention, bound(norms[0]), depth)
-    expected = step(expected, feed_forward, bound(norms[1]), depth)
-    torch.testing.assert_close(layer.layer(x, attention, feed_forward), expected)
-
-
 @pytest.mark.parametrize(("depth", "alpha", "beta"), [(n, *v) for n, v in DEEPNORM.items()])
 def test_deepnorm_coefficients_are_the_published_ones(
     depth: int, alpha: float, beta: float
@@ -79,6 +36,85 @@ def test_deepnorm_coefficients_are_the_published_ones(
     assert scheme.beta(depth) == pytest.approx(beta, rel=3e-5)
     gains = {role: scheme.gain(role, 1, depth) for role in IN_LAYERS}
     assert gains == {r: scheme.beta(depth) if r in "v o w1 w2".split() else 1.0 for r in gains}
+
+
+# scheme -> gain of a matrix (role, l, N), from the papers; what is not here starts with gain 1
+GAINS: dict[str, Callable[[str, int, int], float]] = {
+    "post_ln_init": lambda r, l, N: 1 / (N - l + 1),
+    "ds_init": lambda r, l, N: l**-0.5,
+    "deepnorm": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_power": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_tight": lambda r, l, N: (2 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_adam": lambda r, l, N: (2 * N) ** -0.5 if r in VALUES else 1.0,
+    "sub_ln": lambda r, l, N: math.sqrt(math.log(2 * N)) if r in VALUES else 1.0,
+    "sandwich_ln": lambda r, l, N: 1 / math.sqrt(2 * N) if r in ("o", "w2") else 1.0,
+    "t_fixup": lambda r, l, N: 0.67 * N**-0.25 if r in VALUES else 1.0,
+    "fixup": lambda r, l, N: {
+        "o": 0.0, "w2": 0.0, "w1": (2 * N) ** -0.5,
+    }.get(r, (2 * N) ** (-1 / 6)),
+}  # fmt: skip
+VALUES = ("v", "o", "w1", "w2")
+
+# scheme -> alpha at N = 6, 12, 18, 100, 200, 1000
+ALPHAS = {
+    "deepnorm_adam": (3.4641, 4.8990, 6.0, 14.1421, 20.0, 44.7214),
+    "deepnorm_tight": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_power": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_runtime_beta": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "keel": (12, 24, 36, 200, 400, 2000),
+    "deep_scale_lm": (0.81650, 0.91287, 0.94281, 0.98995, 0.99499, 0.99900),
+}
+
+
+@pytest.mark.parametrize("name", ALPHAS)
+def test_alpha_is_the_published_one(name: str) -> None:
+    found = [SCHEMES[name].alpha(depth) for depth in (6, 12, 18, 100, 200, 1000)]
+    assert found == pytest.approx(ALPHAS[name], rel=2e-5)
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_gains_are_the_papers(name: str) -> None:
+    wanted = GAINS.get(name, lambda r, l, N: 1.0)
+    for depth in (6, 12, 18, 100, 200, 1000):
+        for layer in (1, 2, depth):
+            for role in IN_LAYERS:
+                found = SCHEMES[name].gain(role, layer, depth)
+                assert found == pytest.approx(wanted(role, layer, depth)), (role, layer, depth)
+    for role in ("position", "head"):
+        assert SCHEMES[name].gain(role, 0, 100) == 1.0
+    table = 900**-0.25 if name == "t_fixup" else 1.0
+    assert SCHEMES[name].gain("embedding", 0, 100) == pytest.approx(table)
+
+
+def test_options_choose_the_other_reading() -> None:
+    ds_init, post_ln_init = SCHEMES["ds_init"], SCHEMES["post_ln_init"]
+    assert ds_init.gain("v", 16, 20, exponent=0.25, scale=0.5) == pytest.approx(0.25)
+    assert post_ln_init.gain("q", 2, 9, matrices="value_path") == 1.0
+    assert post_ln_init.gain("v", 2, 9, matrices="value_path") == 1 / 8
+    assert SCHEMES["b2t"].gain("q", 2, 16, rescale=True) == 0.25
+    power = SCHEMES["deepnorm_power"]
+    for p in (0.0, 0.3, 0.5):  # on the curve 2N (v² + w²) / alpha² = 1
+        alpha, beta = power.alpha(50, power=p), power.beta(50, power=p)
+        assert 2 * 50 * 2 * beta**2 / alpha**2 == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("name", "power"), [("depth_mup", 0.5), ("complete_p", 1.0)])
+def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> None:
+    m = 100 / 4
+    for role in ("q", "w2", "bias", "norm_gain"):
+        lr, decay, eps = SCHEMES[name].optim(role, 100, base=4)
+        assert (lr, decay, eps) == (pytest.approx(m ** (power - 1)), 1.0, pytest.approx(m**-power))
+    assert SCHEMES[name].optim("embedding", 100) == (1.0, 1.0, 1.0)
+    config = with_overrides(
+        Config(),
+        {"model.scheme": name, "model.depth": 100, "model.d_model": 8, "train.weight_decay": 0.1},
+    )
+    built = build_model(config, vocab_size=11)
+    groups = make_optimizer(config.train, built.trained, optim=built.optim).param_groups
+    assert {(g["factor"], g["eps"]) for g in groups} == {
+        (1.0, 1e-8),
+        (50 ** (power - 1), 1e-8 * 50**-power),
+    }
 
 
 @pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
@@ -114,13 +150,19 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
             elif bank.start == "one":
                 assert (values == 1).all()
             elif bank.start == "table":
-                assert values.std().item() == pytest.approx(48**-0.5, rel=6 / values.numel() ** 0.5)
+                std = SCHEMES[name].gain(role, 0, depth) * 48**-0.5
+                assert values.std().item() == pytest.approx(std, rel=6 / values.numel() ** 0.5)
+            elif isinstance(bank.start, float):
+                assert (values == torch.tensor(bank.start)).all()
             else:
                 n_in, n_out = shapes.get(role, (48, 48))
                 variance = 2 / (n_in + n_out) if fan == "in_out" else 1 / n_in
                 for layer in (1, depth):
                     wanted = SCHEMES[name].gain(role, layer, depth) * math.sqrt(variance)
                     row = values[layer - 1]
+                    if wanted == 0:
+                        assert not row.any()
+                        continue
                     # the relative error of a standard deviation of n normal numbers is 1/sqrt(2n)
                     tolerance = 5 / math.sqrt(2 * row.numel())
                     assert row.std().item() == pytest.approx(wanted, rel=tolerance), (role, layer)

@@ -41,12 +41,12 @@ def facts_of(settings: Config) -> dict[str, Any]:
     """What a config describes, as name -> value."""
     from deepstack import config as conf
     from deepstack.model import build_model
-    from deepstack.schemes import find_scheme
+    from deepstack.schemes import find_scheme, with_options
     from deepstack.tasks import build_task
     from deepstack.training import run_name
 
     model = settings.model
-    scheme, _ = find_scheme(model.scheme, model.scheme_options)
+    scheme, options = find_scheme(model.scheme, model.scheme_options)
     task = build_task(
         settings.task.name,
         settings.task.options(),
@@ -58,8 +58,8 @@ def facts_of(settings: Config) -> dict[str, Any]:
     return {
         "run": run_name(settings),
         "scheme": f"{scheme.label}: {scheme.equation}",
-        "alpha": scheme.alpha(model.depth),
-        "beta": scheme.beta(model.depth),
+        "alpha": with_options(scheme.alpha, options)(model.depth),
+        "beta": with_options(scheme.beta, options)(model.depth),
         "depth": model.depth,
         "steps": settings.train.steps,
         "tokens a step": settings.train.batch_size * settings.task.seq_len,

@@ -47,13 +47,16 @@ def list_(
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
     """Name, equation, coefficients and gains of every scheme at a depth."""
     from deepstack.model.initialise import IN_LAYERS
-    from deepstack.schemes import SCHEMES
+    from deepstack.schemes import SCHEMES, find_scheme, with_options
 
     rows = []
     for name, scheme in SCHEMES.items():
-        gains = {role: scheme.gain(role, 1, depth) for role in IN_LAYERS}
+        _, options = find_scheme(name, {})
+        gain = with_options(scheme.gain, options)
+        gains = {role: gain(role, 1, depth) for role in IN_LAYERS}
         row: dict[str, Any] = {"name": name, "equation": scheme.equation}
-        row |= {"alpha": scheme.alpha(depth), "beta": scheme.beta(depth)}
+        row["alpha"] = with_options(scheme.alpha, options)(depth)
+        row["beta"] = with_options(scheme.beta, options)(depth)
         if nested:
             row |= {"label": scheme.label, "depth": depth, "gains": gains}
             row["final_norm"] = scheme.final_norm

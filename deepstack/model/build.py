@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
-from deepstack.model.stack import Encoder
-from deepstack.speed import Bank, Banks
+from deepstack.model.stack import Encoder, Layer
+from deepstack.schemes import Optim, Scheme, find_scheme, with_options
+from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
 
 
 @dataclass(frozen=True)
@@ -20,14 +24,38 @@ class Built:
     model: Encoder
     banks: Banks
     trained: list[Bank]
+    optim: Callable[[str], Optim]
+
+    def at_step(self, step: int) -> None:
+        """Tell schemes that change with the step how many have been made; free for all others."""
+        schemes = self.model.schemes
+        if type(schemes[0]).at_step is not Scheme.at_step:
+            for scheme in schemes:
+                scheme.at_step(step)
+
+    def calibrate(self, tokens: Tensor) -> None:
+        """Let schemes that start from data see the first batch; nothing happens for all others."""
+        if type(self.model.schemes[0]).calibrate is Scheme.calibrate:
+            return
+        seen: dict[str, Any] = {}
+        with torch.no_grad():
+            x = self.model.start(tokens)
+            for layer in self.model.layers:
+                assert isinstance(layer, Layer)
+                x = layer.scheme.calibrate(x, layer.attention, layer.feed_forward, seen)
 
 
 def build_model(
-    config: conf.Config, *, vocab_size: int, device: torch.device | str = "cpu"
+    config: conf.Config,
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    draw: bool = True,
 ) -> Built:
     """The initialised encoder of this configuration on a device ('meta': shapes only).
 
-    Parameters that `train.trainable` leaves out get requires_grad False.
+    Parameters that `train.trainable` leaves out get requires_grad False.  draw=False leaves the
+    numbers to whoever has others to put there.
     """
     device = torch.device(device)
     model = Encoder(
@@ -37,7 +65,7 @@ def build_model(
         fused_qkv=one_treatment(config, ("q", "k", "v")),
     )
     banks = Banks(model, list(model.layers), device, stacked=config.runtime.banks)
-    if device.type != "meta":
+    if draw and device.type != "meta":
         initialise(banks, config.model, config.seed)
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
@@ -52,7 +80,28 @@ def build_model(
         parts = name.split(".")
         key = "layers." + ".".join(parts[2:]) if parts[0] == "layers" else name
         parameter.requires_grad_(key in keys)
-    return Built(model, banks, trained)
+    scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
+    optim = with_options(scheme.optim, options)
+    built = Built(model, banks, trained, lambda role: optim(role, config.model.depth))
+    if device.type != "meta":
+        built.at_step(0)
+    return built
+
+
+def take_ways(
+    model: Encoder, ways: Ways, recompute_every: int, said: Callable[[str], None]
+) -> None:
+    """Make the encoder run its layers the way that was chosen; what it computes stays the same.
+
+    said: told what takes long.
+    """
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        layer.fuse(ways.fused)
+    plain = run_fused if ways.fused else run_layers
+    model.through = compiled(said) if ways.compiled else plain
+    if recompute_every:
+        model.through = recomputing(model.through, recompute_every)
 
 
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import find_scheme, with_options
 from deepstack.speed import Bank, Banks
 
 # what has a random stream: number 8 * layer + index in a layer, the index alone outside of them
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
 OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
+
+# a start that is a number says so itself
+CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
 # standard deviation of a matrix (n_out, n_in) under gain 1
 FANS: dict[str, Callable[[int, int], float]] = {
@@ -38,28 +42,30 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     | start  | roles                                  | distribution                              |
     |--------|----------------------------------------|-------------------------------------------|
     | matrix | q k v o w1 w2 (and a BERT head's dense) | mean 0, std gain * sqrt(2/(n_in + n_out)) |
-    | table  | embedding, position, a separate head   | N(0, 1/d_model)                           |
+    | table  | embedding, position, a separate head   | N(0, gain^2/d_model)                      |
     | zero   | bias, norm_bias                        | 0                                         |
     | one    | norm_gain                              | 1                                         |
+    | number | what a scheme owns                     | that number                               |
 
     'init.fan: in' makes the standard deviation of a matrix gain / sqrt(n_in).  Every matrix has a
     random stream of its own, numbered by seed, role and layer: a layer starts from the same numbers
     whatever the depth and the scheme (its gain apart), so that comparisons are paired.
     """
-    scheme = SCHEMES[model.scheme]
+    scheme, options = find_scheme(model.scheme, model.scheme_options)
+    gain_of = with_options(scheme.gain, options)
     with torch.no_grad():
         for bank in banks:
             for role, tensors in bank.by_role():
                 rows = [row for tensor in tensors for row in tensor]
                 for layer, row in enumerate(rows, start=1):
-                    if bank.start in ("zero", "one"):
-                        row.fill_(float(bank.start == "one"))
+                    if bank.start not in ("matrix", "table"):
+                        row.fill_(CONSTANTS.get(bank.start, bank.start))
                         continue
+                    gain = gain_of(role, layer if bank.in_layers else 0, model.depth)
                     rng = generator(seed, stream_number(bank, role, layer), row.device)
                     if bank.start == "table":
-                        row.normal_(0.0, 1 / math.sqrt(row.shape[-1]), generator=rng)
+                        row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
-                    gain = scheme.gain(role, layer, model.depth) if bank.in_layers else 1.0
                     std = gain * FANS[model.init.fan](row.shape[1], row.shape[0])
                     DISTRIBUTIONS[model.init.distribution](row, std, rng)
 

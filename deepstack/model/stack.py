@@ -12,19 +12,30 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import LayerNorm, Scheme, find_scheme
-from deepstack.speed import parameter
+from deepstack.schemes import LayerNorm, Parts, Scheme, Stream, Sublayer, find_scheme
+from deepstack.speed import Through, parameter, run_layers
 
 
 class Layer(nn.Module):
-    """A layer = attention and feed-forward, joined to the stream by its scheme."""
+    """A layer = attention and feed-forward, joined to the stream by its scheme.
+
+    sublayers: what stands for the two; the modules themselves, or their chains (`fuse`).
+    """
 
     def __init__(self, scheme: Scheme, attention: Attention, feed_forward: FeedForward) -> None:
         super().__init__()
         self.scheme, self.attention, self.feed_forward = scheme, attention, feed_forward
+        self.sublayers: tuple[Sublayer, Sublayer] = (attention, feed_forward)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scheme.layer(x, self.attention, self.feed_forward)
+    def forward(self, x: Stream) -> Stream:
+        return self.scheme.layer(x, *self.sublayers)
+
+    def fuse(self, on: bool = True) -> None:
+        """Run the sublayers as one node each where they can be (see `deepstack.speed.Chain`)."""
+        modules = self.attention, self.feed_forward
+        attention, feed_forward = ((m.chain() if on else None) or m for m in modules)
+        self.sublayers = attention, feed_forward
+        self.scheme.bind_norms(on)
 
 
 class Encoder(nn.Module):
@@ -46,10 +57,14 @@ class Encoder(nn.Module):
         self.scheme = scheme
         self.scale = math.sqrt(d / 2)
 
-        def make_norm(roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> LayerNorm:
+        def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> LayerNorm:
             norm = model.norm
-            return LayerNorm(d, eps=norm.eps, gain=norm.gain, bias=norm.bias, roles=roles)
+            return LayerNorm(width, eps=norm.eps, gain=norm.gain, bias=norm.bias, roles=roles)
 
+        d_ff = model.d_ff or 4 * d
+        parts = Parts(d, d_ff, model.n_heads, make_norm)
+        depth = model.depth
+        self.schemes = [scheme(i, depth, parts, **options) for i in range(1, depth + 1)]
         self.embedding = parameter(vocab_size, d, role="embedding", start="table")
         if model.positions == "learned":
             self.position = parameter(seq_len, d, role="position", start="table")
@@ -57,18 +72,34 @@ class Encoder(nn.Module):
             self.register_buffer("position", sinusoidal(seq_len, d), persistent=False)
         self.layers = nn.ModuleList(
             Layer(
-                scheme(index, model.depth, make_norm, **options),
-                Attention(d, model.n_heads, model.dropout, fused=fused_qkv),
-                FeedForward(d, model.d_ff or 4 * d, model.activation, model.dropout),
+                own,
+                Attention(
+                    d, model.n_heads, model.dropout, fused=fused_qkv, slots=dict(own.slots.items())
+                ),
+                FeedForward(
+                    d, d_ff, model.activation, model.dropout, slots=dict(own.slots.items())
+                ),
             )
-            for index in range(1, model.depth + 1)
+            for own in self.schemes
         )
-        self.final_norm = make_norm(("final_norm", "final_norm")) if scheme.final_norm else None
+        last = ("final_norm", "final_norm")
+        self.entry_norm = make_norm(d) if scheme.entry_norm else None
+        self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.head = HEADS[model.head](vocab_size, d)
+        self.through: Through = run_layers
 
-    def stream(self, tokens: Tensor) -> Iterator[Tensor]:
-        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
+    def start(self, tokens: Tensor) -> Stream:
+        """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""
         x = (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
+        return self.schemes[0].enter(x if self.entry_norm is None else self.entry_norm(x))
+
+    def leave(self, stream: Stream) -> Tensor:
+        """F, from what the last layer gives, (batch, seq, d_model)."""
+        return self.schemes[-1].leave(stream, self.final_norm)
+
+    def stream(self, tokens: Tensor) -> Iterator[Stream]:
+        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
+        x = self.start(tokens)
         yield x
         for layer in self.layers:
             x = layer(x)
@@ -76,9 +107,7 @@ class Encoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """F: the last hidden state, after the last norm, (batch, seq, d_model)."""
-        for x in self.stream(tokens):
-            final = x
-        return final if self.final_norm is None else self.final_norm(final)
+        return self.leave(self.through(self.layers, self.start(tokens)))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.hidden(tokens), self.embedding)

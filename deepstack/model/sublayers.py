@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.speed import parameter
+from deepstack.speed import OPERATIONS, Chain, Product, SelfAttention, parameter
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu}
+
+
+Slots = Mapping[str, nn.Module]
+"""What a scheme puts inside of a sublayer, by the place where it goes:
+
+| slot             | of           | is given                                                      |
+|------------------|--------------|---------------------------------------------------------------|
+| q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
+| heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
+| before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
+| before_in        | feed-forward | x, (batch * seq, d_model), before W_1                         |
+| before_activation | feed-forward | x W_1ᵀ + b_1, (batch * seq, d_ff)                            |
+| after_activation | feed-forward | the hidden values, (batch * seq, d_ff), before W_2            |
+"""
 
 
 class Attention(nn.Module):
@@ -22,9 +36,18 @@ class Attention(nn.Module):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float, *, fused: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float,
+        *,
+        fused: bool = True,
+        slots: Slots | None = None,
+    ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
+        self.slots = taken(slots, ("q", "k", "v", "heads", "before_out"))
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
         else:
@@ -42,10 +65,25 @@ class Attention(nn.Module):
         qkv = F.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
+        slots = self.slots
+        if "q" in slots:
+            q, k, v = slots["q"](q), slots["k"](k), slots["v"](v)
         rate = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
-        y = F.linear(y.transpose(1, 2).reshape(-1, d), self.o, self.o_bias).view(batch, seq, d)
+        if "heads" in slots:
+            y = slots["heads"](y)
+        y = y.transpose(1, 2).reshape(-1, d)
+        if "before_out" in slots:
+            y = slots["before_out"](y)
+        y = F.linear(y, self.o, self.o_bias).view(batch, seq, d)
         return F.dropout(y, rate) if rate else y
+
+    def chain(self) -> Chain | None:
+        """The same as one node of the backward pass, or None where it is not that."""
+        if self.dropout or self.slots or not self.fused or not SelfAttention.available:
+            return None
+        into, out = Product(self.qkv, self.qkv_bias), Product(self.o, self.o_bias)
+        return Chain([into, SelfAttention(self.n_heads), out])
 
 
 class FeedForward(nn.Module):
@@ -55,15 +93,45 @@ class FeedForward(nn.Module):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
-    def __init__(self, d_model: int, d_ff: int, activation: str, dropout: float) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: str,
+        dropout: float,
+        *,
+        slots: Slots | None = None,
+    ) -> None:
         super().__init__()
+        self.slots = taken(slots, ("before_in", "before_activation", "after_activation"))
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
+        self.operation = OPERATIONS.get(activation)  # of a chain; a plain attribute
         self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
         self.w1_bias = parameter(d_ff, role="bias", start="zero")
         self.w2 = parameter(d_model, d_ff, role="w2", start="matrix")
         self.w2_bias = parameter(d_model, role="bias", start="zero")
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(F.linear(x.flatten(0, 1), self.w1, self.w1_bias))
+        hidden, slots = x.flatten(0, 1), self.slots
+        if "before_in" in slots:
+            hidden = slots["before_in"](hidden)
+        hidden = F.linear(hidden, self.w1, self.w1_bias)
+        if "before_activation" in slots:
+            hidden = slots["before_activation"](hidden)
+        hidden = self.activation(hidden)
+        if "after_activation" in slots:
+            hidden = slots["after_activation"](hidden)
         y = F.linear(hidden, self.w2, self.w2_bias).view(x.shape)  # hidden: (batch * seq, d_ff)
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
+
+    def chain(self) -> Chain | None:
+        """The same as one node of the backward pass, or None where it is not that."""
+        if self.dropout or self.slots or self.operation is None:
+            return None
+        into, out = Product(self.w1, self.w1_bias), Product(self.w2, self.w2_bias)
+        return Chain([into, self.operation, out])
+
+
+def taken(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
+    """What goes into these slots; a plain dict, since the scheme is what owns it."""
+    return {name: slots[name] for name in names if slots is not None and name in slots}

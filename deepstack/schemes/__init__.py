@@ -2,7 +2,18 @@
 
 from deepstack.registry import import_all
 from deepstack.schemes.norms import LayerNorm
-from deepstack.schemes.scheme import SCHEMES, Scheme, Sublayer, find_scheme, scheme_options
+from deepstack.schemes.scheme import (
+    SCHEMES,
+    Optim,
+    Parts,
+    Scheme,
+    Stream,
+    Sublayer,
+    find_scheme,
+    scheme_options,
+    visible,
+    with_options,
+)
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 
 import_all(__name__, __path__)
@@ -10,11 +21,16 @@ import_all(__name__, __path__)
 __all__ = [
     "SCHEMES",
     "LayerNorm",
+    "Optim",
+    "Parts",
     "RoleParameter",
     "Scheme",
+    "Stream",
     "Sublayer",
     "find_scheme",
     "parameter",
     "scheme_options",
+    "visible",
+    "with_options",
     "with_storage",
 ]

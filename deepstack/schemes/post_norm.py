@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Annotated, Literal
 
-from deepstack.schemes.scheme import Scheme, Sublayer
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Sublayer
+
+MATRICES = ("q", "k", "v", "o", "w1", "w2")
+VALUE_PATH = ("v", "o", "w1", "w2")
+"""The matrices that the output of a sublayer is linear in: q and k only weigh."""
 
 
 class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
@@ -14,7 +21,7 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
     Matrices start Xavier with gain 1.  No final norm: every sublayer already ends in one.
     """
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))
 
 
@@ -36,8 +43,169 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in ("v", "o", "w1", "w2") else 1.0
+        return cls.beta(depth) if role in VALUE_PATH else 1.0
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         # torch.add(a, b, alpha=c) is a + c * b in one pass over memory.
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
+
+
+class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555"):
+    """x <- LN(x + G(x)), W_l started at 1/(N - l + 1).  Wang et al. 2022, arXiv:2203.00555.
+
+    The paper's own baseline (section 3): Xavier, then the matrices of layer l divided by N - l + 1,
+    so that lower layers are narrowed more (DS-Init narrows the higher ones).  Whether 'the weights
+    of the l-th layer' means all matrices or, as in DeepNorm, those of the value path, the paper
+    leaves open; matrices chooses.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        matrices: Annotated[
+            Literal["all", "value_path"], Field(description="all six, or v, o, w1 and w2")
+        ] = "all",
+    ) -> None:
+        super().__init__(layer, depth, parts)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int, *, matrices: str = "all") -> float:
+        chosen = MATRICES if matrices == "all" else VALUE_PATH
+        return 1 / (depth - layer + 1) if role in chosen and layer else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + G(x))
+
+
+class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365"):
+    """x <- LN(x + G(x)), W_l started at scale / l^exponent.  Zhang et al. 2019, arXiv:1908.11365.
+
+    U(-g scale/sqrt(l), g scale/sqrt(l)), g = sqrt(6/(n_in + n_out)), for every matrix of layer l:
+    Xavier's deviation times scale / sqrt(l) (the paper's distribution is 'model.init.distribution:
+    xavier_uniform').  The authors' code scales the variance by l^(-1/2): exponent 0.25.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        scale: Annotated[float, Field(gt=0, le=1, description="the paper's alpha")] = 1.0,
+        exponent: Annotated[
+            float, Field(ge=0, le=1, description="0.5 as in the paper, 0.25 as in its code")
+        ] = 0.5,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+
+    @classmethod
+    def gain(
+        cls, role: str, layer: int, depth: int, *, scale: float = 1.0, exponent: float = 0.5
+    ) -> float:
+        return scale * layer**-exponent if role in MATRICES and layer else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + G(x))
+
+
+class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
+    """u = LN(x + A(x)), x <- LN(x + u + F(u)).  Takase et al. 2022, arXiv:2206.00330.
+
+    Post-LN, A the attention and F the feed-forward, with the layer's input added once more before
+    its last norm.  The authors' code also multiplies every matrix of the layers by N^(-1/2), which
+    the paper does not say: rescale.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        rescale: Annotated[bool, Field(description="start matrices at N^(-1/2), as the code")] = (
+            False
+        ),
+    ) -> None:
+        super().__init__(layer, depth, parts)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int, *, rescale: bool = False) -> float:
+        return depth**-0.5 if rescale and role in MATRICES else 1.0
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        (after_attention,), (after_feed_forward,) = self._norms
+        u = self.residual(x, attention, after_attention, bottom=None)
+        return self.residual(u, feed_forward, after_feed_forward, bottom=x)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, bottom: Tensor | None) -> Tensor:
+        return norm(x + G(x)) if bottom is None else norm(bottom + x + G(x))
+
+
+class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
+    """x <- LN(alpha x + G(LN(x))), alpha = 2N.  arXiv:2601.19895, 'Post-LayerNorm Is Back'.
+
+    alpha is the number of sublayers.  The first layer has alpha = 1, and its attention no outer
+    norm.  Matrices start Xavier with gain 1.
+    """
+
+    norms_per_sublayer = 2  # inside of the branch, and after the addition
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.is_first = layer == 1
+
+    @classmethod
+    def alpha(cls, depth: int) -> float:
+        return 2.0 * depth
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        before, after = self._norms
+        if self.is_first:
+            x = self.residual(x, attention, before[0], alpha=1.0)
+            return self.residual(x, feed_forward, *after, alpha=1.0)
+        alpha = self.alpha(self.depth)
+        x = self.residual(x, attention, *before, alpha=alpha)
+        return self.residual(x, feed_forward, *after, alpha=alpha)
+
+    def residual(
+        self,
+        x: Tensor,
+        G: Sublayer,
+        inner: Norm,
+        outer: Norm | None = None,
+        *,
+        alpha: float,
+    ) -> Tensor:
+        z = torch.add(G(inner(x)), x, alpha=alpha)
+        return z if outer is None else outer(z)
+
+
+class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:2305.02790"):
+    """x <- LN(x + a_t G(x)), a_t = min(1, t/ramp_steps).  Liu et al. 2023, arXiv:2305.02790.
+
+    t counts the steps: the branch grows in, and after the ramp this is Post-LN.  F_0 is measured
+    with a_0 = 0, so that ‖ΔF‖ has the ramp in it.
+    """
+
+    ramp: Tensor
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t is 1")] = 4000,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.ramp_steps = ramp_steps
+        self.register_buffer("ramp", torch.zeros(()), persistent=False)
+
+    def at_step(self, step: int) -> None:
+        self.ramp.fill_(min(1.0, step / self.ramp_steps))
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + self.ramp * G(x))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Annotated
+
+import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.schemes.scheme import Scheme, Sublayer
+from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.speed.parameter import RoleParameter, parameter
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
@@ -16,5 +23,236 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
 
     final_norm = True
 
-    def residual(self, x: Tensor, G: Sublayer, norm: nn.Module) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x))
+
+
+class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423"):
+    """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
+
+    Pre-LN with a second norm inside of each sublayer: before W_o, over the heads side by side, and
+    before W_2, over d_ff.  v, o, w1, w2 start with gain sqrt(log(2N)), q and k with gain 1.
+    """
+
+    final_norm = True
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.slots["before_out"] = parts.norm()
+        self.slots["after_activation"] = parts.norm(parts.d_ff)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return math.sqrt(math.log(2 * depth)) if role in VALUE_PATH else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + G(norm(x))
+
+
+class HeadScale(nn.Module):
+    """y_h <- s_h y_h, s_h started at 1.  y: (batch, head, seq, d_head)."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.scale = parameter(n_heads, role="scheme", start="one")
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.scale[:, None, None]
+
+
+class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:2110.09456"):
+    """x <- x + LN(A(LN(x))), then x <- x + W_2 LN(phi(W_1 LN(x))).  arXiv:2110.09456, section 2.
+
+    Pre-LN with a norm after the attention, one before W_2 (over d_ff), and a trained scale of every
+    head, before W_o as in the paper (fairseq's code applies it after).  Shleifer et al. 2021.
+    """
+
+    final_norm = True
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.after_attention = parts.norm()
+        self.slots["heads"] = HeadScale(parts.n_heads)
+        self.slots["after_activation"] = parts.norm(parts.d_ff)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        (before_attention,), (before_feed_forward,) = self._norms
+        x = self.residual(x, lambda z: self.after_attention(attention(z)), before_attention)
+        return self.residual(x, feed_forward, before_feed_forward)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + G(norm(x))
+
+
+class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290"):
+    """x <- x + LN(G(LN(x))).  Ding et al. 2021, arXiv:2105.13290 (CogView), section 2.4.
+
+    The output matrices o and w2 start at 1/sqrt(2N) of the others, as in the authors' code.
+    """
+
+    final_norm = True
+    norms_per_sublayer = 2
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return (2 * depth) ** -0.5 if role in ("o", "w2") else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
+        return x + after(G(before(x)))
+
+
+class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732"):
+    """x <- x + LN(G(LN(x))), x_0 <- LN(x_0).  Kim et al. 2025, arXiv:2502.02732, section 3.
+
+    Norms around every sublayer, one on the embedding and one at the end.  The paper's norm is RMS.
+    """
+
+    entry_norm = True
+    final_norm = True
+    norms_per_sublayer = 2
+
+    def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
+        return x + after(G(before(x)))
+
+
+class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arXiv:2502.05795"):
+    """x <- x + G(LN(x) / sqrt(l)).  Sun et al. 2025, arXiv:2502.05795 (The Curse of Depth).
+
+    l is the layer, the same for attention and feed-forward; the final norm is not scaled.
+    """
+
+    final_norm = True
+    factor: Tensor
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.register_buffer("factor", torch.tensor(layer**-0.5), persistent=False)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + G(norm(x) * self.factor)
+
+
+class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:2103.17239"):
+    """x <- x + s * G(LN(x)), s a trained vector.  Touvron et al. 2021, arXiv:2103.17239, section 2.
+
+    s (d_model) starts at 0.1 up to 18 layers, at 1e-5 up to 24 and at 1e-6 beyond, or at `start`.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[float | None, Field(description="where s starts; null: by depth")] = None,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        usual = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+        begin = usual if start is None else start
+        self.attention_scale = parameter(parts.d_model, role="scheme", start=begin)
+        self.feed_forward_scale = parameter(parts.d_model, role="scheme", start=begin)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        before, after = self._norms
+        x = self.residual(x, attention, *before, scale=self.attention_scale)
+        return self.residual(x, feed_forward, *after, scale=self.feed_forward_scale)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, scale: RoleParameter) -> Tensor:
+        return x + scale * G(norm(x))
+
+
+class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244"):
+    """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
+
+    Learning rates of what is inside the layers times (N/base)^(-1/2), epsilon likewise (for
+    AdamW).  This is the rule for depth; that for width is the identity at d_model = its base.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.factor = (depth / base) ** -0.5
+
+    @classmethod
+    def optim(cls, role: str, depth: int, *, base: int = 2) -> Optim:
+        return branch_optim(role, depth / base, 0.5)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return torch.add(x, G(norm(x)), alpha=self.factor)
+
+
+class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.01618"):
+    """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
+
+    Learning rates as they are; epsilon of what is inside the layers times (N/base)^(-1).  This is
+    the rule for depth; that for width is the identity at d_model = its base.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.factor = base / depth
+
+    @classmethod
+    def optim(cls, role: str, depth: int, *, base: int = 2) -> Optim:
+        return branch_optim(role, depth / base, 1.0)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return torch.add(x, G(norm(x)), alpha=self.factor)
+
+
+def branch_optim(role: str, multiple: float, power: float) -> Optim:
+    """Learning rate times m^(a - 1) and epsilon times m^(-a) inside of the layers, m = N/base.
+
+    arXiv:2505.01618, Table 1, for AdamW: a = 1/2 is depth-µP, a = 1 CompleteP.
+    """
+    if role in ("embedding", "position", "head", "final_norm"):
+        return Optim()
+    return Optim(lr=multiple ** (power - 1), eps=multiple**-power)
+
+
+class DeepScaleLM(Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXiv:2403.09635"):
+    """x <- lambda x + b G(LN(x)), lambda^2 + b^2 = 1, b^2 = k/N.  Kedia et al. 2024, 2403.09635.
+
+    The residual coefficients of the paper (k = 2), with b^2 at most 1/2 where N < 2k; its moments
+    for the start of every matrix are not applied: matrices start as the configuration says.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        k: Annotated[float, Field(gt=0, description="b^2 = k/N")] = 2.0,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.branch = min(k / depth, 0.5) ** 0.5
+        self.skip = (1 - self.branch**2) ** 0.5
+
+    @classmethod
+    def alpha(cls, depth: int, *, k: float = 2.0) -> float:
+        return (1 - min(k / depth, 0.5)) ** 0.5
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return self.skip * x + self.branch * G(norm(x))

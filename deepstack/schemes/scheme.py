@@ -4,39 +4,75 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
+from deepstack.schemes.norms import LayerNorm
 
+T = TypeVar("T")
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
 Sublayer = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor], Tensor]
+Stream = Any
+"""What goes from layer to layer: a tensor (batch, seq, d_model), or a tuple that begins with it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a scheme is built from: the sizes of the stack, and its norm at any width."""
+
+    d_model: int
+    d_ff: int
+    n_heads: int
+    make_norm: Callable[[int], nn.Module]
+
+    def norm(self, width: int | None = None) -> nn.Module:
+        """A norm of the stack; of width d_model where none is given."""
+        return self.make_norm(width or self.d_model)
+
+
+class Optim(NamedTuple):
+    """What a scheme multiplies learning rate, weight decay and epsilon of a role with."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    eps: float = 1.0
 
 
 class Scheme(nn.Module):
     """One layer's residual wiring: one subclass a scheme, whose docstring opens with its equation.
 
     Symbols: x (batch, seq, d_model), the stream; G, a sublayer (attention or feed-forward, its
-    dropout included); N, the number of layers (two sublayers each); LN, a norm of the stack.
+    dropout included); N, the number of layers (two sublayers each); l, the layer, 1..N; LN, a norm
+    of the stack.
 
     A subclass overrides `residual` (one sublayer) or, where the two sublayers of a layer are
     joined in some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses
-    at a depth (None: it has none), with `gain` how its matrices start, with `final_norm` whether
-    the stack ends in a norm of its own.  Further keyword-only arguments of its `__init__` are its
-    options in a configuration (`model.scheme_options`).
+    at a depth (None: it has none), with `gain` how its matrices start, with `optim` how a role is
+    trained, with `entry_norm` and `final_norm` whether the stack begins or ends in a norm of its
+    own.  What it puts inside of a sublayer goes into `slots` (see `deepstack.model.sublayers`).
+    More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
+    at data first: `calibrate`.  Further keyword-only arguments of its `__init__` are its options in
+    a configuration (`model.scheme_options`); `alpha`, `beta`, `gain` and `optim` are given those
+    of them that they name.
     """
 
     name: ClassVar[str]
     label: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
+    entry_norm: ClassVar[bool] = False
     final_norm: ClassVar[bool] = False
     normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
+    _norms: tuple[tuple[Any, ...], tuple[Any, ...]]  # of the attention, of the feed-forward
 
     def __init_subclass__(cls, *, name: str, label: str, paper: str) -> None:
         super().__init_subclass__()
@@ -44,14 +80,22 @@ class Scheme(nn.Module):
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 
-    def __init__(self, layer: int, depth: int, make_norm: Callable[[], nn.Module]) -> None:
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__()
         self.layer_index, self.depth = layer, depth
         count = self.norms_per_sublayer
-        self.attention_norms = nn.ModuleList(make_norm() for _ in range(count))
-        self.feed_forward_norms = nn.ModuleList(make_norm() for _ in range(count))
-        # As tuples too: a ModuleList takes longer to look into than a norm of a narrow layer.
-        self._norms = tuple(self.attention_norms), tuple(self.feed_forward_norms)
+        self.attention_norms = nn.ModuleList(parts.norm() for _ in range(count))
+        self.feed_forward_norms = nn.ModuleList(parts.norm() for _ in range(count))
+        self.slots = nn.ModuleDict()
+        self.bind_norms(False)
+
+    def bind_norms(self, on: bool) -> None:
+        """Call the norms as modules or, where every microsecond counts, as plain functions."""
+        attention, feed_forward = (
+            tuple(norm.bound() if on and isinstance(norm, LayerNorm) else norm for norm in norms)
+            for norms in (self.attention_norms, self.feed_forward_norms)
+        )
+        self._norms = attention, feed_forward
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:
@@ -65,21 +109,58 @@ class Scheme(nn.Module):
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        """What the Xavier standard deviation of a role's matrix is multiplied by; layer is 1..N."""
+        """What the standard deviation of a role's matrix is multiplied by.
+
+        layer is 1..N, and 0 for what lies outside of the layers (embedding, position, head).
+        """
         return 1.0
 
-    def residual(self, x: Tensor, G: Sublayer, *norms: Any) -> Tensor:
-        """One sublayer joined to the stream: (batch, seq, d_model) -> the same."""
+    @classmethod
+    def optim(cls, role: str, depth: int) -> Optim:
+        """What learning rate, weight decay and epsilon of a role are multiplied by."""
+        return Optim()
+
+    def residual(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One sublayer joined to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
         raise TypeError(f"the scheme {type(self).name} defines neither residual nor layer")
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+    def layer(self, x: Stream, attention: Sublayer, feed_forward: Sublayer) -> Stream:
         """A whole layer: `residual` around the attention and then around the feed-forward."""
         before, after = self._norms
         return self.residual(self.residual(x, attention, *before), feed_forward, *after)
 
+    def enter(self, x: Tensor) -> Stream:
+        """The stream that the first layer reads, from x_0."""
+        return x
+
+    def leave(self, stream: Stream, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """F, from what the last layer gives and the final norm, where there is one."""
+        return stream if norm is None else norm(stream)
+
+    def at_step(self, step: int) -> None:
+        """Set what depends on the number of steps made; called after each, and with 0 first."""
+
+    def calibrate(
+        self, x: Stream, attention: Sublayer, feed_forward: Sublayer, seen: dict[str, Any]
+    ) -> Stream:
+        """Start parameters from data: called layer by layer on the first batch; gives the layer's
+        output.  seen: what layers before have noted."""
+        return self.layer(x, attention, feed_forward)
+
+
+def visible(stream: Stream) -> Tensor:
+    """The tensor of a stream that charts of the stream show."""
+    return stream if isinstance(stream, Tensor) else stream[0]
+
+
+def with_options(method: Callable[..., T], options: Mapping[str, Any]) -> Callable[..., T]:
+    """A class method of a scheme, given those options that it names."""
+    known = inspect.signature(method).parameters
+    return partial(method, **{key: value for key, value in options.items() if key in known})
+
 
 def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], dict[str, Any]]:
-    """The scheme of a configuration, and its options validated against its `__init__`.
+    """The scheme of a configuration, and all its options, validated against its `__init__`.
 
     Raises ConfigError with the nearest name for an unknown scheme or option.
     """
@@ -88,7 +169,8 @@ def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], di
     except ConfigError as error:
         raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
     section = "model.scheme_options"
-    return scheme, validated(scheme, options, kind="scheme", name=name, section=section)
+    given = validated(scheme, options, kind="scheme", name=name, section=section)
+    return scheme, {option.name: option.default for option in scheme_options(name)} | given
 
 
 def scheme_options(name: str) -> list[Option]:

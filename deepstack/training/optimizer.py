@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from deepstack import config as conf
+from deepstack.schemes import Optim
 from deepstack.speed import Bank
 
 
-def make_optimizer(train: conf.Train, banks: Sequence[Bank]) -> torch.optim.Optimizer:
+def make_optimizer(
+    train: conf.Train,
+    banks: Sequence[Bank],
+    *,
+    optim: Callable[[str], Optim] = lambda role: Optim(),
+    capturable: bool = False,
+) -> torch.optim.Optimizer:
     """AdamW, Adam or SGD, fused; a group's learning rate is lr(t) times its 'factor'.
 
-    Weight decay touches matrices and tables (embedding, position, head), never a bias or a norm.
+    optim: what the scheme multiplies a role's learning rate, decay and epsilon with.  capturable:
+    learning rates are tensors, which a CUDA graph reads anew at every step.  Weight decay touches
+    matrices and tables (embedding, position, head), never a bias or a norm.
     """
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[tuple[float, ...], dict[str, Any]] = {}
     for bank in banks:
-        factor = train.lr_factor(bank.roles[0])
+        own = optim(bank.roles[0])
+        factor = train.lr_factor(bank.roles[0]) * own.lr
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
+        decay *= own.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
-        groups.setdefault((factor, decay), fresh)["params"] += bank.parameters
+        if train.optimizer != "sgd":
+            fresh["eps"] = train.eps * own.eps
+        groups.setdefault((factor, decay, own.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
+    if capturable:
+        device = banks[0].parameters[0].device
+        for group in settings:
+            group["lr"] = torch.tensor(train.lr, device=device)
     if train.optimizer == "sgd":
         return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
     betas = (train.betas[0], train.betas[1])
-    return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True)
+    more = {"capturable": True} if capturable else {}
+    return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
 
 
 def optimizer_state(
@@ -41,7 +59,7 @@ def optimizer_state(
         for name in kept[0]:
             # A step count is a 0-d tensor a parameter; moments have the parameter's own shape.
             parts = [k[name].detach() for k in kept]
-            joined = torch.stack(parts) if parts[0].ndim == 0 else torch.cat(parts)
+            joined = torch.stack(parts) if parts[0].ndim == 0 else bank.whole(parts)
             state[f"{bank.key}/{name}"] = joined
     return state
 
@@ -53,10 +71,9 @@ def load_optimizer_state(
     for key, joined in state.items():
         bank_key, _, name = key.rpartition("/")
         bank = next(b for b in banks if b.key == bank_key)
-        for index, p in enumerate(bank.parameters):
-            rows = len(p)
-            if joined.ndim == 1 and name == "step":
-                value = joined[min(index, len(joined) - 1)]
-            else:
-                value = joined[index * rows : (index + 1) * rows]
+        if joined.ndim == 1 and name == "step":
+            parts = [joined[min(i, len(joined) - 1)] for i in range(len(bank.parameters))]
+        else:
+            parts = bank.parts(joined)
+        for p, value in zip(bank.parameters, parts, strict=True):
             optimizer.state[p][name] = value.to(p.device, copy=True)

@@ -1,0 +1,121 @@
+"""DeepNorm's relatives: other points of the condition that it solves, and a mistake worth a name.
+
+The condition, for one SGD step on the weight matrices: 2N (v^2 + w^2) / alpha^2 = 1, v and w the
+gains of the value path (Wang et al. 2022, arXiv:2203.00555, section 4.3).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Sublayer
+
+
+class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper="kexue.fm/8978"):
+    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/2).  Su 2022, kexue.fm/archives/8978.
+
+    The same bound under Adam, whose update of a weight does not shrink with its gradient: alpha =
+    (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2 (GLM-130B's choice too).
+    """
+
+    @classmethod
+    def alpha(cls, depth: int) -> float:
+        return (2 * depth) ** (1 / 2)
+
+    @classmethod
+    def beta(cls, depth: int) -> float:
+        return (2 * depth) ** (-1 / 2)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.beta(depth) if role in VALUE_PATH else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
+
+
+class DeepNormTight(
+    Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="arXiv:2203.00555"
+):
+    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  After arXiv:2203.00555.
+
+    What the condition gives with the tighter beta^2 in place of v^2 + w^2 and 1/alpha = beta: the
+    paper's alpha with a beta that is larger by sqrt(2).
+    """
+
+    @classmethod
+    def alpha(cls, depth: int) -> float:
+        return (2 * depth) ** (1 / 4)
+
+    @classmethod
+    def beta(cls, depth: int) -> float:
+        return (2 * depth) ** (-1 / 4)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.beta(depth) if role in VALUE_PATH else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
+
+
+class DeepNormPower(
+    Scheme, name="deepnorm_power", label="DeepNorm (power)", paper="arXiv:2203.00555"
+):
+    """x <- LN(alpha x + G(x)), alpha = (2N)^power, beta = alpha / (4N)^(1/2).  arXiv:2203.00555.
+
+    Any point of the curve 2N (2 beta^2) / alpha^2 = 1; power 1/4 is DeepNorm itself.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        power: Annotated[float, Field(ge=0, le=1, description="1/4 is DeepNorm")] = 0.25,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.coefficient = self.alpha(depth, power=power)
+
+    @classmethod
+    def alpha(cls, depth: int, *, power: float = 0.25) -> float:
+        return (2 * depth) ** power
+
+    @classmethod
+    def beta(cls, depth: int, *, power: float = 0.25) -> float:
+        return cls.alpha(depth, power=power) / (4 * depth) ** 0.5
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int, *, power: float = 0.25) -> float:
+        return cls.beta(depth, power=power) if role in VALUE_PATH else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(torch.add(G(x), x, alpha=self.coefficient))
+
+
+class DeepNormRuntimeBeta(
+    Scheme,
+    name="deepnorm_runtime_beta",
+    label="DeepNorm, beta at run time",
+    paper="none: a common mistake",
+):
+    """x <- LN(alpha x + G(beta x)), which is not DeepNorm.  A mistake found in tutorials.
+
+    beta, which should scale how matrices start, multiplies the sublayer's input in every forward
+    pass instead, and matrices start with gain 1.  q and k are scaled too, so that logits get
+    beta^2; the branch starts at beta and not beta^2; and the factor stays for all of training.
+    """
+
+    @classmethod
+    def alpha(cls, depth: int) -> float:
+        return (2 * depth) ** (1 / 4)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        factor = (8 * self.depth) ** (-1 / 4)
+        return norm(torch.add(G(factor * x), x, alpha=self.alpha(self.depth)))

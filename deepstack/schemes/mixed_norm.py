@@ -1,0 +1,152 @@
+"""Schemes that mix Post-LN and Pre-LN, that have two streams, or that start from data."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.speed.parameter import RoleParameter, parameter
+
+
+class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
+    """x <- LN(x + G(x)) for l <= share N, else x <- x + G(LN(x)).  Li et al. 2024, 2412.13795.
+
+    Post-LN in the first floor(share N) layers, Pre-LN in the others; a final norm.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        share: Annotated[float, Field(ge=0, le=1, description="of the layers: Post-LN")] = 0.25,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.is_post = layer <= math.floor(share * depth)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + G(x)) if self.is_post else x + G(norm(x))
+
+
+class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:2503.04598"):
+    """y = LN(x + A(x)) with normed q, k, v, x <- y + F(y).  Zhuo et al. 2025, arXiv:2503.04598.
+
+    Queries, keys and values are normed head by head and nothing before them; the feed-forward is
+    wired post-norm around the attention's sum.  A final norm.  The paper's norm is RMS.
+    """
+
+    final_norm = True
+    norms_per_sublayer = 0
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.between = parts.norm()
+        for name in ("q", "k", "v"):
+            self.slots[name] = parts.norm(parts.d_model // parts.n_heads)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        y = self.between(self.residual(x, attention))
+        return self.residual(y, feed_forward)
+
+    def residual(self, x: Tensor, G: Sublayer) -> Tensor:
+        return x + G(x)
+
+
+class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.14802"):
+    """x <- LN(x + f), r <- r + s f, f = G(x); F = x + LN(r).  Xie et al. 2023, arXiv:2304.14802.
+
+    Two streams: Post-LN's x and a Pre-LN-like sum r of all branches, r_0 = s x_0.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        s: Annotated[float, Field(gt=0, description="scale of the second stream")] = 1.0,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.s = s
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, self.s * x
+
+    def layer(self, x: Stream, attention: Sublayer, feed_forward: Sublayer) -> Stream:
+        before, after = self._norms
+        return self.both(self.both(x, attention, *before), feed_forward, *after)
+
+    def both(self, streams: Stream, G: Sublayer, norm: Norm) -> Stream:
+        """One sublayer, on both streams."""
+        x, r = streams
+        f = G(x)
+        return norm(x + f), torch.add(r, f, alpha=self.s)
+
+    def leave(self, stream: Stream, norm: Any) -> Tensor:
+        x, r = stream
+        return x + norm(r)
+
+
+class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
+    """x <- LN(w * x + G(x)), w a trained vector.  Liu et al. 2020, arXiv:2004.08249, section 4.
+
+    w (d_model) of sublayer i starts at sqrt(1 + sum over j < i of Var[G_j]), profiled on the first
+    batch as the authors' code does (the paper's formula has no 1): r_1 = 1, w_i = r_i, r_{i+1} =
+    sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch.  `start` takes one of
+    admin-torch's closed forms instead, n = 2N sublayers: 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one'
+    sqrt(n), 'linear' 1 (its O(log n), O(1) and O(n)).
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[
+            Literal["profiled", "log", "one", "linear"], Field(description="where w starts")
+        ] = "profiled",
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        n = 2 * depth
+        self.profiled = start == "profiled"
+        forms = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "one": math.sqrt(n)}
+        begin = forms.get(start, 1.0)
+        self.attention_omega = parameter(parts.d_model, role="scheme", start=begin)
+        self.feed_forward_omega = parameter(parts.d_model, role="scheme", start=begin)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        before, after = self._norms
+        x = self.residual(x, attention, *before, omega=self.attention_omega)
+        return self.residual(x, feed_forward, *after, omega=self.feed_forward_omega)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, omega: RoleParameter) -> Tensor:
+        return norm(omega * x + G(x))
+
+    def calibrate(
+        self, x: Stream, attention: Sublayer, feed_forward: Sublayer, seen: dict[str, Any]
+    ) -> Stream:
+        if not self.profiled:
+            return self.layer(x, attention, feed_forward)
+        before, after = self._norms
+        for G, (norm,), omega in (
+            (attention, before, self.attention_omega),
+            (feed_forward, after, self.feed_forward_omega),
+        ):
+            ratio = seen.get("ratio", 1.0)
+            omega.fill_(ratio)
+            f = G(x)
+            variance = (omega * x).var(correction=0) + f.var(correction=0)
+            seen["ratio"] = math.sqrt(float(variance))
+            x = norm(omega * x + f)
+        return x

@@ -1,0 +1,121 @@
+"""Schemes without a norm: branches that start at or near nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.scheme import Parts, Scheme, Sublayer
+from deepstack.speed.parameter import RoleParameter, parameter
+
+
+class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887"):
+    """x <- x + a G(x), a = 0 at the start.  Bachlechner et al. 2020, arXiv:2003.04887, section 3.
+
+    One trained scalar a a layer, shared by attention and feed-forward; no norm anywhere.
+    """
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.scale = parameter(1, role="scheme", start="zero")
+
+    def residual(self, x: Tensor, G: Sublayer) -> Tensor:
+        return x + self.scale * G(x)
+
+
+class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.10444"):
+    """x <- x + a G(x), a = `start` (0) at the start.  De and Smith 2020, arXiv:2002.10444.
+
+    One trained scalar a sublayer, at the end of its branch; no norm.
+    """
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[float, Field(description="where the scalars start")] = 0.0,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.attention_scale = parameter(1, role="scheme", start=start)
+        self.feed_forward_scale = parameter(1, role="scheme", start=start)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        x = self.residual(x, attention, scale=self.attention_scale)
+        return self.residual(x, feed_forward, scale=self.feed_forward_scale)
+
+    def residual(self, x: Tensor, G: Sublayer, *, scale: RoleParameter) -> Tensor:
+        return x + scale * G(x)
+
+
+class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
+    """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
+
+    No norm and no warm-up.  The token table starts at (9N)^(-1/4) (the authors' code, encoder).
+    """
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        if role == "embedding":
+            return (9 * depth) ** -0.25
+        return 0.67 * depth**-0.25 if role in VALUE_PATH else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer) -> Tensor:
+        return x + G(x)
+
+
+class ScalarBias(nn.Module):
+    """y <- y + c, c a trained scalar started at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = parameter(1, role="scheme", start="zero")
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y + self.bias
+
+
+class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
+    """x <- x + s G(x + c) + c', W_o = W_2 = 0 at the start.  Zhang et al. 2019, arXiv:1901.09321.
+
+    Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix and after the
+    last.  Of L = 2N branches of m matrices, the others start at L^(-1/(2m - 2)): w1 at L^(-1/2),
+    and q, k, v at L^(-1/6), as the authors' Transformer has it.
+    """
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.slots["before_out"] = ScalarBias()
+        self.slots["after_activation"] = ScalarBias()
+        self.attention_scalars = parameter(3, role="scheme", start="zero")
+        self.feed_forward_scalars = parameter(3, role="scheme", start="zero")
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        branches = 2 * depth
+        powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}
+        return 0.0 if role in ("o", "w2") else branches ** powers.get(role, 0.0)
+
+    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+        x = self.residual(x, attention, scalars=self.attention_scalars)
+        return self.residual(x, feed_forward, scalars=self.feed_forward_scalars)
+
+    def residual(self, x: Tensor, G: Sublayer, *, scalars: RoleParameter) -> Tensor:
+        into, scale, out = scalars.unbind()  # scale is kept as s - 1, so that all three start at 0
+        return x + (1 + scale) * G(x + into) + out
