@@ -35,7 +35,7 @@ def refused_or_read(data: str | bytes, overrides: list[str] | None = None) -> No
         except ConfigError as error:
             assert str(error) and len(str(error)) < 20_000
             assert str(error).replace("\n", "").isprintable()
-    assert time.perf_counter() - begin < 2
+    assert time.perf_counter() - begin < 30  # what grows with the square would take minutes
 
 
 HOSTILE: dict[str, str | bytes] = {

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
+from deepstack.training import Observer
+from deepstack.training.job import open_job
 
 pytestmark = pytest.mark.gpu
 
@@ -66,3 +69,38 @@ def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
     )
     assert run.state == "diverged"
     assert run.status["step"] == run.steps["step"].iloc[-1] < 24
+
+
+WAYS = [
+    {"runtime.compile": False, "runtime.cuda_graph": True},
+    {"runtime.compile": True, "runtime.cuda_graph": False},
+    {"runtime.compile": True, "runtime.cuda_graph": True},
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("way", WAYS, ids=["captured", "compiled", "both"])
+def test_every_faster_way_trains_as_the_eager_one(
+    name: str, way: dict[str, bool], tmp_path: Path
+) -> None:
+    given = config(model__scheme=name, train__clip=0.3)
+    eager = {"runtime.compile": False, "runtime.cuda_graph": False}
+    one = deepstack.train(with_overrides(given, eager), out=tmp_path / "a")
+    two = deepstack.train(with_overrides(given, way), out=tmp_path / "b")
+    for column in ("loss", "grad_norm", "model_update"):
+        a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
+        assert abs(a / b - 1).max() < 1e-3, column
+
+
+def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    given = config(runtime__compile=False, runtime__cuda_graph=True, log__layers_every=0)
+    with open_job(given, "study", tmp_path, Observer(), False, "") as job:
+        for _ in range(5):
+            job.step(*job.batch(1), job.learning_rate(1))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                job.step(*job.batch(1), job.learning_rate(1))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +21,7 @@ from deepstack.cli.options import (
     load_plugins,
     located,
 )
+from deepstack.errors import ConfigError, Interrupted
 
 
 def register(app: typer.Typer) -> None:
@@ -39,18 +43,22 @@ def train(
     """Train what a config describes; print the run's folder.
 
     A run that is done is not trained again; an interrupted one goes on where it stopped.
+    Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
     from deepstack.config import load_config, study_name
 
-    settings = load_config(config, overrides)
-    load_plugins(plugin)
+    first = os.environ.get("RANK", "0") == "0"
+    with one_voice():
+        settings = load_config(config, overrides)
+        load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train as train_run
 
     with (
+        one_voice(),
         located(config, overrides),
-        observe(quiet) as observer,
+        observe(quiet or not first) as observer,
         stop_on_signal() as stop,
     ):
         run = train_run(
@@ -62,6 +70,19 @@ def train(
             allow_env_change=allow_env_change,
             command=shlex.join(["deepstack", *sys.argv[1:]]),
         )
+    if not first:
+        return
     typer.echo(run.path)
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Let the first of torchrun's processes on a host alone say what all of them meet."""
+    try:
+        yield
+    except (ConfigError, Interrupted) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            raise
+        raise typer.Exit(error.exit_code) from None

@@ -123,7 +123,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "optimizer moments": moments * trained,
         "temporaries of the optimizer": (2 if moments == 2 else 1) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": depth * saved_by_a_layer(sizes),
+        "activations": activations(config, sizes),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "probe": probe * config.task.seq_len * (2 * vocab_size + 4 * sizes.d) * _FP32,
@@ -142,6 +142,15 @@ def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
     On CPU, 0.95 to 1.13 of the measured peak over eight shapes from depth 6 to 1000.
     """
     return sum(memory_terms(config, vocab_size).values())
+
+
+def activations(config: Config, sizes: _Sizes) -> int:
+    """Bytes that the layers keep for the backward pass, all of them or what is not recomputed."""
+    depth, every = config.model.depth, config.runtime.recompute_every
+    if not every:
+        return depth * saved_by_a_layer(sizes)
+    boundaries = -(-depth // every) * sizes.b * sizes.n * sizes.d * _FP32
+    return boundaries + min(every, depth) * saved_by_a_layer(sizes)
 
 
 def saved_by_a_layer(sizes: _Sizes) -> int:

@@ -186,6 +186,16 @@ class Runtime(_Section):
     """CPU threads; 'auto' means one for small matrices."""
     banks: bool = True
     """Whether the parameters of one role over all layers are one tensor; the numbers are equal."""
+    fused: bool | Literal["auto"] = "auto"
+    """Whether a sublayer is one node of the backward pass, which writes its gradients in place."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the layer is compiled, once for all of them; 'auto' by device and precision."""
+    cuda_graph: bool | Literal["auto"] = "auto"
+    """Whether a step is captured and replayed as one CUDA graph; 'auto': on a GPU, yes."""
+    recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Keep the stream every so many layers and compute the rest again backward; 0: keep all."""
+    parallel: Literal["data", "fully_sharded"] = "data"
+    """What processes started by torchrun share: the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
     """Seconds between checkpoints."""
     deterministic: bool = True

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics.update import evaluating
-from deepstack.model import Encoder
-from deepstack.schemes import Scheme
+from deepstack.model import Encoder, Layer
+from deepstack.schemes import Scheme, visible
 from deepstack.speed import Bank, layer_norms
 
 
@@ -64,8 +64,8 @@ def take(
     with evaluating(model), watching(model) as seen, torch.enable_grad():
         stream = []
         for x in model.stream(tokens):
-            stream.append(token_norm(x))
-        final = x if model.final_norm is None else model.final_norm(x)
+            stream.append(token_norm(visible(x)))
+        final = model.leave(x)
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(final, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
@@ -115,20 +115,23 @@ def pairs(norms: list[Tensor], like: Tensor) -> Tensor:
 
 @contextmanager
 def watching(model: Encoder) -> Iterator[Seen]:
-    """Record what every `residual` of the stack is given, while the block runs.
+    """Record what every `residual` of the stack is given, while the block runs its plain layers.
 
     The symbols of a scheme's equation are the arguments of its `residual`, so these are what is
     wrapped: x on entry, G(…), and what the last of the sublayer's norms reads.
     """
     seen = Seen()
-    schemes: list[Scheme] = [layer.scheme for layer in model.layers]  # type: ignore[misc]
-    for scheme in schemes:
-        scheme.residual = spy(scheme, seen)  # type: ignore[method-assign]
+    layers: list[Layer] = list(model.layers)  # type: ignore[arg-type]
+    before = [layer.sublayers for layer in layers]
+    for layer in layers:
+        layer.sublayers = layer.attention, layer.feed_forward  # plain: gradients are asked for
+        layer.scheme.residual = spy(layer.scheme, seen)  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        for scheme in schemes:
-            del scheme.residual
+        for layer, sublayers in zip(layers, before, strict=True):
+            layer.sublayers = sublayers
+            del layer.scheme.residual
 
 
 def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:

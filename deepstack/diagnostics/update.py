@@ -38,7 +38,7 @@ class ModelUpdate:
     def __init__(self, model: Encoder, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
         self.initial = self.hidden()
-        self.previous = self.initial
+        self.previous = self.initial.clone()
 
     def hidden(self) -> Tensor:
         """F on the probe batch, (batch, seq, d_model), without a graph."""
@@ -56,7 +56,7 @@ class ModelUpdate:
             "model_update_fro": frobenius,
             "model_update_rel": frobenius / torch.linalg.vector_norm(self.initial),
         }
-        self.previous = current
+        self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
 
     def state(self) -> dict[str, Tensor]:
@@ -65,8 +65,8 @@ class ModelUpdate:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take F_0 and F_{t−1} from a checkpoint."""
-        self.initial = state["initial"].to(self.tokens.device)
-        self.previous = state["previous"].to(self.tokens.device)
+        self.initial.copy_(state["initial"])
+        self.previous.copy_(state["previous"])
 
 
 @contextmanager

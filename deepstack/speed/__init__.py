@@ -1,16 +1,47 @@
 """What makes a deep stack fast: parameters stacked by role, and the training step."""
 
-from deepstack.speed.banks import Bank, Banks, layer_norms
+from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
+from deepstack.speed.capture import capture
+from deepstack.speed.choose import Choice, Ways, choose_ways
+from deepstack.speed.layers import Through, compiled, recomputing, run_fused, run_layers
+from deepstack.speed.nodes import OPERATIONS, Chain, Product, SelfAttention
+from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
-from deepstack.speed.step import Measured, make_step
+from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
+from deepstack.speed.step import Measured, Step, Update, collector_paused, make_step
 
 __all__ = [
+    "OPERATIONS",
     "Bank",
     "Banks",
+    "Chain",
+    "Choice",
     "Measured",
+    "Processes",
+    "Product",
     "RoleParameter",
+    "SelfAttention",
+    "ShardedBanks",
+    "Step",
+    "Through",
+    "Update",
+    "Ways",
+    "capture",
+    "choose_ways",
+    "collector_paused",
+    "compiled",
+    "global_norm",
+    "join",
     "layer_norms",
+    "local_rank",
+    "lost",
     "make_step",
     "parameter",
+    "recomputing",
+    "run_fused",
+    "run_layers",
+    "sharded_norm",
+    "sharded_sum",
+    "started_by_torchrun",
     "with_storage",
 ]

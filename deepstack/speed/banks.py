@@ -51,7 +51,7 @@ class Bank:
 
     def values(self) -> Tensor:
         """The parameters as one tensor (depth, …): the bank itself, or a copy of plain ones."""
-        return self.shaped(joined([p.detach() for p in self.parameters]))
+        return self.shaped(self.whole([p.detach() for p in self.parameters]))
 
     def gradients(self) -> Tensor:
         """Their gradients as one tensor (depth, …)."""
@@ -59,13 +59,20 @@ class Bank:
 
     def gradient_rows(self) -> Tensor:
         """Their gradients as one matrix (depth, padded size)."""
-        return joined([p.grad for p in self.parameters if p.grad is not None])
+        return self.whole([p.grad for p in self.parameters if p.grad is not None])
+
+    def whole(self, parts: list[Tensor]) -> Tensor:
+        """Tensors like `parameters` as one tensor (depth, padded size)."""
+        return joined(parts)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """A tensor (depth, …) as one tensor for each of `parameters`: the inverse of `whole`."""
+        return list(whole.split(len(self.parameters[0])))
 
     def copy_(self, values: Tensor) -> None:
         """Overwrite the parameters with values of shape (depth, …)."""
         with torch.no_grad():
-            parts = values.split(len(self.parameters[0]))
-            for part, new in zip(self.parameters, parts, strict=True):
+            for part, new in zip(self.parameters, self.parts(values), strict=True):
                 self.shaped(part).copy_(new)
 
 
@@ -109,9 +116,11 @@ class Banks:
         assert isinstance(first, RoleParameter)
         count = len(owners) if stacked else 1
         size = math.prod(first.shape)
-        padded = -(-size // ALIGNMENT) * ALIGNMENT
+        padded = padded_size(first.shape)
+        # Every number is drawn or filled later; only the padding must be zero from the start.
+        fresh = torch.empty if padded == size else torch.zeros
         chunks = [
-            (torch.zeros(count, padded, device=device), torch.zeros(count, padded, device=device))
+            (fresh(count, padded, device=device), torch.zeros(count, padded, device=device))
             for _ in range(len(owners) // count)
         ]
         for index, (root, name) in enumerate(owners):
@@ -164,6 +173,11 @@ def global_norm(banks: Sequence[Bank]) -> Tensor:
     """
     by_layer = [torch.linalg.vector_norm(b.gradient_rows(), dim=1) for b in banks]
     return torch.linalg.vector_norm(torch.cat(by_layer))
+
+
+def padded_size(shape: Sequence[int]) -> int:
+    """The numbers that a row of a bank holds for a parameter of this shape."""
+    return -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
 
 def joined(parts: list[Tensor]) -> Tensor:

@@ -7,14 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Start = Literal["matrix", "table", "zero", "one"]
+Start = Literal["matrix", "table", "zero", "one"] | float
 
 
 class RoleParameter(nn.Parameter):
     """A parameter with the role(s) it plays and the way it starts.
 
     roles: one name, or one an equal slice of the first axis (the fused q, k, v, (3 d, d)).
-    start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero' or 'one'.
+    start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero', 'one', a number.
     """
 
     roles: tuple[str, ...]

@@ -34,5 +34,5 @@ def seconds_per_run(cells: Sequence[Cell]) -> list[float]:
 def step_seconds(config: conf.Config, depth: int) -> float:
     """Median time of a training step with its probe at another depth, in seconds."""
     shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": STEPS})
-    times = sorted(step.total for step in timed_steps(shallow))
+    times = sorted(step for step in timed_steps(shallow))
     return times[len(times) // 2]

@@ -6,7 +6,7 @@ from deepstack.training.loop import train
 from deepstack.training.meta import choose_folder, refuse_missing_plugins, run_name
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
-from deepstack.training.trial import StepSeconds, timed_steps
+from deepstack.training.trial import timed_steps
 
 __all__ = [
     "Observer",
@@ -14,7 +14,6 @@ __all__ = [
     "PlainLines",
     "Row",
     "Started",
-    "StepSeconds",
     "choose_device",
     "choose_folder",
     "choose_threads",

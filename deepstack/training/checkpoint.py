@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from deepstack.errors import DifferenceError
 from deepstack.records import RunFolder, sync_folder, trouble
 
 CHECKSUMS = "checksums.json"
@@ -90,6 +91,29 @@ def newest(folder: RunFolder, damaged: list[str]) -> Checkpoint | None:
             continue
         return load(path)
     return None
+
+
+def fitting(folder: RunFolder, said: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole, whose logs are still those that it was saved with.
+
+    said: told of every damaged one.  Raises DifferenceError where a log has changed since.
+    """
+    damaged: list[str] = []
+    found = newest(folder, damaged)
+    for problem in damaged:
+        said(f"not used: {problem}")
+    if found is None:
+        if damaged:
+            said("no checkpoint is whole: starting again from step 0")
+        return None
+    for name, wanted in found.state["logs"].items():
+        log = folder.log(name, ("step",))
+        if log.sha256_upto(found.step) != wanted:
+            raise DifferenceError(
+                f"{log.path} is not the log that checkpoint {found.step} was saved with; "
+                "move the run folder away to start again"
+            )
+    return found
 
 
 def load(path: Path) -> Checkpoint:

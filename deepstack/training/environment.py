@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,20 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ResourceError
+from deepstack.speed import Processes, Ways, choose_ways, local_rank, started_by_torchrun
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # than it brings (measured on two cores; see choose_threads).
 SMALL_PRODUCT = 2**27
 
 
+ALONE = Processes()
+
+
 def choose_device(runtime: conf.Runtime) -> torch.device:
     """The device of the run; 'auto' is the first GPU, or the CPU where there is none.
 
+    Of several processes on a host that torchrun started, each takes the GPU of its number.
     Raises ResourceError when a GPU is asked for and there is none.
     """
     has_gpu = torch.cuda.is_available()
@@ -31,45 +37,91 @@ def choose_device(runtime: conf.Runtime) -> torch.device:
         raise ResourceError(
             "runtime.device: found cuda, but torch sees no GPU here; use runtime.device=cpu or auto"
         )
-    return torch.device("cuda" if has_gpu and runtime.device != "cpu" else "cpu")
+    if not has_gpu or runtime.device == "cpu":
+        return torch.device("cpu")
+    number, there = local_rank(), torch.cuda.device_count()
+    if number >= there:
+        raise ResourceError(
+            f"process {number} of this host has no GPU: torch sees {there}; "
+            f"use torchrun --nproc-per-node={there} or runtime.device=cpu"
+        )
+    if number:
+        torch.cuda.set_device(number)
+    return torch.device("cuda", number) if started_by_torchrun() else torch.device("cuda")
 
 
-def choose_threads(config: conf.Config) -> int:
+def choose_threads(config: conf.Config, processes: Processes = ALONE) -> int:
     """Number of CPU threads: what the configuration says, else 1 for small matrices.
 
-    One thread is several times faster than two for narrow models on a busy machine.
+    One thread is several times faster than two for narrow models on a busy machine.  Processes on
+    one host divide its cores among themselves.
     """
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
-    tokens = config.train.batch_size * config.task.seq_len
+    tokens = config.train.batch_size * config.task.seq_len / processes.size
     d_ff = config.model.d_ff or 4 * config.model.d_model
     if tokens * config.model.d_model * d_ff < SMALL_PRODUCT:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // processes.on_host)
+
+
+def use_deterministic(on: bool, device: torch.device) -> None:
+    """Allow deterministic kernels only, or all; on a CPU without importing torch's compiler."""
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(on)
+    else:
+        torch.set_deterministic_debug_mode("error" if on else "default")
 
 
 @contextmanager
-def torch_settings(config: conf.Config, device: torch.device) -> Iterator[int]:
+def torch_settings(
+    config: conf.Config, device: torch.device, processes: Processes = ALONE
+) -> Iterator[int]:
     """Set threads and determinism for a run, and put the process back as it was afterwards."""
-    threads, before = choose_threads(config), torch.get_num_threads()
+    threads, before = choose_threads(config, processes), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if config.runtime.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(config.runtime.deterministic)
+        use_deterministic(config.runtime.deterministic, device)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         yield threads
     finally:
         torch.set_num_threads(before)
-        torch.use_deterministic_algorithms(deterministic)
+        use_deterministic(deterministic, device)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
-def environment(config: conf.Config, device: torch.device, threads: int) -> dict[str, Any]:
+def parallel_of(config: conf.Config, processes: Processes) -> str | None:
+    """What the processes share ('data' or 'fully_sharded'); None for one that trains alone."""
+    return config.runtime.parallel if processes.size > 1 else None
+
+
+def ways_of(config: conf.Config, device: torch.device, processes: Processes = ALONE) -> Ways:
+    """Which of the faster ways this run takes on this device."""
+    runtime = config.runtime
+    return choose_ways(
+        gpu=device.type == "cuda",
+        bf16=config.train.precision == "bf16",
+        dropout=config.model.dropout > 0,
+        sharded=parallel_of(config, processes) == "fully_sharded",
+        processes=processes.size,
+        fused=runtime.fused,
+        compiled=runtime.compile,
+        captured=runtime.cuda_graph,
+    )
+
+
+def environment(
+    config: conf.Config, device: torch.device, threads: int, processes: Processes = ALONE
+) -> dict[str, Any]:
     """What two runs must share for their logs to be equal byte for byte."""
+    ways = ways_of(config, device, processes)
     return {
         "deepstack": metadata.version("deepstack"),
         "python": platform.python_version(),
@@ -79,6 +131,9 @@ def environment(config: conf.Config, device: torch.device, threads: int) -> dict
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "deterministic": config.runtime.deterministic,
+        "processes": processes.size,
+        "parallel": parallel_of(config, processes),
+        **asdict(ways),
     }
 
 

@@ -24,9 +24,15 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over the predicted positions, in nats: (batch, seq, vocab) -> 0-d."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+def mean_loss(logits: Tensor, targets: Tensor, count: float | None = None) -> Tensor:
+    """Mean cross-entropy over the predicted positions, in nats: (batch, seq, vocab) -> 0-d.
+
+    count: what the sum is divided by where this is a part of a batch, and not the positions here.
+    """
+    logits, targets = logits.flatten(0, 1).float(), targets.flatten()
+    if count is None:
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE)
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum") / count
 
 
 # Without a graph to keep, a forward pass takes several batches at once: narrow layers are launches.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,26 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
-from deepstack.errors import DeepstackError, DifferenceError, Interrupted, OutOfMemoryError
-from deepstack.model import build_model, with_defaults
+from deepstack.errors import DeepstackError, Interrupted, OutOfMemoryError
+from deepstack.model import build_model, take_ways, with_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Measured, make_step
+from deepstack.speed import (
+    Measured,
+    Processes,
+    Step,
+    capture,
+    collector_paused,
+    join,
+    lost,
+    make_step,
+)
 from deepstack.tasks import Task, build_task
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps, snapshot_steps
-from deepstack.training.environment import choose_device, environment, torch_settings
+from deepstack.training.environment import choose_device, environment, torch_settings, ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.meta import (
-    choose_folder,
     columns_of,
     continued,
     meta_of,
@@ -37,6 +47,14 @@ from deepstack.training.observer import LogFile, Observer, Observers, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
+from deepstack.training.together import (
+    build_together,
+    common_checkpoint,
+    held_folder,
+    reductions,
+    share_of,
+    whole_copy,
+)
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
@@ -52,9 +70,10 @@ class Job:
         task: Task,
         device: torch.device,
         observer: Observer,
+        processes: Processes,
     ) -> None:
         self.config, self.folder, self.task, self.device = config, folder, task, device
-        self.observer = observer
+        self.observer, self.processes = observer, processes
         self.finished = False
         self.first_step = 1
         self._last_step = 0
@@ -65,23 +84,19 @@ class Job:
     def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
         """Model, optimizer, probe and logs; where there is a checkpoint, as it left them."""
         config, train = self.config, self.config.train
-        self.built = build_model(config, vocab_size=self.task.vocab_size, device=self.device)
+        ways = self.ways = ways_of(config, self.device, self.processes)
+        self.built = build_together(config, self.task, self.device, self.processes)
         self.model = self.built.model
         self.model.train(config.model.dropout > 0)
-        self.optimizer = make_optimizer(train, self.built.trained)
-        self.step = make_step(
-            self.loss,
-            self.built.banks,
-            self.built.trained,
-            self.optimizer,
-            clip=train.clip,
-            max_loss=train.max_loss,
-            alive=torch.ones((), device=self.device),
+        take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
+        self.optimizer = make_optimizer(
+            train, self.built.trained, optim=self.built.optim, capturable=ways.captured
         )
         self._layer_banks = [bank for bank in self.built.banks if bank.in_layers]
         probe = self.task.probe_batch(config.log.probe_sequences)
         self.probe_inputs, self.probe_targets = to_device(probe, self.device)
         self.update = ModelUpdate(self.model, self.probe_inputs)
+        self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.snapshot_steps = snapshot_steps(config.log.layers_every, train.steps)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
@@ -101,27 +116,36 @@ class Job:
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
 
+    def make_step(self, probe: Callable[[], dict[str, Tensor]] | None) -> Step:
+        """The training step in the way that was chosen, with what measures the model after it."""
+        share, norm_of = reductions(self.built, self.processes)
+        return make_step(
+            self.loss,
+            self.built.banks,
+            self.built.trained,
+            self.optimizer,
+            clip=self.config.train.clip,
+            max_loss=self.config.train.max_loss,
+            alive=torch.ones((), device=self.device),
+            probe=probe,
+            share=share,
+            norm_of=norm_of,
+            capture=partial(capture, said=self.observer.said) if self.ways.captured else None,
+        )
+
     def _resume(
         self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool
     ) -> None:
         """Take up the newest whole checkpoint of a run whose meta.json was `before`, if any."""
-        if not allow_env_change:
-            refuse_other_environment(before.get("environment", environment), environment)
-        damaged: list[str] = []
-        found = ckpt.newest(self.folder, damaged)
-        for problem in damaged:
-            self.observer.said(f"not used: {problem}")
+
+        def find() -> ckpt.Checkpoint | None:
+            if not allow_env_change:
+                refuse_other_environment(before.get("environment", environment), environment)
+            return ckpt.fitting(self.folder, self.observer.said)
+
+        found = common_checkpoint(self.processes, find)
         if found is None:
-            if damaged:
-                self.observer.said("no checkpoint is whole: starting again from step 0")
             return
-        for name, wanted in found.state["logs"].items():
-            log = self.folder.log(name, ("step",))
-            if log.sha256_upto(found.step) != wanted:
-                raise DifferenceError(
-                    f"{log.path} is not the log that checkpoint {found.step} was saved with; "
-                    "move the run folder away to start again"
-                )
         self.built.banks.load(found.parts["weights"])
         self.first_step = found.step + 1
         self._last_step = found.step
@@ -162,11 +186,17 @@ class Job:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step on the device; also what a snapshot of the step needs."""
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
-            digest = hashlib.sha256(f"dropout/{self.config.seed}/{step}".encode()).digest()
+            words = f"dropout/{self.config.seed}/{step}"
+            if not self.processes.first:  # other sequences, other masks
+                words += f"/{self.processes.rank}"
+            digest = hashlib.sha256(words.encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:4], "little"))
+        self.built.at_step(step)
         in_beat = step in self.snapshot_steps
         self._before = [b.values().clone() for b in self._layer_banks] if in_beat else None
-        return to_device(self.task.train_batch(step, self.config.train.batch_size), self.device)
+        batch = self.task.train_batch(step, self.config.train.batch_size)
+        part, self._count = share_of(batch, self.built, self.processes)
+        return to_device(part, self.device)
 
     def learning_rate(self, step: int) -> float:
         """lr(t) of the schedule."""
@@ -178,14 +208,14 @@ class Job:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Mean loss of a batch, or what this process's share adds to it."""
         with self.autocast():
             logits = self.model(inputs)
-        return mean_loss(logits, targets)
+        return mean_loss(logits, targets, self._count)
 
-    def record(self, step: int, measured: Measured, update: dict[str, Tensor]) -> None:
+    def record(self, step: int, measured: Measured) -> None:
         """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
-        self.recorder.add(step, self.learning_rate(step), measured, update)
+        self.recorder.add(step, self.learning_rate(step), measured)
         self._last_step = step
         if step in self.snapshot_steps or step in self.evaluation_steps:
             self.recorder.flush()
@@ -196,13 +226,18 @@ class Job:
 
     def snapshot(self, step: int) -> None:
         """Look at every layer and write what was seen; training is not disturbed."""
+        whole = whole_copy(self.config, self.built, self.device, self.processes)
+        before = self._before if step else None
+        self._before = None
+        if whole is None:
+            return
         values = evaluate(
             take(
-                self.model,
-                self._layer_banks,
+                whole.model,
+                [bank for bank in whole.banks if bank.in_layers],
                 self.probe_inputs,
                 lambda logits: mean_loss(logits, self.probe_targets),
-                self._before if step else None,
+                [b.to(self.device) for b in before] if before else None,
             )
         )
         for name, value in values.items():
@@ -210,7 +245,6 @@ class Job:
             self.folder.write_layers(name, torch.stack(self._layers[name]).numpy())
         self._layer_steps.append(step)
         self.folder.write_layer_steps(self._layer_steps)
-        self._before = None
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
@@ -223,7 +257,7 @@ class Job:
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether the interval has passed; the last step is saved by `finish`."""
         waited = time.monotonic() - self._saved >= self.config.runtime.checkpoint_seconds
-        return waited and step < self.config.train.steps
+        return bool(self.processes.largest(waited)) and step < self.config.train.steps
 
     def save(self, step: int) -> None:
         """A checkpoint after this step, unless the run turns out to have diverged."""
@@ -239,13 +273,18 @@ class Job:
             "probe": self.update.state(),
             "layers": ckpt.layer_records(self._layers, self._layer_steps),
         }
-        ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
+        if self.processes.first:
+            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
 
     def _logs(self) -> list[Any]:
         return [self.recorder.steps, self.evals]
+
+    def agreed(self, signal: int | None) -> int:
+        """The signal that this process or another one was sent, or 0."""
+        return self.processes.largest(signal or 0)
 
     def interrupt(self, step: int, signal: int) -> None:
         """Save, say how to go on, and leave with 128 + signal."""
@@ -254,6 +293,7 @@ class Job:
             return
         self.folder.write_status("interrupted", step)
         self.observer.finished("interrupted", step)
+        self.processes.wait()  # torchrun ends all when one of them has left
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
     def finish(self) -> Run:
@@ -265,16 +305,19 @@ class Job:
         if found is None:
             step = self.config.train.steps
             weights = {"weights": self.built.banks.state()}
-            ckpt.save(self.folder, ckpt.Checkpoint(step, weights, {"logs": {}}))
-            ckpt.keep_only(self.folder, step)
+            if self.processes.first:
+                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, {"logs": {}}))
+                ckpt.keep_only(self.folder, step)
             self.folder.write_status("done", step)
         else:
             step = found.step
             self.folder.write_status(
                 "diverged", step, quantity=found.quantity, value=repr(found.value)
             )
-            ckpt.keep_only(self.folder, -1)
+            if self.processes.first:
+                ckpt.keep_only(self.folder, -1)
         self.observer.finished("done" if found is None else "diverged", step)
+        self.processes.wait()  # until the folder says how the run ended
         return self.result()
 
     def result(self) -> Run:
@@ -309,17 +352,23 @@ def open_job(
     status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
     a refusal or a full disk it says what it said before, and the same command goes on.
     """
-    refuse_missing_plugins(config, out / (study or config.name or "runs"))
+    study_folder = out / (study or config.name or "runs")
+    refuse_missing_plugins(config, study_folder)
     options = config.task.options()
     task = build_task(config.task.name, options, seq_len=config.task.seq_len, seed=config.seed)
     # What cannot be built is refused before there is a folder; one layer without storage tells.
     one_layer = conf.with_overrides(config, {"model.depth": 1})
     build_model(one_layer, vocab_size=task.vocab_size, device="meta")
     device = choose_device(config.runtime)
-    folder = choose_folder(config, out / (study or config.name or "runs"), task)
-    with folder.lock(), torch_settings(config, device) as threads:
-        job = Job(config, folder, task, device, Observers(observer, LogFile(folder)))
-        state = folder.read_status().get("state")
+    processes = join(device)
+    processes.share(config.train.batch_size)
+    with (
+        held_folder(config, study_folder, task, processes) as held,
+        torch_settings(config, device, processes) as threads,
+    ):
+        folder, state = held
+        observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
+        job = Job(config, folder, task, device, observer, processes)
         if state in ("done", "diverged"):
             job.finished = True
             yield job
@@ -327,11 +376,16 @@ def open_job(
         if not folder.exists():
             folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
-            job.build(environment(config, device, threads), command, allow_env_change)
+            with collector_paused():
+                where = environment(config, device, threads, processes)
+                job.build(where, command, allow_env_change)
+            gc.freeze()  # what was built stays: the collector need not walk over it again
             yield job
         except DeepstackError:
             raise
         except Exception as error:
+            if processes.size > 1 and (gone := lost(error)):
+                raise gone from error
             if is_out_of_memory(error):
                 folder.write_status("out_of_memory", job._last_step, error=str(error))
                 raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
@@ -340,3 +394,4 @@ def open_job(
             raise
         finally:
             job.close()
+            gc.unfreeze()

@@ -40,7 +40,7 @@ def train(
         for step in job.remaining_steps():
             inputs, targets = job.batch(step)
             measured = job.step(inputs, targets, job.learning_rate(step))
-            job.record(step, measured, job.update.measure())
+            job.record(step, measured)
             if job.diverged():
                 break
             if step in job.snapshot_steps:
@@ -49,6 +49,6 @@ def train(
                 job.evaluate(step)
             if job.checkpoint_is_due(step):
                 job.save(step)
-            if signal := stop():
+            if signal := job.agreed(stop()):
                 job.interrupt(step, signal)
         return job.finish()

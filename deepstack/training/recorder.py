@@ -45,9 +45,9 @@ class Recorder:
         self._names: list[str] = []
         self._clock = time.perf_counter()
 
-    def add(self, step: int, lr: float, measured: Measured, update: dict[str, Tensor]) -> None:
+    def add(self, step: int, lr: float, measured: Measured) -> None:
         """Keep the row of a step; it is written when enough have come together."""
-        values = {"loss": measured.loss, "grad_norm": measured.grad_norm, **update}
+        values = {"loss": measured.loss, "grad_norm": measured.grad_norm, **measured.probe}
         self._names = list(values)
         self._pending.append((step, lr, torch.stack([v.float() for v in values.values()])))
         if len(self._pending) >= self.lag:

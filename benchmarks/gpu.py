@@ -1,0 +1,267 @@
+"""Everything that must hold on a GPU, and every GPU row of the tables, in under eight minutes.
+
+python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
+
+Each section runs in a process of its own with a time limit, prints a table and leaves its numbers
+as <out>/<section>.json; a section that fails or runs out of time says so and the next one begins.
+Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepstack.bench import bench, report
+from deepstack.config import Config, load_config, memory_estimate, with_overrides
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.training import Observer, train
+from deepstack.training.job import open_job
+
+ROOT = Path(__file__).resolve().parents[1]
+NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
+
+EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
+WAYS = {
+    "eager": EAGER,
+    "captured": {**EAGER, "runtime.cuda_graph": True},
+    "compiled": {**EAGER, "runtime.compile": True},
+    "compiled and captured": {"runtime.compile": True, "runtime.cuda_graph": True},
+}
+SMALL = {
+    "model.depth": 12, "model.d_model": 64, "task.seq_len": 32, "train.batch_size": 8,
+    "train.steps": 20, "train.clip": 0.5, "train.eval_every": 0, "train.eval_batches": 1,
+    "log.layers_every": 0, "runtime.device": "cuda",
+}  # fmt: skip
+
+
+def trained(config: Config, out: Path) -> Run:
+    """The run of a configuration, which must be done."""
+    run = train(config, out=out)
+    assert run.state == "done", run.state
+    return run
+
+
+def apart(one: Run, two: Run) -> float:
+    """Largest relative difference of two runs' losses, gradient norms and model updates."""
+    columns = ["loss", "grad_norm", "model_update"]
+    return float((one.steps[columns] / two.steps[columns] - 1).abs().max().max())
+
+
+def correctness() -> dict[str, Any]:
+    """Losses over 20 steps: bank = plain parameters, and every faster way against eager."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SCHEMES.names():
+            base = with_overrides(Config(), {**SMALL, "model.scheme": name})
+            runs = {
+                way: trained(with_overrides(base, keys), Path(folder) / name / way)
+                for way, keys in WAYS.items()
+            }
+            plain = with_overrides(base, {**EAGER, "runtime.banks": False})
+            whole = trained(plain, Path(folder) / name / "plain")
+            again = trained(with_overrides(base, WAYS["captured"]), Path(folder) / name / "again")
+            bytes_of = [
+                (r.path / "steps.csv").read_bytes()
+                for r in (whole, runs["eager"], again, runs["captured"])
+            ]
+            row: dict[str, Any] = {"scheme": name, "banks = plain": bytes_of[0] == bytes_of[1]}
+            row["captured twice"] = bytes_of[2] == bytes_of[3]
+            row |= {way: f"{apart(run, runs['eager']):.1e}" for way, run in runs.items()}
+            rows.append(row)
+    return {"rows": rows, "without a wait": waits_for_nothing()}
+
+
+def waits_for_nothing() -> str:
+    """Whether captured steps run without the host waiting for the device (torch's sync debug)."""
+    with stepping(with_overrides(Config(), {**SMALL, **WAYS["captured"]})) as step:
+        for _ in range(5):
+            step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                step()
+        except RuntimeError as error:
+            return f"no: {error}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return "yes"
+
+
+@contextmanager
+def stepping(config: Config) -> Iterator[Callable[[], None]]:
+    """A function that makes one training step of a run, its row left on the device."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_job(config, "trial", Path(folder), Observer(), False, "") as job,
+    ):
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            count += 1
+            job.step(*job.batch(1), job.learning_rate(1))
+
+        yield step
+
+
+def narrow() -> dict[str, Any]:
+    """The narrow size: as 'auto' runs it beside eager peers, in every way, and its kernels."""
+    config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
+    measured = bench(config, steps=10, say=say)
+    found = report(config, measured, " ".join(sys.argv), str(NARROW))
+    ways = {}
+    for way, keys in WAYS.items():
+        with stepping(with_overrides(config, keys)) as step:
+            ways[way] = 1000 * seconds_a_step(step)
+    kernels = kernels_of(with_overrides(config, WAYS["captured"]))
+    return {"rows": found["rows"], "ratios": found["ratios"], "ways, ms": ways, "kernels": kernels}
+
+
+def seconds_a_step(step: Callable[[], None], times: int = 10) -> float:
+    """The time of a step once everything is warm, compiled and captured."""
+    for _ in range(6):
+        step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
+
+
+def kernels_of(config: Config) -> dict[str, float]:
+    """Milliseconds of a captured step: on the clock, and in kernels alone (torch's profiler)."""
+    with stepping(config) as step:
+        clock = seconds_a_step(step)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            step()
+            torch.cuda.synchronize()
+        kernels = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
+    return {"step_ms": 1000 * clock, "kernels_ms": 1000 * kernels, "ratio": clock / kernels}
+
+
+def wide() -> dict[str, Any]:
+    """The wide size: share of the bf16 matrix rate measured on this GPU, ‖ΔF‖ logged."""
+    config = load_config(WIDE)
+    rate = matrix_rate()
+    measured = bench(config, steps=5, peers=["torch"], say=say)
+    found = report(config, measured, " ".join(sys.argv), str(WIDE))
+    work = next(row["gflop"] for row in found["rows"] if row.get("gflop")) / 1e3
+    for row in found["rows"]:
+        row["share of the bf16 rate"] = work / (row["step_ms"] / 1e3) / rate
+    return {"rows": found["rows"], "bf16 TFLOP/s": rate, "TFLOP a step": work}
+
+
+def matrix_rate(size: int = 8192, times: int = 20) -> float:
+    """TFLOP/s of bf16 products (size, size) (size, size) on this GPU."""
+    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    b, out = torch.randn_like(a), torch.empty_like(a)
+    for _ in range(5):
+        torch.mm(a, b, out=out)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        torch.mm(a, b, out=out)
+    torch.cuda.synchronize()
+    return 2 * size**3 * times / (time.perf_counter() - began) / 1e12
+
+
+def depths() -> dict[str, Any]:
+    """Time and memory at 6 to 1000 layers, their exponents, and 10,000 layers of d_model 64."""
+    config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
+    measured = bench(config, steps=5, peers=[], depths=[6, 48, 200, 1000], say=say)
+    deep = with_overrides(
+        config, {"model.depth": 10_000, "train.steps": 5, "train.eval_every": 0,
+                 "train.eval_batches": 1, "log.layers_every": 0},
+    )  # fmt: skip
+    torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder:
+        run = trained(deep, Path(folder))
+        losses = run.steps["loss"].tolist()
+    peak, said = torch.cuda.max_memory_allocated(), memory_estimate(deep)
+    rows = [
+        {"depth": 10_000, "loss": losses[-1], "peak GB": peak / 1e9, "estimate/peak": said / peak}
+    ]
+    found = report(config, measured, " ".join(sys.argv), "depths")
+    return {"rows": rows, "exponents": found["exponents"]}
+
+
+def say(line: str) -> None:
+    """A line for whoever watches."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# section -> seconds that it may take
+SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
+    correctness: 150,
+    narrow: 150,
+    wide: 110,
+    depths: 70,
+}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the rows as a table, and the other numbers as they are."""
+    rows = found.pop("rows", [])
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = [names, *([text(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    for name, value in found.items():
+        print(f"{name}: {value}")
+
+
+def text(value: Any) -> str:
+    """A value for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def main() -> None:
+    """Run the sections that are asked for, each in its own process."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    names = {section.__name__: section for section in SECTIONS}
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
+    parser.add_argument("--out", type=Path, default=Path("results/gpu"))
+    parser.add_argument("--here", action="store_true", help="run the section in this process")
+    given = parser.parse_args()
+    given.sections = given.sections or list(names)
+    if unknown := set(given.sections) - set(names):
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU here")
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.here:
+        for name in given.sections:
+            found = names[name]()
+            (given.out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str))
+            show(found)
+        return
+    gpu = torch.cuda.get_device_name()
+    print(f"{gpu}, torch {torch.__version__}, Python {platform.python_version()}", flush=True)
+    for name in given.sections:
+        print(f"\n## {name}", flush=True)
+        command = [sys.executable, __file__, name, "--here", "--out", str(given.out)]
+        began = time.monotonic()
+        try:
+            code = subprocess.run(command, timeout=SECTIONS[names[name]]).returncode
+            print(f"exit {code} after {time.monotonic() - began:.0f} s", flush=True)
+        except subprocess.TimeoutExpired:
+            print(f"not done after {SECTIONS[names[name]]} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

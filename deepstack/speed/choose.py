@@ -1,0 +1,75 @@
+"""Which of the faster ways a run takes: a fixed rule, so that a resumed run takes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal
+
+from deepstack.errors import ConfigError
+
+Choice = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """fused: a sublayer is one node; compiled: one compiled layer; captured: one CUDA graph."""
+
+    fused: bool
+    compiled: bool
+    captured: bool
+
+
+def choose_ways(
+    *,
+    gpu: bool,
+    bf16: bool,
+    dropout: bool,
+    sharded: bool,
+    processes: int,
+    fused: Choice,
+    compiled: Choice,
+    captured: Choice,
+) -> Ways:
+    """The ways that a configuration asks for, 'auto' being this rule:
+
+    | way      | where                                              | why                         |
+    |----------|----------------------------------------------------|-----------------------------|
+    | fused    | CPU, fp32, no dropout, nothing compiled or sharded | see benchmarks/README.md    |
+    | compiled | GPU with Triton, not sharded                       | on a CPU it is not faster   |
+    | captured | GPU, one process                                   | launches cost more than work |
+
+    Raises ConfigError for what cannot be had together.
+    """
+    if fused is True:
+        reasons = {
+            "train.precision=fp32": bf16,
+            "model.dropout=0": dropout,
+            "runtime.parallel=data": sharded,
+            "runtime.compile=false": compiled is True,
+            "runtime.device=cpu": gpu,
+        }
+        if missing := [key for key, wrong in reasons.items() if wrong]:
+            needs = " and ".join(missing)
+            raise refused("runtime.fused", needs)
+    if captured is True and (not gpu or processes > 1):
+        raise refused("runtime.cuda_graph", "one process with a GPU")
+    if compiled is True and sharded:
+        raise refused("runtime.compile", "runtime.parallel=data")
+    compile_it = (gpu and not sharded and has_triton()) if compiled == "auto" else compiled
+    fuse_it = not (gpu or bf16 or dropout or sharded or compile_it)
+    return Ways(
+        fused=fuse_it if fused == "auto" else fused,
+        compiled=compile_it,
+        captured=(gpu and processes == 1) if captured == "auto" else captured,
+    )
+
+
+def refused(key: str, needs: str) -> ConfigError:
+    """What is said of a way that is asked for where it cannot be had."""
+    return ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
+
+
+def has_triton() -> bool:
+    """Whether torch.compile can make kernels for a GPU here."""
+    return importlib.util.find_spec("triton") is not None

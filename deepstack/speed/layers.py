@@ -1,0 +1,75 @@
+"""Ways through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Layers = Sequence[nn.Module] | nn.ModuleList
+Stream = Any
+Through = Callable[[Layers, Stream], Stream]
+
+
+def run_layers(layers: Layers, x: Stream) -> Stream:
+    """x_l = layer_l(x_{l-1}): the definition of whatever is faster or smaller."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def run_fused(layers: Layers, x: Stream) -> Stream:
+    """The same for layers of chains, which have a backward pass only if x_0 asks for a gradient."""
+    first = x if isinstance(x, Tensor) else x[0]
+    if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
+        first.requires_grad_()
+    return run_layers(layers, x)
+
+
+def recomputing(through: Through, every: int) -> Through:
+    """Keep the stream every so many layers; the backward pass computes the rest again.
+
+    Activations of depth / every boundaries and of `every` layers are held, for one more forward
+    pass.  Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
+    """
+
+    def run(layers: Layers, x: Stream) -> Stream:
+        if not torch.is_grad_enabled():
+            return through(layers, x)
+        for first in range(0, len(layers), every):
+            part = layers[first : first + every]
+            x = checkpoint(through, part, x, use_reentrant=False)
+        return x
+
+    return run
+
+
+def compiled(
+    said: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
+) -> Through:
+    """Every layer by one compiled function: torch.compile of the forward they share.
+
+    Layers of one wiring share one graph a mode (with and without gradients): parameters are inputs
+    of it, and constants that differ by layer are 0-d buffers.  said: told what is being waited for.
+    """
+    # torch looks whether an input has a gradient while it compiles, and warns itself of it.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+    forwards: dict[type[nn.Module], Callable[[nn.Module, Stream], Stream]] = {}
+
+    def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream], Stream]:
+        said("compiling a layer; this takes up to a minute, once for all layers")
+        return torch.compile(kind.forward, dynamic=False, fullgraph=True, backend=backend)
+
+    def run(layers: Layers, x: Stream) -> Stream:
+        for layer in layers:
+            kind = type(layer)
+            if kind not in forwards:
+                forwards[kind] = prepare(kind)
+            x = forwards[kind](layer, x)
+        return x
+
+    return run

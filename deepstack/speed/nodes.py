@@ -1,0 +1,154 @@
+"""A sublayer as one node of the backward pass, for narrow stacks on a CPU.
+
+Autograd keeps a node for every operation and allocates, then adds, a gradient for every weight.  At
+1000 narrow layers that costs as much as arithmetic.  Here a sublayer is a `Chain` of a few
+operations whose backward passes are written out: one node runs them all, and each adds its weights'
+gradients to `.grad` where the product computes them.  What is computed is what the plain sublayer
+computes, operation by operation; tests compare the two.
+
+Since gradients are written as a side effect, `torch.autograd.grad`, forward-mode differentiation
+and hooks on parameters see nothing of a chain: whatever needs them runs the plain sublayers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Operation(Protocol):
+    """A function of (tokens, n_in) -> (tokens, n_out), and its backward pass.
+
+    forward appends to `saved` what backward takes from its end.
+    """
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        """y, from x and the number of tokens in a sequence."""
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        """The gradient of x; gradients of weights are added to their `.grad`."""
+
+
+class Product:
+    """y = x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,)."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        self.weight, self.bias = weight.detach(), bias.detach()
+        self.transposed = self.weight.t()
+        self.weight_grad = weight.grad if weight.requires_grad else None
+        self.bias_grad = bias.grad if bias.requires_grad else None
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(x)
+        return torch.addmm(self.bias, x, self.transposed)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = saved.pop()
+        if self.bias_grad is not None:
+            self.bias_grad.add_(dy.sum(0))
+        if self.weight_grad is not None:
+            self.weight_grad.addmm_(dy.t(), x)
+        return torch.mm(dy, self.weight)
+
+
+class Relu:
+    """y = max(x, 0), in place: both ways it is given what the product beside it has just made."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(torch.relu_(x))
+        return x
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return torch.ops.aten.threshold_backward.grad_input(dy, saved.pop(), 0, grad_input=dy)
+
+
+class Gelu:
+    """y = x Phi(x), Phi the normal distribution function."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(x)
+        return F.gelu(x)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return torch.ops.aten.gelu_backward(dy, saved.pop())
+
+
+OPERATIONS: dict[str, Operation] = {"relu": Relu(), "gelu": Gelu()}
+
+
+class SelfAttention:
+    """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
+
+    By torch's attention kernel for CPUs, the one that F.scaled_dot_product_attention takes there.
+    """
+
+    available = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+    def __init__(self, n_heads: int) -> None:
+        self.n_heads = n_heads
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        tokens, width = x.shape
+        heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
+        y, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        saved += (q, k, v, y, logsumexp)
+        return y.transpose(1, 2).view(tokens, width // 3)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        q, k, v, y, logsumexp = saved[-5:]
+        del saved[-5:]
+        tokens, width = dy.shape
+        heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            heads, q, k, v, y, logsumexp, 0.0, False
+        )
+        return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
+
+
+class Chain:
+    """A sublayer G as operations one after the other: (batch, seq, d_model) -> the same.
+
+    Under `torch.no_grad` the same operations run without a node.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = tuple(operations)
+        self.backwards = self.operations[::-1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return _Node.apply(x, self)
+        return self.forward(x, [])
+
+    def forward(self, x: Tensor, saved: list[Tensor]) -> Tensor:
+        batch, seq, width = x.shape
+        y = x.reshape(-1, width)
+        for operation in self.operations:
+            y = operation.forward(y, seq, saved)
+        return y.view(batch, seq, width)
+
+    def backward(self, dy: Tensor, saved: list[Tensor]) -> Tensor:
+        batch, seq, width = dy.shape
+        dx = dy.reshape(-1, width)
+        for operation in self.backwards:
+            dx = operation.backward(dx, seq, saved)
+        return dx.view(batch, seq, width)
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chain: Chain) -> Tensor:
+        saved: list[Tensor] = []
+        y = chain.forward(x, saved)
+        ctx.save_for_backward(*saved)
+        ctx.chain = chain
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return ctx.chain.backward(dy, list(ctx.saved_tensors)), None

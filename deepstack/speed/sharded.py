@@ -1,0 +1,135 @@
+"""Parameters of which every process holds a part (FSDP2), behind the interface of the banks.
+
+torch's `fully_shard` cuts each parameter along its first axis, gathers a layer when it is needed
+and scatters its gradient.  The optimizer is given the parts as ordinary tensors: what it does is
+elementwise, so a part may be updated alone, and the step stays the one that `make_step` defines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepstack.speed.banks import Bank, Banks, padded_size
+from deepstack.speed.parallel import Processes
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class ShardedBank(Bank):
+    """One parameter of every layer, of which this process holds some rows of each.
+
+    parameters: these rows, one tensor (rows, …) a layer, the storage that FSDP2 gathers from.
+    held: what the model has in their place, distributed tensors.
+    """
+
+    def __init__(self, plain: Bank, held: Sequence[nn.Parameter], processes: Processes) -> None:
+        self.held, self.processes = held, processes
+        rows = plain.shape[0]
+        # As torch.chunk cuts: all parts equal but the last ones, which may be smaller or empty.
+        self.chunk = -(-rows // processes.size)
+        start = min(processes.rank * self.chunk, rows)
+        self.mine = slice(start, min(start + self.chunk, rows))
+        self.key, self.roles, self.start = plain.key, plain.roles, plain.start
+        self.in_layers, self.shape = plain.in_layers, plain.shape
+        self.parameters = [
+            nn.Parameter(local_part(p.detach()), requires_grad=p.requires_grad) for p in held
+        ]
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors like `parameters`, put together over the processes: (depth, padded size).
+
+        On the CPU of the first process; on the others a tensor that has a shape and no storage.
+        All processes must ask for it.
+        """
+        import torch.distributed as dist
+
+        local = parts[0].new_zeros(len(parts), self.chunk, *parts[0].shape[1:])
+        for row, part in zip(local, parts, strict=True):
+            row[: len(part)] = part
+        gathered = [torch.empty_like(local) for _ in range(self.processes.size)]
+        dist.all_gather(gathered, local)
+        flat = torch.cat(gathered, dim=1).flatten(1)[:, : math.prod(self.shape)]
+        flat = F.pad(flat, (0, padded_size(self.shape) - flat.shape[1]))
+        return flat.to("cpu" if self.processes.first else "meta")
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """This process's parts of what `whole` put together, (depth, padded size or less)."""
+        rows = whole.reshape(len(whole), -1)[:, : math.prod(self.shape)]
+        return [row.view(self.shape)[self.mine] for row in rows]
+
+    def copy_(self, values: Tensor) -> None:
+        with torch.no_grad():
+            for part, new in zip(self.parameters, self.parts(values), strict=True):
+                part.copy_(new)
+
+    def collect(self) -> None:
+        """Move the gradients that the backward pass left with FSDP2 to `parameters`."""
+        for part, held in zip(self.parameters, self.held, strict=True):
+            gradient = held.grad
+            held.grad = None
+            # A scheme may own a parameter that its wiring does not use: its gradient is zero.
+            part.grad = torch.zeros_like(part) if gradient is None else local_part(gradient)
+
+
+class ShardedBanks(Banks):
+    """The banks of a model whose parameters `fully_shard` has cut.
+
+    named: key of a bank -> its parameter in every layer, as the model now has them.
+    """
+
+    def __init__(
+        self, plain: Banks, named: dict[str, list[nn.Parameter]], processes: Processes
+    ) -> None:
+        self._count = plain.count()
+        self.all = [ShardedBank(bank, named[bank.key], processes) for bank in plain]
+
+    def zero_gradients(self) -> None:
+        """Nothing: the backward pass makes new ones."""
+
+    def count(self) -> dict[str, int]:
+        return self._count
+
+
+def sharded_sum(banks: Sequence[Bank], processes: Processes) -> Callable[[Tensor], Tensor]:
+    """What collects the gradients after the backward pass, and makes a loss the whole batch's.
+
+    FSDP2 takes the mean of gradients over the processes.  So must a loss be a mean over them: its
+    sum over this process's positions by the mean number of positions a process.
+    """
+    import torch.distributed as dist
+
+    def share(loss: Tensor) -> Tensor:
+        loss = loss / processes.size
+        dist.all_reduce(loss)
+        for bank in banks:
+            assert isinstance(bank, ShardedBank)
+            bank.collect()
+        return loss
+
+    return share
+
+
+def sharded_norm(banks: Sequence[Bank]) -> Tensor:
+    """The norm of all gradients of these banks, by layer and then over the layers."""
+    import torch.distributed as dist
+
+    squares = []
+    for bank in banks:
+        gradients = [p.grad for p in bank.parameters if p.grad is not None]
+        squares.append(torch.stack(torch._foreach_norm(gradients)).square())
+    total = torch.cat(squares)
+    dist.all_reduce(total)
+    return torch.linalg.vector_norm(total.sqrt())
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The rows of a distributed tensor that this process holds: a view, not a copy."""
+    distributed: DTensor = tensor  # type: ignore[assignment]
+    return distributed.to_local()

@@ -1,0 +1,147 @@
+"""Every faster way of training gives the losses of the plain one, for every scheme."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, take_ways
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.speed import Ways, choose_ways, compiled
+
+BASE = {
+    "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
+    "task.seq_len": 12, "train.batch_size": 4, "train.steps": 20, "train.eval_every": 0,
+    "train.eval_batches": 1, "train.clip": 0.1, "runtime.device": "cpu", "runtime.threads": 1,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> Config:
+    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def trained(given: Config, folder: Path) -> Run:
+    run = deepstack.train(given, out=folder)
+    assert run.state == "done"
+    assert (run.steps["grad_norm"] > 0.1).any(), "clipping never acted"
+    return run
+
+
+def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
+    for column in ("loss", "grad_norm", "model_update", "model_update_step"):
+        a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
+        assert abs(a / b - 1).max() < tolerance, column
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_path: Path) -> None:
+    given = config(model__scheme=name, model__activation=activation)
+    runs = [
+        trained(with_overrides(given, {"runtime.fused": fused}), tmp_path / str(fused))
+        for fused in (True, False)
+    ]
+    assert [run.meta["environment"]["fused"] for run in runs] == [True, False]
+    assert_same_losses(*runs, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_gradients_are_autograd_s(fused: bool) -> None:
+    built = build_model(config(train__trainable=["q", "k", "v", "bias", "w2"]), vocab_size=11)
+    take_ways(built.model, Ways(fused, False, False), 0, print)
+    built.banks.zero_gradients()
+    tokens = torch.arange(24).view(2, 12) % 11
+    plain = [p for bank in built.trained for p in bank.parameters]
+    frozen = [bank for bank in built.banks if bank not in built.trained]
+    built.model(tokens).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in plain)
+    assert all(bank.gradients().abs().sum() == 0 for bank in frozen)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 9])
+@pytest.mark.parametrize("fused", [True, False])
+def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:
+    given = config(runtime__fused=fused, model__dropout=0.0 if fused else 0.1)
+    whole = trained(given, tmp_path / "a")
+    again = trained(with_overrides(given, {"runtime.recompute_every": every}), tmp_path / "b")
+    assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
+
+
+WIRINGS = {"keel": 2, "mix_ln": 2}  # kinds of layer in one stack, where there is not one alone
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    built = build_model(config(model__scheme=name, model__depth=12), vocab_size=11)
+    tokens = torch.arange(24).view(2, 12) % 11
+    expected = built.model(tokens).detach()
+    built.model.through = compiled(print, count)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.allclose(built.model(tokens), expected, atol=1e-6)
+        built.model(tokens).mean().backward()
+    torch._dynamo.reset()
+    assert len(graphs) == 2 * WIRINGS.get(name, 1), "with gradients and without"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
+    given = config(train__steps=6, model__scheme="deepnorm")
+    plain = trained(with_overrides(given, {"runtime.fused": False}), tmp_path / "a")
+    fast = trained(with_overrides(given, {"runtime.compile": True}), tmp_path / "b")
+    assert fast.meta["environment"]["compiled"]
+    assert_same_losses(plain, fast, tolerance=1e-4)
+
+
+AUTO = {
+    "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
+    "fused": "auto", "compiled": "auto", "captured": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Ways(True, False, False)),
+        ({"bf16": True}, Ways(False, False, False)),
+        ({"dropout": True}, Ways(False, False, False)),
+        ({"sharded": True, "processes": 2}, Ways(False, False, False)),
+        ({"compiled": True}, Ways(False, True, False)),
+        ({"fused": False}, Ways(False, False, False)),
+        ({"gpu": True, "compiled": False}, Ways(False, False, True)),
+        ({"gpu": True, "compiled": False, "captured": False}, Ways(False, False, False)),
+        ({"gpu": True, "compiled": False, "processes": 2}, Ways(False, False, False)),
+    ],
+)
+def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: Ways) -> None:
+    assert choose_ways(**AUTO | given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "needs"),
+    [
+        ({"runtime.fused": True, "model.dropout": 0.1}, "runtime.fused.*needs model.dropout=0"),
+        ({"runtime.fused": True, "runtime.compile": True}, "needs runtime.compile=false"),
+        ({"runtime.cuda_graph": True}, "runtime.cuda_graph.*one process with a GPU"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=needs):
+        deepstack.train(with_overrides(config(), given), out=tmp_path)
+    assert not list(tmp_path.rglob("status.json"))
