@@ -136,6 +136,20 @@ def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
     return x, r
 
 
+def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
+    x, outputs = stream
+    y = twice(pre)(p, x)
+    outputs = (*outputs, norm(p.s.output_norm)(y))
+    mean = sum(outputs) / (p.l + 1)
+    return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
+
+
+def stream_into(name: str, l: int, x: Tensor) -> Any:
+    """What layer l reads, its first tensor x."""
+    others = [torch.randn_like(x) for _ in range(l)]
+    return {"residual": (x, others[0]), "dlcl": (x, tuple(others))}.get(name, x)
+
+
 def deepnorm(alpha: Callable[[int], float]) -> Callable[[Pieces, Tensor], Tensor]:
     return twice(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
 
@@ -158,6 +172,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "mix_ln": mix_ln,
     "hybrid_norm": hybrid_norm,
     "residual": residual,
+    "dlcl": dlcl,
     "admin": two_vectors(
         lambda x, G, n, omega: n[0](omega * x + G(x)), "attention_omega", "feed_forward_omega"
     ),
@@ -216,10 +231,9 @@ def test_a_layer_is_its_equation(name: str, depth: int) -> None:
     model = perturbed(name, depth)
     torch.manual_seed(2)
     x = torch.randn(2, 6, D)
-    stream = (x, torch.randn(2, 6, D)) if name == "residual" else x
     for index in {0, 1, 2, depth - 1}:
         layer = model.layers[index]
-        s = layer.scheme
+        s, stream = layer.scheme, stream_into(name, index + 1, x)
         norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
         expected = LITERAL[name](Pieces(layer, s, *norms, index + 1, depth), stream)
         for fused in (False, True):
@@ -232,11 +246,11 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     model = perturbed(name, 4)
     tokens = torch.arange(12).view(2, 6) % 11
     x = (model.embedding[tokens] + model.position[:6]) * math.sqrt(D / 2)
-    if name == "peri_ln":
+    if name in ("peri_ln", "dlcl"):
         x = norm(model.entry_norm)(x)
     else:
         assert model.entry_norm is None
-    x = (x, x) if name == "residual" else x
+    x = {"residual": (x, x), "dlcl": (x, (x,))}.get(name, x)
     for layer in model.layers:
         x = layer(x)
     without = {
@@ -248,7 +262,7 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     if name == "residual":
         x = x[0] + norm(model.final_norm)(x[1])
     elif model.final_norm is not None:
-        x = norm(model.final_norm)(x)
+        x = norm(model.final_norm)(x if torch.is_tensor(x) else x[0])
     torch.testing.assert_close(model.hidden(tokens), x, rtol=1e-5, atol=2e-5)
 
 

@@ -78,7 +78,7 @@ def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path
 WIRINGS = {"keel": 2, "mix_ln": 2}  # kinds of layer in one stack, where there is not one alone
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"dlcl"}))  # its inputs grow
 def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
     torch._dynamo.reset()
     graphs = []
