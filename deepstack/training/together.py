@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.model import Encoder, build_model
+from deepstack.model import Encoder, Layer, build_model
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
+from deepstack.schemes import Stream
 from deepstack.speed import (
     Bank,
     Processes,
@@ -107,6 +108,13 @@ def common_checkpoint(
     return Checkpoint(about["step"], parts, about["state"])
 
 
+class ShardedLayer(Layer):
+    """A layer whose parameters FSDP2 gathers on entry."""
+
+    def forward(self, x: Stream) -> Stream:
+        return no_views(super().forward(x))
+
+
 class ShardedEncoder(Encoder):
     """The encoder with one entry for the logits and one for F, each of which gathers parameters.
 
@@ -114,9 +122,21 @@ class ShardedEncoder(Encoder):
     the way out; so the one entry must not go through the other.
     """
 
+    def hidden(self, tokens: Tensor) -> Tensor:
+        return no_views(super().hidden(tokens))
+
     def forward(self, tokens: Tensor) -> Tensor:
-        # A copy: FSDP2 hooks what is returned, and warns where that is a view.
-        return self.head(Encoder.hidden(self, tokens), self.embedding).clone()
+        return no_views(self.head(Encoder.hidden(self, tokens), self.embedding))
+
+
+def no_views(stream: Stream) -> Stream:
+    """A stream with copies of the views in it: FSDP2 hooks what a module returns, and an operation
+    in place would lose the hook of a view."""
+    if isinstance(stream, Tensor):
+        return stream.clone() if stream._is_view() else stream
+    if isinstance(stream, (tuple, list)):
+        return type(stream)(no_views(part) for part in stream)
+    return stream
 
 
 def shard(built: Built, processes: Processes, device: torch.device) -> Built:
@@ -133,6 +153,8 @@ def shard(built: Built, processes: Processes, device: torch.device) -> Built:
         parameter.grad = None
     mesh = init_device_mesh(device.type, (processes.size,))
     model.__class__ = ShardedEncoder
+    for layer in model.layers:
+        layer.__class__ = ShardedLayer
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "hidden")
