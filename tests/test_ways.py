@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,21 @@ def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path
     whole = trained(given, tmp_path / "a")
     again = trained(with_overrides(given, {"runtime.recompute_every": every}), tmp_path / "b")
     assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
+
+
+def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -> None:
+    """It takes a second to import, a third of what a run of 1000 layers needs to begin."""
+    script = (
+        "import sys, deepstack\n"
+        "from deepstack.config import parse_config\n"
+        "config = parse_config('{task: {name: copy, seq_len: 8}, model: {depth: 2, d_model: 8}, '\n"
+        "    'train: {steps: 2, eval_batches: 1}}')\n"
+        f"assert deepstack.train(config, out={str(tmp_path)!r}).state == 'done'\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
 
 
 WIRINGS = {"keel": 2, "mix_ln": 2}  # kinds of layer in one stack, where there is not one alone

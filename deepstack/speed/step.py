@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ def make_step(
     capture: makes of everything but the learning rate one graph of a GPU.
     """
 
+    make_update = bare_step(optimizer)
+
     def update(inputs: Tensor, targets: Tensor) -> Measured:
         banks.zero_gradients()
         with collector_paused():
@@ -71,7 +73,7 @@ def make_step(
         optimizer.found_inf = 1.0 - alive  # type: ignore[attr-defined]
         if clip is not None:
             optimizer.grad_scale = (norm / clip).clamp(min=1.0)  # type: ignore[attr-defined]
-        optimizer.step()
+        make_update()
         return Measured(value, norm, alive.clone(), probe() if probe else {})
 
     run = capture(update) if capture else update
@@ -81,6 +83,23 @@ def make_step(
         return run(inputs, targets)
 
     return step
+
+
+def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """The optimizer's own step, without what torch wraps around it.
+
+    The wrappers import torch's compiler, which takes a second and which a run that compiles nothing
+    never needs; what they do is call hooks, of which there are none here, and disable gradients.
+    """
+    step: Any = type(optimizer).step
+    while hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+
+    def run() -> None:
+        with torch.no_grad():
+            step(optimizer)
+
+    return run
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -36,6 +36,7 @@ def make_optimizer(
             fresh["eps"] = train.eps * own.eps
         groups.setdefault((factor, decay, own.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
+    leave_the_compiler_out()
     if capturable:
         device = banks[0].parameters[0].device
         for group in settings:
@@ -46,6 +47,17 @@ def make_optimizer(
     betas = (train.betas[0], train.betas[1])
     more = {"capturable": True} if capturable else {}
     return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
+
+
+def leave_the_compiler_out() -> None:
+    """Keep torch from importing its compiler, a second of work, to add a group of parameters.
+
+    torch excludes this function from compilation by a decorator that imports the compiler first;
+    nothing here compiles an optimizer.  Where torch does it otherwise, nothing happens.
+    """
+    inner = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if inner is not None and not hasattr(inner, "__dynamo_disable"):
+        setattr(inner, "__dynamo_disable", inner)
 
 
 def optimizer_state(
