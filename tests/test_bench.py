@@ -303,3 +303,12 @@ def test_exponents_in_depth() -> None:
     assert found["depth"] == [10, 100, 1000]
     assert found["step_ms"]["exponent"] == pytest.approx(0.9, abs=1e-3)
     assert found["memory_mb"]["exponent"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_peers_that_are_built_otherwise_are_left_out() -> None:
+    said: list[str] = []
+    assert measure.alike(conf.Config(), ["torch"], said.append) == ["torch"] and not said
+    for key, value in (("norm.kind", "rms"), ("activation", "tanh"), ("bias", False)):
+        given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
+        assert measure.alike(given, ["torch"], said.append) == ()
+        assert said.pop().startswith("left out: all peers") and not said

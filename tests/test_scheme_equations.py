@@ -53,9 +53,9 @@ class Pieces(NamedTuple):
         y = heads(weights @ v).transpose(1, 2).reshape(x.shape)
         return out(y) @ m.o.T + m.o_bias
 
-    def F(self, x: Tensor, hidden: One = same) -> Tensor:
+    def F(self, x: Tensor, hidden: One = same, linear: One = same) -> Tensor:
         m = self.layer.feed_forward
-        return hidden(torch.relu(x @ m.w1.T + m.w1_bias)) @ m.w2.T + m.w2_bias
+        return hidden(torch.relu(linear(x @ m.w1.T + m.w1_bias))) @ m.w2.T + m.w2_bias
 
     def slot(self, name: str) -> Any:
         return self.s.slots[name]
@@ -108,8 +108,9 @@ def fixup(p: Pieces, x: Tensor) -> Tensor:
     into, scale, out = p.s.attention_scalars
     x = x + (1 + scale) * p.A(x + into, out=lambda y: y + p.slot("before_out").bias) + out
     into, scale, out = p.s.feed_forward_scalars
-    hidden = p.slot("after_activation").bias
-    return x + (1 + scale) * p.F(x + into, hidden=lambda y: y + hidden) + out
+    before, after = (p.slot(f"{where}_activation").bias for where in ("before", "after"))
+    inner = p.F(x + into, hidden=lambda y: y + after, linear=lambda y: y + before)
+    return x + (1 + scale) * inner + out
 
 
 def b2t(p: Pieces, x: Tensor) -> Tensor:
@@ -210,9 +211,9 @@ def built(name: str, depth: int, **changes: Any) -> Any:
     return build_model(config(name, depth, **changes), vocab_size=11)
 
 
-def perturbed(name: str, depth: int) -> Any:
+def perturbed(name: str, depth: int, **changes: Any) -> Any:
     """A model whose every parameter is away from where it starts, 0 and 1 above all."""
-    model = built(name, depth)
+    model = built(name, depth, **changes)
     torch.manual_seed(1)
     with torch.no_grad():
         for p in model.model.parameters():
@@ -239,6 +240,54 @@ def test_a_layer_is_its_equation(name: str, depth: int) -> None:
         for fused in (False, True):
             layer.fuse(fused)
             torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], int, Callable[[Pieces, Any], Any]]] = [
+    ("mix_ln", {"share": 0.5}, 6, lambda p, x: twice(post if p.l <= 3 else pre)(p, x)),
+    ("depth_mup", {"base": 1}, 6, twice(lambda x, G, n, p: x + 6**-0.5 * G(n[0](x)))),
+    ("complete_p", {"base": 3}, 6, twice(lambda x, G, n, p: x + 0.5 * G(n[0](x)))),
+    ("deepnorm_power", {"power": 0.5}, 6, deepnorm(lambda N: math.sqrt(12))),
+    ("branch_norm", {"ramp_steps": 14}, 3, twice(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
+    (
+        "deep_scale_lm",
+        {"k": 1.0},
+        4,
+        twice(lambda x, G, n, p: math.sqrt(0.75) * x + 0.5 * G(n[0](x))),
+    ),
+    (
+        "deep_scale_lm",  # k/N would be 2/3
+        {},
+        3,
+        twice(lambda x, G, n, p: math.sqrt(0.5) * x + math.sqrt(0.5) * G(n[0](x))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "depth", "literal"), OPTIONS)
+def test_an_option_changes_the_equation(
+    name: str, options: dict[str, Any], depth: int, literal: Callable[[Pieces, Any], Any]
+) -> None:
+    model = perturbed(name, depth, model__scheme_options=options)
+    x = torch.randn(2, 6, D)
+    for index, layer in enumerate(model.layers):
+        s = layer.scheme
+        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
+        expected = literal(Pieces(layer, s, *norms, index + 1, depth), x)
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_residuals_scale_is_that_of_the_second_stream() -> None:
+    model = perturbed("residual", 3, model__scheme_options={"s": 0.25})
+    x = torch.randn(2, 6, D)
+    _, one = model.layers[0]((x, torch.zeros_like(x)))
+    _, whole = perturbed("residual", 3).layers[0]((x, torch.zeros_like(x)))
+    torch.testing.assert_close(one, 0.25 * whole)
+
+
+@pytest.mark.parametrize(("share", "depth", "count"), [(0.29, 100, 29), (0.57, 200, 114)])
+def test_mix_lns_share_is_not_lost_to_rounding(share: float, depth: int, count: int) -> None:
+    model = built("mix_ln", depth, model__scheme_options={"share": share}).model
+    assert sum(scheme.is_post for scheme in model.schemes) == count
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
@@ -320,7 +369,7 @@ def test_options_default_to_the_same_everywhere(name: str) -> None:
     scheme, options = find_scheme(name, {})
     for method in (scheme.alpha, scheme.beta, scheme.gain, scheme.optim):
         for key, parameter in inspect.signature(method).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.kind is parameter.KEYWORD_ONLY and key != "optimizer":
                 assert parameter.default == options[key], (method, key)
 
 

@@ -97,7 +97,6 @@ WIRINGS = {"keel": 2, "mix_ln": 2}  # kinds of layer in one stack, where there i
 
 @pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"dlcl"}))  # its inputs grow
 def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
-    torch._dynamo.reset()
     graphs = []
 
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -112,7 +111,6 @@ def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
         with torch.no_grad():
             assert torch.allclose(built.model(tokens), expected, atol=1e-6)
         built.model(tokens).mean().backward()
-    torch._dynamo.reset()
     assert len(graphs) == 2 * WIRINGS.get(name, 1), "with gradients and without"
 
 
@@ -128,6 +126,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
+    "uniform": True, "recompute": False,
     "fused": "auto", "compiled": "auto", "captured": "auto",
 }  # fmt: skip
 
@@ -144,6 +143,11 @@ AUTO = {
         ({"gpu": True, "compiled": False}, Ways(False, False, True)),
         ({"gpu": True, "compiled": False, "captured": False}, Ways(False, False, False)),
         ({"gpu": True, "compiled": False, "processes": 2}, Ways(False, False, False)),
+        ({"gpu": True, "uniform": False}, Ways(False, False, True)),
+        (
+            {"gpu": True, "compiled": False, "dropout": True, "recompute": True},
+            Ways(False, False, False),
+        ),
     ],
 )
 def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: Ways) -> None:
@@ -156,6 +160,7 @@ def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: Ways) -> None:
         ({"runtime.fused": True, "model.dropout": 0.1}, "runtime.fused.*needs model.dropout=0"),
         ({"runtime.fused": True, "runtime.compile": True}, "needs runtime.compile=false"),
         ({"runtime.cuda_graph": True}, "runtime.cuda_graph.*one process with a GPU"),
+        ({"runtime.compile": True, "model.scheme": "dlcl"}, "needs a scheme whose layers are"),
     ],
 )
 def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:

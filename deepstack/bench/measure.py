@@ -67,7 +67,7 @@ def bench(
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
     others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
-    there = here(names, say)
+    there = here(alike(config, names, say), say)
     facts = facts_of(config, device)
     facts["peers"] = {name: version_of(PEERS[name].package) for name in there if name != "torch"}
     rows = [Worker(row, config) for row in (*OWN, *there)]
@@ -78,6 +78,20 @@ def bench(
             worker.parameters = parameters
     tokens = config.train.batch_size * config.task.seq_len
     return Measured(facts, found, deep, interleaved and again, tokens)
+
+
+def alike(config: conf.Config, names: Sequence[str], say: Callable[[str], None]) -> Sequence[str]:
+    """The peers, or none where the stack has what none of them is built with, which is named."""
+    model = config.model
+    theirs = {
+        "model.norm.kind=layer": model.norm.kind == "layer",
+        "model.activation=relu or gelu": model.activation in ("relu", "gelu"),
+        "model.bias=true": model.bias,
+    }
+    missing = [key for key, same in theirs.items() if not same]
+    if names and missing:
+        say(f"left out: all peers, which are compared under {' and '.join(missing)}")
+    return () if missing else names
 
 
 def here(names: Sequence[str], say: Callable[[str], None]) -> list[str]:

@@ -38,16 +38,18 @@ def parameter_count(
     """
     model, depth = config.model, config.model.depth
     d, d_ff = model.d_model, width_inside(config)
-    gain, bias = int(model.norm.gain), int(model.norm.bias)
+    # dynamic_tanh has a scalar beside its gain
+    gain = d * model.norm.gain + int(model.norm.kind == "dynamic_tanh")
+    bias = d * model.norm.bias
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
         **dict.fromkeys(("q", "k", "v", "o"), depth * d * d),
         "w1": depth * d * d_ff,
         "w2": depth * d_ff * d,
-        "bias": depth * (4 * d + d_ff + d),
-        "norm_gain": depth * 2 * norms_per_sublayer * d * gain,
-        "norm_bias": depth * 2 * norms_per_sublayer * d * bias,
-        "final_norm": (gain + bias) * d * int(final_norm),
+        "bias": depth * (4 * d + d_ff + d) * model.bias,
+        "norm_gain": depth * 2 * norms_per_sublayer * gain,
+        "norm_bias": depth * 2 * norms_per_sublayer * bias,
+        "final_norm": (gain + bias) * int(final_norm),
         "scheme": depth * scheme_parameters,
         "embedding": vocab_size * d,
         "position": config.task.seq_len * d if model.positions == "learned" else 0,
@@ -71,6 +73,7 @@ class _Sizes:
     d: int
     d_ff: int
     dropout: bool
+    normed: bool  # whether a norm keeps its output before the gain
     matmul: int  # bytes of a number that a matrix product reads and writes
 
 
@@ -99,6 +102,8 @@ SAVED_BY_A_LAYER: tuple[tuple[str, Callable[[_Sizes], int]], ...] = (
      lambda s: s.b * s.n * s.d * _FP32),
     ("mean and reciprocal deviation of the two norms",
      lambda s: 4 * s.b * s.n * _FP32),
+    ("what rms and dynamic_tanh multiply with their gain, in the two norms",
+     lambda s: 2 * s.b * s.n * s.d * _FP32 if s.normed else 0),
     ("the dropout masks of the two sublayers' outputs",
      lambda s: 2 * s.b * s.n * s.d * _FP32 if s.dropout else 0),
 )  # fmt: skip
@@ -173,6 +178,7 @@ def _sizes(config: Config, batch: int) -> _Sizes:
         d=model.d_model,
         d_ff=width_inside(config),
         dropout=model.dropout > 0,
+        normed=model.norm.kind in ("rms", "dynamic_tanh"),
         matmul=_BF16 if config.train.precision == "bf16" else _FP32,
     )
 

@@ -16,6 +16,12 @@ Role = Literal[
 ]  # fmt: skip
 ROLES: tuple[str, ...] = get_args(Role)
 
+Distribution = Literal[
+    "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
+    "truncated_normal", "normal", "zero_identity",
+]  # fmt: skip
+_XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
+
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
 
@@ -39,24 +45,65 @@ class _Section(BaseModel):
     )
 
 
-class Norm(_Section):
-    """LayerNorm: LN(z) = gain * (z - mean z) / sqrt(var z + eps) + bias."""
+def _only_with(
+    section: type[BaseModel], info: Any, value: Any, key: str, allowed: tuple[str, ...]
+) -> Any:
+    """The value, refused where it is not the default and another key makes it meaningless."""
+    usual, other = section.model_fields[info.field_name].default, key.rpartition(".")[2]
+    if value != usual and info.data.get(other) not in (None, *allowed):
+        raise PydanticCustomError(
+            "relation",
+            "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
+            {
+                "value": value,
+                "key": key,
+                "given": info.data[other],
+                "usual": usual,
+                "ok": " or ".join(allowed),
+            },
+        )
+    return value
 
+
+class Norm(_Section):
+    """The norms of a stack, in the place of LN in a scheme's equation."""
+
+    kind: Literal["layer", "rms", "batch", "dynamic_tanh"] = "layer"
+    """LayerNorm; RMSNorm; BatchNorm; or DyT, gain * tanh(a z) + bias, which has no statistics."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True
     """Whether the norms of the layers have a bias."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """What is added to the variance."""
+    """What is added to the variance, or to the mean square."""
+    start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    """dynamic_tanh: the scalar a at the start."""
+
+    @field_validator("start")
+    @classmethod
+    def _start_is_of_dynamic_tanh(cls, start: float, info: Any) -> float:
+        return _only_with(cls, info, start, "model.norm.kind", ("dynamic_tanh",))
 
 
 class Init(_Section):
     """How weight matrices start, before the scheme's own gain."""
 
-    distribution: Literal["xavier_normal", "xavier_uniform"] = "xavier_normal"
+    distribution: Distribution = "xavier_normal"
     """The distribution that matrices are drawn from."""
     fan: Literal["in_out", "in"] = "in_out"
-    """'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
+    """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
+    std: Annotated[float, Field(gt=0, le=1e6)] = 0.02
+    """normal: the standard deviation of every matrix."""
+
+    @field_validator("fan")
+    @classmethod
+    def _fan_is_of_xavier(cls, fan: str, info: Any) -> str:
+        return _only_with(cls, info, fan, "model.init.distribution", _XAVIER)
+
+    @field_validator("std")
+    @classmethod
+    def _std_is_of_normal(cls, std: float, info: Any) -> float:
+        return _only_with(cls, info, std, "model.init.distribution", ("normal",))
 
 
 class Model(_Section):
@@ -74,8 +121,10 @@ class Model(_Section):
     """The number of attention heads; it divides d_model."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Literal["relu", "gelu", "sigmoid", "tanh", "selu"] = "relu"
     """The nonlinearity of the feed-forward."""
+    bias: bool = True
+    """Whether the linear maps of the layers (q, k, v, o, w1, w2) have biases."""
     dropout: Fraction = 0.0
     """The dropout rate on attention weights and sublayer outputs."""
     positions: Literal["learned", "sinusoidal"] = "learned"

@@ -26,8 +26,20 @@ class Built:
     trained: list[Bank]
     optim: Callable[[str], Optim]
 
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps as weights: the parameters, and averages of batch norms."""
+        return self.banks.state() | self.model.averages()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Overwrite them; a key that is missing raises KeyError."""
+        self.banks.load(state)
+        self.model.load_averages(state)
+
     def at_step(self, step: int) -> None:
-        """Tell schemes that change with the step how many have been made; free for all others."""
+        """Tell schemes that change with the step that step t begins, t = 1, 2, …; 0 before them.
+
+        Free for all others.
+        """
         schemes = self.model.schemes
         if type(schemes[0]).at_step is not Scheme.at_step:
             for scheme in schemes:
@@ -53,6 +65,8 @@ def build_model(
     draw: bool = True,
 ) -> Built:
     """The initialised encoder of this configuration on a device ('meta': shapes only).
+
+    A scheme that starts from data (Admin) is not calibrated yet: `calibrate` on the first batch.
 
     Parameters that `train.trainable` leaves out get requires_grad False.  draw=False leaves the
     numbers to whoever has others to put there.
@@ -81,7 +95,7 @@ def build_model(
         key = "layers." + ".".join(parts[2:]) if parts[0] == "layers" else name
         parameter.requires_grad_(key in keys)
     scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
-    optim = with_options(scheme.optim, options)
+    optim = with_options(scheme.optim, options | {"optimizer": config.train.optimizer})
     built = Built(model, banks, trained, lambda role: optim(role, config.model.depth))
     if device.type != "meta":
         built.at_step(0)
@@ -101,11 +115,14 @@ def take_ways(
     plain = run_fused if ways.fused else run_layers
     model.through = compiled(said) if ways.compiled else plain
     if recompute_every:
-        model.through = recomputing(model.through, recompute_every)
+        model.through = recomputing(model.through, recompute_every, model.training)
 
 
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
     """Whether these roles are trained alike: then they may share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
-    return len(trained) == 1 and len({config.train.lr_factor(role) for role in roles}) == 1
+    scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
+    optim = with_options(scheme.optim, options | {"optimizer": config.train.optimizer})
+    ways = {(config.train.lr_factor(role), optim(role, config.model.depth)) for role in roles}
+    return len(trained) == 1 and len(ways) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,38 +21,121 @@ OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
 # a start that is a number says so itself
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
-# standard deviation of a matrix (n_out, n_in) under gain 1
+# standard deviation of a Xavier matrix (n_out, n_in) under gain 1
 FANS: dict[str, Callable[[int, int], float]] = {
     "in_out": lambda n_in, n_out: math.sqrt(2 / (n_in + n_out)),
     "in": lambda n_in, n_out: math.sqrt(1 / n_in),
 }
 
-# fill a tensor with independent numbers of mean 0 and this standard deviation
-DISTRIBUTIONS: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
-    "xavier_normal": lambda t, std, rng: t.normal_(0.0, std, generator=rng),
-    "xavier_uniform": lambda t, std, rng: t.uniform_(
-        -math.sqrt(3) * std, math.sqrt(3) * std, generator=rng
-    ),
+
+def xavier(init: conf.Init, n_in: int, n_out: int) -> float:
+    """sqrt(2 / (n_in + n_out)), or what `init.fan` says.  Glorot & Bengio 2010, equation 12."""
+    return FANS[init.fan](n_in, n_out)
+
+
+def kaiming(init: conf.Init, n_in: int, n_out: int) -> float:
+    """sqrt(2 / n_in), which keeps the variance through relu.  He et al. 2015, arXiv:1502.01852."""
+    return math.sqrt(2 / n_in)
+
+
+def given(init: conf.Init, n_in: int, n_out: int) -> float:
+    """`init.std`, whatever the size of the matrix."""
+    return init.std
+
+
+def one(init: conf.Init, n_in: int, n_out: int) -> float:
+    """1: the matrix has a scale of its own."""
+    return 1.0
+
+
+def normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
+    """N(0, scale^2)."""
+    matrix.normal_(0.0, scale, generator=rng)
+
+
+def uniform(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
+    """U(-sqrt(3) scale, sqrt(3) scale), whose standard deviation is scale."""
+    matrix.uniform_(-math.sqrt(3) * scale, math.sqrt(3) * scale, generator=rng)
+
+
+# of a standard normal cut at -2 and 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))
+TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+
+
+def truncated_normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
+    """A normal cut at two of its standard deviations, which is scale once it has been cut."""
+    std = scale / TRUNCATED_STD
+    torch.nn.init.trunc_normal_(matrix, 0.0, std, -2 * std, 2 * std, generator=rng)
+
+
+def orthogonal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
+    """scale * Q: Q Qᵀ = 1 or Qᵀ Q = 1, the smaller one, all such Q alike in probability.
+
+    Saxe et al. 2013, arXiv:1312.6120.
+    """
+    long, short = max(matrix.shape), min(matrix.shape)
+    drawn = torch.empty(long, short, device=matrix.device).normal_(generator=rng)
+    q, r = torch.linalg.qr(drawn)
+    q = q * r.diagonal().sign()  # else the signs depend on how QR is computed
+    matrix.copy_(scale * (q if matrix.shape == q.shape else q.t()))
+
+
+def zero_identity(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
+    """scale * I where n_out <= n_in, else scale * I H I / sqrt(p): nothing is drawn.
+
+    I: a matrix with ones on its diagonal, rectangular; H: (p, p), Hadamard's, p the least power of
+    two that is n_out or more; so the columns are orthonormal where p = n_out.  ZerO, Zhao et al.
+    2021, arXiv:2110.12661, algorithm 1, with the factor 1 / sqrt(p) of its authors' code.
+    """
+    n_out, n_in = matrix.shape
+    if n_out <= n_in:
+        matrix.copy_(scale * torch.eye(n_out, n_in, device=matrix.device))
+        return
+    hadamard = torch.ones(1, 1, device=matrix.device)
+    while len(hadamard) < n_out:
+        hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(hadamard), hadamard)
+    matrix.copy_(scale * hadamard[:n_out, :n_in] / math.sqrt(len(hadamard)))
+
+
+class Distribution(NamedTuple):
+    """How a matrix starts: its scale under gain 1, and what fills it given gain * scale."""
+
+    scale: Callable[[conf.Init, int, int], float]
+    fill: Callable[[Tensor, float, torch.Generator], None]
+
+
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "xavier_normal": Distribution(xavier, normal),
+    "xavier_uniform": Distribution(xavier, uniform),
+    "kaiming_normal": Distribution(kaiming, normal),
+    "kaiming_uniform": Distribution(kaiming, uniform),
+    "orthogonal": Distribution(one, orthogonal),
+    "truncated_normal": Distribution(xavier, truncated_normal),
+    "normal": Distribution(given, normal),
+    "zero_identity": Distribution(one, zero_identity),
 }
 
 
 def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
-    """Draw every parameter: matrices Xavier times the scheme's gain, tables N(0, 1/d), rest 0 or 1.
+    """Draw every parameter: matrices times the scheme's gain, tables N(0, 1/d), the rest 0 or 1.
 
     | start  | roles                                  | distribution                              |
     |--------|----------------------------------------|-------------------------------------------|
-    | matrix | q k v o w1 w2 (and a BERT head's dense) | mean 0, std gain * sqrt(2/(n_in + n_out)) |
+    | matrix | q k v o w1 w2 (and a BERT head's dense) | gain * that of `init.distribution`:       |
+    |        |                                        | Xavier, std gain * sqrt(2/(n_in + n_out)) |
     | table  | embedding, position, a separate head   | N(0, gain^2/d_model)                      |
     | zero   | bias, norm_bias                        | 0                                         |
     | one    | norm_gain                              | 1                                         |
-    | number | what a scheme owns                     | that number                               |
+    | number | what a scheme or a norm owns           | that number                               |
 
-    'init.fan: in' makes the standard deviation of a matrix gain / sqrt(n_in).  Every matrix has a
+    `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
+    gain / sqrt(n_in).  Every matrix has a
     random stream of its own, numbered by seed, role and layer: a layer starts from the same numbers
     whatever the depth and the scheme (its gain apart), so that comparisons are paired.
     """
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     gain_of = with_options(scheme.gain, options)
+    start = DISTRIBUTIONS[model.init.distribution]
     with torch.no_grad():
         for bank in banks:
             for role, tensors in bank.by_role():
@@ -66,8 +149,8 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     if bank.start == "table":
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
-                    std = gain * FANS[model.init.fan](row.shape[1], row.shape[0])
-                    DISTRIBUTIONS[model.init.distribution](row, std, rng)
+                    n_out, n_in = row.shape
+                    start.fill(row, gain * start.scale(model.init, n_in, n_out), rng)
 
 
 def stream_number(bank: Bank, role: str, layer: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,17 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import LayerNorm, Parts, Scheme, Stream, Sublayer, find_scheme
+from deepstack.schemes import (
+    NORMS,
+    BatchNorm,
+    Parts,
+    Scheme,
+    StackNorm,
+    Statistics,
+    Stream,
+    Sublayer,
+    find_scheme,
+)
 from deepstack.speed import Through, parameter, run_layers
 
 
@@ -57,9 +68,9 @@ class Encoder(nn.Module):
         self.scheme = scheme
         self.scale = math.sqrt(d / 2)
 
-        def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> LayerNorm:
-            norm = model.norm
-            return LayerNorm(width, eps=norm.eps, gain=norm.gain, bias=norm.bias, roles=roles)
+        def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
+            said = model.norm.model_dump(exclude={"kind"})
+            return NORMS[model.norm.kind](width, roles=roles, **said)
 
         d_ff = model.d_ff or 4 * d
         parts = Parts(d, d_ff, model.n_heads, make_norm)
@@ -74,10 +85,20 @@ class Encoder(nn.Module):
             Layer(
                 own,
                 Attention(
-                    d, model.n_heads, model.dropout, fused=fused_qkv, slots=dict(own.slots.items())
+                    d,
+                    model.n_heads,
+                    model.dropout,
+                    fused=fused_qkv,
+                    bias=model.bias,
+                    slots=dict(own.slots.items()),
                 ),
                 FeedForward(
-                    d, d_ff, model.activation, model.dropout, slots=dict(own.slots.items())
+                    d,
+                    d_ff,
+                    model.activation,
+                    model.dropout,
+                    bias=model.bias,
+                    slots=dict(own.slots.items()),
                 ),
             )
             for own in self.schemes
@@ -87,6 +108,39 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.head = HEADS[model.head](vocab_size, d)
         self.through: Through = run_layers
+        self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
+
+    @contextmanager
+    def statistics(self, which: Statistics) -> Iterator[None]:
+        """Batch norms use these statistics inside the block, and their own batch's outside of it.
+
+        A training step lets running averages follow its batch, validation uses them, and all else
+        (the probe, looks at every layer, a recomputed layer) takes the batch as it is.
+        """
+        for norm in self.batch_norms:
+            norm.statistics = which
+        try:
+            yield
+        finally:
+            for norm in self.batch_norms:
+                norm.statistics = "own"
+
+    def averages(self) -> dict[str, Tensor]:
+        """What batch norms remember, each over all of them side by side; empty without them."""
+        if not self.batch_norms:
+            return {}
+        return {
+            f"running.{name}": torch.cat([norm.get_buffer(name) for norm in self.batch_norms])
+            for name in BatchNorm.REMEMBERED
+        }
+
+    def load_averages(self, state: dict[str, Tensor]) -> None:
+        """Take from a checkpoint what `averages` gave."""
+        for name in BatchNorm.REMEMBERED if self.batch_norms else ():
+            buffers = [norm.get_buffer(name) for norm in self.batch_norms]
+            parts = state[f"running.{name}"].split([len(buffer) for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part)
 
     def start(self, tokens: Tensor) -> Stream:
         """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.speed import OPERATIONS, Chain, Product, SelfAttention, parameter
+from deepstack.speed import OPERATIONS, Chain, Product, RoleParameter, SelfAttention, parameter
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu}
+# relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "selu": F.selu,
+}
 
 
 Slots = Mapping[str, nn.Module]
@@ -33,6 +40,7 @@ class Attention(nn.Module):
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
     computes q, k and v; with fused=False the three matrices are parameters of their own (which an
     optimizer can treat apart) and are put together first, so that the numbers are the same.
+    bias=False: there is no b and no b_o.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
@@ -43,6 +51,7 @@ class Attention(nn.Module):
         dropout: float,
         *,
         fused: bool = True,
+        bias: bool = True,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
@@ -54,9 +63,9 @@ class Attention(nn.Module):
             self.q = parameter(d_model, d_model, role="q", start="matrix")
             self.k = parameter(d_model, d_model, role="k", start="matrix")
             self.v = parameter(d_model, d_model, role="v", start="matrix")
-        self.qkv_bias = parameter(3 * d_model, role="bias", start="zero")
+        self.qkv_bias = bias_of(3 * d_model, bias)
         self.o = parameter(d_model, d_model, role="o", start="matrix")
-        self.o_bias = parameter(d_model, role="bias", start="zero")
+        self.o_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, d = x.shape
@@ -89,7 +98,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
-    x: (batch, seq, d_model); W_1: (d_ff, d_model); W_2: (d_model, d_ff).
+    x: (batch, seq, d_model); W_1: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: no b_1, b_2.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
@@ -100,6 +109,7 @@ class FeedForward(nn.Module):
         activation: str,
         dropout: float,
         *,
+        bias: bool = True,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
@@ -107,9 +117,9 @@ class FeedForward(nn.Module):
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
         self.operation = OPERATIONS.get(activation)  # of a chain; a plain attribute
         self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
-        self.w1_bias = parameter(d_ff, role="bias", start="zero")
+        self.w1_bias = bias_of(d_ff, bias)
         self.w2 = parameter(d_model, d_ff, role="w2", start="matrix")
-        self.w2_bias = parameter(d_model, role="bias", start="zero")
+        self.w2_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, slots = x.flatten(0, 1), self.slots
@@ -130,6 +140,11 @@ class FeedForward(nn.Module):
             return None
         into, out = Product(self.w1, self.w1_bias), Product(self.w2, self.w2_bias)
         return Chain([into, self.operation, out])
+
+
+def bias_of(width: int, there: bool) -> RoleParameter | None:
+    """The bias of a linear map, (width,), or None where the stack has none."""
+    return parameter(width, role="bias", start="zero") if there else None
 
 
 def taken(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -1,7 +1,7 @@
 """Residual schemes, one class each; importing this package registers them all."""
 
 from deepstack.registry import import_all
-from deepstack.schemes.norms import LayerNorm
+from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.scheme import (
     SCHEMES,
     Optim,
@@ -19,12 +19,16 @@ from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 import_all(__name__, __path__)
 
 __all__ = [
+    "NORMS",
     "SCHEMES",
+    "BatchNorm",
     "LayerNorm",
     "Optim",
     "Parts",
     "RoleParameter",
     "Scheme",
+    "StackNorm",
+    "Statistics",
     "Stream",
     "Sublayer",
     "find_scheme",

@@ -1,7 +1,8 @@
-"""DeepNorm's relatives: other points of the condition that it solves, and a mistake worth a name.
+"""DeepNorm's relatives: other solutions of its condition, and a mistake worth a name.
 
 The condition, for one SGD step on the weight matrices: 2N (v^2 + w^2) / alpha^2 = 1, v and w the
-gains of the value path (Wang et al. 2022, arXiv:2203.00555, section 4.3).
+gains of the value path (Wang et al. 2022, arXiv:2203.00555, section 4.3).  `deepnorm_power` is the
+curve of its solutions with v = w; the others read the bound in another way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper=
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/2).  Su 2022, kexue.fm/archives/8978.
 
     The same bound under Adam, whose update of a weight does not shrink with its gradient: alpha =
-    (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2 (GLM-130B's choice too).
+    (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2.  GLM-130B uses this alpha in another wiring.
     """
 
     @classmethod
@@ -39,13 +40,11 @@ class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper=
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
 
 
-class DeepNormTight(
-    Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="arXiv:2203.00555"
-):
-    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  After arXiv:2203.00555.
+class DeepNormTight(Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="kexue.fm/8978"):
+    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  Su 2022, kexue.fm/8978.
 
-    What the condition gives with the tighter beta^2 in place of v^2 + w^2 and 1/alpha = beta: the
-    paper's alpha with a beta that is larger by sqrt(2).
+    What 2N beta^2 / alpha^2 = 1 gives with 1/alpha = beta, beta^2 standing where DeepNet's
+    condition has v^2 + w^2: the paper's alpha with a beta that is larger by sqrt(2).
     """
 
     @classmethod

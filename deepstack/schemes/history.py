@@ -18,6 +18,7 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
     N^2, and no two layers are the same to a compiler.
     """
 
+    uniform = False
     entry_norm = True
     final_norm = True
 

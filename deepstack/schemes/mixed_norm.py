@@ -30,7 +30,9 @@ class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
         share: Annotated[float, Field(ge=0, le=1, description="of the layers: Post-LN")] = 0.25,
     ) -> None:
         super().__init__(layer, depth, parts)
-        self.is_post = layer <= math.floor(share * depth)
+        self.is_post = layer <= math.floor(
+            share * depth + 1e-9
+        )  # 0.29 * 100 is a little less than 29
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x)) if self.is_post else x + G(norm(x))
@@ -74,7 +76,9 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         depth: int,
         parts: Parts,
         *,
-        s: Annotated[float, Field(gt=0, description="scale of the second stream")] = 1.0,
+        s: Annotated[
+            float, Field(gt=0, description="keeps r in the range of fp16; LN takes it out")
+        ] = (1.0),
     ) -> None:
         super().__init__(layer, depth, parts)
         self.s = s

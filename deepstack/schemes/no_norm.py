@@ -61,7 +61,8 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
 class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
-    No norm and no warm-up.  The token table starts at (9N)^(-1/4) (the authors' code, encoder).
+    No norm; the paper needs no warm-up (train.warmup_steps: 0).  The token table starts at
+    (9N)^(-1/4) (the authors' code, encoder).
     """
 
     norms_per_sublayer = 0
@@ -91,9 +92,10 @@ class ScalarBias(nn.Module):
 class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
     """x <- x + s G(x + c) + c', W_o = W_2 = 0 at the start.  Zhang et al. 2019, arXiv:1901.09321.
 
-    Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix and after the
-    last.  Of L = 2N branches of m matrices, the others start at L^(-1/(2m - 2)): w1 at L^(-1/2),
-    and q, k, v at L^(-1/6), as the authors' Transformer has it.
+    Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix, before the
+    activation and after the last matrix.  The paper's classifier starts at 0 too; here the head is
+    the configuration's.  Of L = 2N branches of m matrices, the others start at L^(-1/(2m - 2)): w1
+    at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer has it.
     """
 
     norms_per_sublayer = 0
@@ -102,6 +104,7 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__(layer, depth, parts)
         self.slots["before_out"] = ScalarBias()
+        self.slots["before_activation"] = ScalarBias()
         self.slots["after_activation"] = ScalarBias()
         self.attention_scalars = parameter(3, role="scheme", start="zero")
         self.feed_forward_scalars = parameter(3, role="scheme", start="zero")

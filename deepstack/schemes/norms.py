@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.speed.parameter import parameter
 
+Statistics = Literal["own", "own_and_followed", "followed"]
+"""Which mean and variance a batch norm uses: those of the batch that it is given; the same, which
+its running averages follow as well; or these averages."""
 
-class LayerNorm(nn.Module):
-    """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
 
-    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so; var is the
-    biased variance.  Ba et al. 2016, arXiv:1607.06450.
+class StackNorm(nn.Module):
+    """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), where configured.
+
+    roles: of the gain (and of what else is trained but the bias) and of the bias.
     """
+
+    fixes_scale: ClassVar[bool] = True  # whether what leaves it has a norm that z does not change
 
     def __init__(
         self,
@@ -24,6 +30,7 @@ class LayerNorm(nn.Module):
         eps: float,
         gain: bool,
         bias: bool,
+        start: float = 0.5,
         roles: tuple[str, str] = ("norm_gain", "norm_bias"),
     ) -> None:
         super().__init__()
@@ -32,10 +39,127 @@ class LayerNorm(nn.Module):
         self.gain = parameter(d, role=roles[0], start="one") if gain else None
         self.bias = parameter(d, role=roles[1], start="zero") if bias else None
 
+    def bound(self) -> Callable[[Tensor], Tensor]:
+        """The same as a plain function of z: what a module costs to look into is saved."""
+        return self
+
+
+class LayerNorm(StackNorm):
+    """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
+
+    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so; var is the
+    biased variance.  Ba et al. 2016, arXiv:1607.06450.
+    """
+
     def forward(self, z: Tensor) -> Tensor:
         return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
 
     def bound(self) -> Callable[[Tensor], Tensor]:
-        """The same as a plain function of z: what a module costs to look into is saved."""
         shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
         return lambda z: torch.layer_norm(z, shape, gain, bias, eps)
+
+
+class RMSNorm(StackNorm):
+    """RMSNorm(z) = g * z / sqrt(mean(z^2) + eps) + b, over the last axis.
+
+    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so.  The paper's
+    equation 4 has b; most language models leave it out (`model.norm.bias: false`).
+    Zhang & Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = torch.rms_norm(in_fp32(z), self.shape, self.gain, self.eps)
+        return y if self.bias is None else y + self.bias
+
+    def bound(self) -> Callable[[Tensor], Tensor]:
+        shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
+        if bias is None:
+            return lambda z: torch.rms_norm(z, shape, gain, eps)
+        return lambda z: torch.rms_norm(z, shape, gain, eps) + bias
+
+
+class DynamicTanh(StackNorm):
+    """DyT(z) = g * tanh(a z) + b, a a trained scalar, `model.norm.start` (0.5) at the start.
+
+    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so; eps is not used.
+    It has no statistics: every number is treated alone.  Zhu et al. 2025, arXiv:2503.10622.
+    """
+
+    fixes_scale = False
+
+    def __init__(self, d: int, *, start: float = 0.5, **common: Any) -> None:
+        super().__init__(d, **common)
+        roles = common.get("roles", ("norm_gain", "norm_bias"))
+        self.scale = parameter(1, role=roles[0], start=start)
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = torch.tanh(self.scale * z)
+        y = y if self.gain is None else y * self.gain
+        return y if self.bias is None else y + self.bias
+
+    def bound(self) -> Callable[[Tensor], Tensor]:
+        scale, gain, bias = self.scale, self.gain, self.bias
+        if gain is None or bias is None:
+            return self
+        return lambda z: torch.addcmul(bias, torch.tanh(scale * z), gain)
+
+
+class BatchNorm(StackNorm):
+    """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
+
+    z: (…, d); g, b: (d,), each left out when the configuration says so; mean and var: (d,), of the
+    batch at hand (var biased), or of the batches before: averages that follow the training batches
+    by MOMENTUM, over all of them while they are few, their variance unbiased.  Before the first
+    batch there is none, and the batch's own are used.  Ioffe & Szegedy 2015, arXiv:1502.03167.
+
+    `statistics` says which (see `Statistics`); nn.Module's `training` has no say, since a model
+    without dropout is trained in evaluation mode and a probe must use its own batch's statistics.
+    """
+
+    MOMENTUM = 0.1
+    REMEMBERED = ("running_mean", "running_var", "batches")
+    running_mean: Tensor
+    running_var: Tensor
+    batches: Tensor
+
+    def __init__(self, d: int, **common: Any) -> None:
+        super().__init__(d, **common)
+        self.statistics: Statistics = "own"
+        for name, width in zip(self.REMEMBERED, (d, d, 1), strict=True):
+            self.register_buffer(name, torch.zeros(width, device="cpu"), persistent=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        flat = in_fp32(z).reshape(-1, *self.shape)
+        if self.statistics == "followed":
+            var, mean = torch.var_mean(flat, dim=0, correction=0)
+            known = self.batches > 0
+            mean = torch.where(known, self.running_mean, mean)
+            var = torch.where(known, self.running_var, var)
+            y = torch.batch_norm(flat, self.gain, self.bias, mean, var, False, 0.0, self.eps, False)
+            return y.view(z.shape)
+        if self.statistics == "own_and_followed":
+            self.follow(flat)
+        y = torch.batch_norm(flat, self.gain, self.bias, None, None, True, 0.0, self.eps, False)
+        return y.view(z.shape)
+
+    @torch.no_grad()
+    def follow(self, flat: Tensor) -> None:
+        """Move the running averages towards this batch, (tokens, d)."""
+        var, mean = torch.var_mean(flat, dim=0, correction=1)
+        self.batches += 1
+        share = (1 / self.batches).clamp(min=self.MOMENTUM)
+        self.running_mean += share * (mean - self.running_mean)
+        self.running_var += share * (var - self.running_var)
+
+
+NORMS: dict[str, type[StackNorm]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "batch": BatchNorm,
+    "dynamic_tanh": DynamicTanh,
+}
+
+
+def in_fp32(z: Tensor) -> Tensor:
+    """z, or its copy in fp32 where a product under autocast has left it in bf16."""
+    return z.float() if z.dtype is torch.bfloat16 else z

@@ -26,7 +26,7 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
 
 
 class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.00555"):
-    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4).  Wang et al. 2022, arXiv:2203.00555, Table 1.
+    """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4).  Wang et al. 2022, arXiv:2203.00555, Figure 2.
 
     Encoder-only coefficients: alpha = (2N)^(1/4), and an initialisation gain beta = (8N)^(-1/4)
     on v, o, w1 and w2, while q and k start with gain 1 (Figure 2 of the paper).  beta is a gain of
@@ -147,8 +147,8 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
 class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
     """x <- LN(alpha x + G(LN(x))), alpha = 2N.  arXiv:2601.19895, 'Post-LayerNorm Is Back'.
 
-    alpha is the number of sublayers.  The first layer has alpha = 1, and its attention no outer
-    norm.  Matrices start Xavier with gain 1.
+    alpha is the number of sublayers; the paper's norm is RMS.  The first layer has alpha = 1, and
+    its attention no outer norm.  Matrices start Xavier with gain 1.
     """
 
     norms_per_sublayer = 2  # inside of the branch, and after the addition
@@ -186,7 +186,8 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
 class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:2305.02790"):
     """x <- LN(x + a_t G(x)), a_t = min(1, t/ramp_steps).  Liu et al. 2023, arXiv:2305.02790.
 
-    t counts the steps: the branch grows in, and after the ramp this is Post-LN.  F_0 is measured
+    t counts the steps: the branch grows in, and after the ramp this is Post-LN.  ramp_steps should
+    lie well below train.steps; its default is a secondary source's.  F_0 is measured
     with a_0 = 0, so that ‖ΔF‖ has the ramp in it.
     """
 

@@ -166,8 +166,9 @@ class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:21
 class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244"):
     """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
 
-    Learning rates of what is inside the layers times (N/base)^(-1/2), epsilon likewise (for
-    AdamW).  This is the rule for depth; that for width is the identity at d_model = its base.
+    Learning rates of what is inside the layers times (N/base)^(-1/2), epsilon likewise (Adam and
+    AdamW; SGD's stay).  This is the rule for depth; that for width is the identity at d_model = its
+    base, but for attention's logits, which stay divided by sqrt(d_head) and not d_head.
     """
 
     final_norm = True
@@ -184,8 +185,8 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
         self.factor = (depth / base) ** -0.5
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, base: int = 2) -> Optim:
-        return branch_optim(role, depth / base, 0.5)
+    def optim(cls, role: str, depth: int, *, base: int = 2, optimizer: str = "adamw") -> Optim:
+        return branch_optim(role, depth / base, 0.5, optimizer)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
@@ -194,8 +195,10 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
 class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.01618"):
     """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
 
-    Learning rates as they are; epsilon of what is inside the layers times (N/base)^(-1).  This is
-    the rule for depth; that for width is the identity at d_model = its base.
+    Learning rates as they are; epsilon of what is inside the layers times (N/base)^(-1) (Adam and
+    AdamW; SGD's learning rates times N/base).  This is the rule for depth; that for width is the
+    identity at d_model = its base, but for attention's logits, which stay divided by sqrt(d_head)
+    and not d_head.
     """
 
     final_norm = True
@@ -212,20 +215,23 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
         self.factor = base / depth
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, base: int = 2) -> Optim:
-        return branch_optim(role, depth / base, 1.0)
+    def optim(cls, role: str, depth: int, *, base: int = 2, optimizer: str = "adamw") -> Optim:
+        return branch_optim(role, depth / base, 1.0, optimizer)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
-def branch_optim(role: str, multiple: float, power: float) -> Optim:
+def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
     """Learning rate times m^(a - 1) and epsilon times m^(-a) inside of the layers, m = N/base.
 
-    arXiv:2505.01618, Table 1, for AdamW: a = 1/2 is depth-µP, a = 1 CompleteP.
+    arXiv:2505.01618, Table 1, for AdamW: a = 1/2 is depth-µP, a = 1 CompleteP.  For SGD the
+    learning rate's power is 2 a - 1.
     """
     if role in ("embedding", "position", "head", "final_norm"):
         return Optim()
+    if optimizer == "sgd":
+        return Optim(lr=multiple ** (2 * power - 1))
     return Optim(lr=multiple ** (power - 1), eps=multiple**-power)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deepstack.errors import ConfigError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
-from deepstack.schemes.norms import LayerNorm
+from deepstack.schemes.norms import StackNorm
 
 T = TypeVar("T")
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -72,6 +72,7 @@ class Scheme(nn.Module):
     final_norm: ClassVar[bool] = False
     normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
+    uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
     _norms: tuple[tuple[Any, ...], tuple[Any, ...]]  # of the attention, of the feed-forward
 
     def __init_subclass__(cls, *, name: str, label: str, paper: str) -> None:
@@ -92,7 +93,7 @@ class Scheme(nn.Module):
     def bind_norms(self, on: bool) -> None:
         """Call the norms as modules or, where every microsecond counts, as plain functions."""
         attention, feed_forward = (
-            tuple(norm.bound() if on and isinstance(norm, LayerNorm) else norm for norm in norms)
+            tuple(norm.bound() if on and isinstance(norm, StackNorm) else norm for norm in norms)
             for norms in (self.attention_norms, self.feed_forward_norms)
         )
         self._norms = attention, feed_forward
@@ -117,7 +118,10 @@ class Scheme(nn.Module):
 
     @classmethod
     def optim(cls, role: str, depth: int) -> Optim:
-        """What learning rate, weight decay and epsilon of a role are multiplied by."""
+        """What learning rate, weight decay and epsilon of a role are multiplied by.
+
+        A keyword `optimizer` is given the name in 'train.optimizer'.
+        """
         return Optim()
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -138,7 +142,7 @@ class Scheme(nn.Module):
         return stream if norm is None else norm(stream)
 
     def at_step(self, step: int) -> None:
-        """Set what depends on the number of steps made; called after each, and with 0 first."""
+        """Set what depends on the step t; called before step t = 1, 2, …, and with 0 at first."""
 
     def calibrate(
         self, x: Stream, attention: Sublayer, feed_forward: Sublayer, seen: dict[str, Any]

@@ -59,11 +59,19 @@ class _Captured:
         began = time.perf_counter()
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self.graph, stream=self.stream):
+            # The outer context leaves the capturing stream where the capture itself fails.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(self.graph, stream=self.stream),
+            ):
                 self.measured = self.update(self.inputs, self.targets)
         except RuntimeError as error:
+            self.graph = None
+            cause = error.__context__ or error  # what went wrong first, inside of the capture
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
             raise ResourceError(
-                f"a step could not be captured as a CUDA graph: {error}\n"
+                f"a step could not be captured as a CUDA graph: {cause}\n"
                 "to launch kernel by kernel: runtime.cuda_graph=false"
-            ) from error
+            ) from cause
         self.said(f"captured a step as one CUDA graph in {time.perf_counter() - began:.1f} s")

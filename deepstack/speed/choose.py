@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sysconfig
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +30,8 @@ def choose_ways(
     dropout: bool,
     sharded: bool,
     processes: int,
+    uniform: bool,
+    recompute: bool,
     fused: Choice,
     compiled: Choice,
     captured: Choice,
@@ -36,8 +41,10 @@ def choose_ways(
     | way      | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
     | fused    | CPU, fp32, no dropout, nothing compiled or sharded | see benchmarks/README.md    |
-    | compiled | GPU with Triton, not sharded                       | on a CPU it is not faster   |
-    | captured | GPU, one process                                   | launches cost more than work |
+    | compiled | GPU with Triton and a C compiler, not sharded      | on a CPU it is not faster   |
+    | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
+
+    uniform: whether all layers are alike to a compiler (DLCL's are not).
 
     Raises ConfigError for what cannot be had together.
     """
@@ -56,12 +63,17 @@ def choose_ways(
         raise refused("runtime.cuda_graph", "one process with a GPU")
     if compiled is True and sharded:
         raise refused("runtime.compile", "runtime.parallel=data")
-    compile_it = (gpu and not sharded and has_triton()) if compiled == "auto" else compiled
+    if compiled is True and not uniform:
+        raise refused("runtime.compile", "a scheme whose layers are alike")
+    can_compile = gpu and not sharded and uniform and has_triton()
+    compile_it = can_compile if compiled == "auto" else compiled
     fuse_it = not (gpu or bf16 or dropout or sharded or compile_it)
     return Ways(
         fused=fuse_it if fused == "auto" else fused,
         compiled=compile_it,
-        captured=(gpu and processes == 1) if captured == "auto" else captured,
+        captured=(gpu and processes == 1 and not (dropout and recompute))
+        if captured == "auto"
+        else captured,
     )
 
 
@@ -71,5 +83,7 @@ def refused(key: str, needs: str) -> ConfigError:
 
 
 def has_triton() -> bool:
-    """Whether torch.compile can make kernels for a GPU here."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether torch.compile can make kernels for a GPU here: Triton builds a launcher in C."""
+    has_c = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    has_header = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+    return importlib.util.find_spec("triton") is not None and has_c and has_header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ def run_fused(layers: Layers, x: Stream) -> Stream:
     return run_layers(layers, x)
 
 
-def recomputing(through: Through, every: int) -> Through:
+def recomputing(through: Through, every: int, random: bool) -> Through:
     """Keep the stream every so many layers; the backward pass computes the rest again.
+
+    random: whether layers draw random numbers (dropout), which must be the same the second time.
 
     Activations of depth / every boundaries and of `every` layers are held, for one more forward
     pass.  Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
@@ -42,7 +45,7 @@ def recomputing(through: Through, every: int) -> Through:
             return through(layers, x)
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
-            x = checkpoint(through, part, x, use_reentrant=False)
+            x = checkpoint(through, part, x, use_reentrant=False, preserve_rng_state=random)
         return x
 
     return run
@@ -58,11 +61,15 @@ def compiled(
     """
     # torch looks whether an input has a gradient while it compiles, and warns itself of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     forwards: dict[type[nn.Module], Callable[[nn.Module, Stream], Stream]] = {}
 
     def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream], Stream]:
         said("compiling a layer; this takes up to a minute, once for all layers")
-        return torch.compile(kind.forward, dynamic=False, fullgraph=True, backend=backend)
+        # A code object of its own: torch keeps compiled graphs with the code and counts them, and
+        # another stack of this process would use up what it allows.
+        own = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
+        return torch.compile(own, dynamic=False, fullgraph=True, backend=backend)
 
     def run(layers: Layers, x: Stream) -> Stream:
         for layer in layers:

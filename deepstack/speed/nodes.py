@@ -34,16 +34,18 @@ class Operation(Protocol):
 
 
 class Product:
-    """y = x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,)."""
+    """y = x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,), or no b."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        self.weight, self.bias = weight.detach(), bias.detach()
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.transposed = self.weight.t()
         self.weight_grad = weight.grad if weight.requires_grad else None
-        self.bias_grad = bias.grad if bias.requires_grad else None
+        self.bias_grad = bias.grad if bias is not None and bias.requires_grad else None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         saved.append(x)
+        if self.bias is None:
+            return torch.mm(x, self.transposed)
         return torch.addmm(self.bias, x, self.transposed)
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
@@ -77,7 +79,49 @@ class Gelu:
         return torch.ops.aten.gelu_backward(dy, saved.pop())
 
 
-OPERATIONS: dict[str, Operation] = {"relu": Relu(), "gelu": Gelu()}
+class Sigmoid:
+    """y = 1 / (1 + exp(-x)), in place: its gradient is a function of y."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(torch.sigmoid_(x))
+        return x
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return torch.ops.aten.sigmoid_backward(dy, saved.pop())
+
+
+class Tanh:
+    """y = tanh(x), in place: its gradient is a function of y."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(torch.tanh_(x))
+        return x
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return torch.ops.aten.tanh_backward(dy, saved.pop())
+
+
+class Selu:
+    """y = scale * (max(x, 0) + min(alpha (exp(x) - 1), 0)), scale and alpha as in SELU's paper."""
+
+    ALPHA, SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(x)
+        return F.selu(x)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = saved.pop()
+        return torch.ops.aten.elu_backward(dy, self.ALPHA, self.SCALE, 1, False, x)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "relu": Relu(),
+    "gelu": Gelu(),
+    "sigmoid": Sigmoid(),
+    "tanh": Tanh(),
+    "selu": Selu(),
+}
 
 
 class SelfAttention:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.errors import ResourceError
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.schemes import SCHEMES
 from deepstack.speed import Processes, Ways, choose_ways, local_rank, started_by_torchrun
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
@@ -83,7 +84,7 @@ def torch_settings(
     threads, before = choose_threads(config, processes), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    if config.runtime.deterministic and device.type == "cuda":
+    if device.type == "cuda":  # cuBLAS looks once, at its first product, whatever comes later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
@@ -105,12 +106,17 @@ def parallel_of(config: conf.Config, processes: Processes) -> str | None:
 def ways_of(config: conf.Config, device: torch.device, processes: Processes = ALONE) -> Ways:
     """Which of the faster ways this run takes on this device."""
     runtime = config.runtime
+    if config.model.norm.kind == "batch" and processes.size > 1:
+        key = "model.norm.kind"
+        raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
     return choose_ways(
         gpu=device.type == "cuda",
         bf16=config.train.precision == "bf16",
         dropout=config.model.dropout > 0,
         sharded=parallel_of(config, processes) == "fully_sharded",
         processes=processes.size,
+        uniform=SCHEMES[config.model.scheme].uniform,
+        recompute=runtime.recompute_every > 0,
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,

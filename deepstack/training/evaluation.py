@@ -67,7 +67,7 @@ class Evaluation:
     ) -> dict[str, float | None]:
         """One row of evals.csv but for its step; waits for the device."""
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), evaluating(model), model.statistics("followed"):
             for batch in self.batches:
                 inputs, targets = to_device(batch, self.device)
                 shown = torch.from_numpy(batch.masked).to(self.device)

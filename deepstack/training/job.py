@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,6 +49,7 @@ from deepstack.training.schedule import learning_rate
 from deepstack.training.together import (
     build_together,
     common_checkpoint,
+    dropout_seed,
     held_folder,
     reductions,
     share_of,
@@ -146,7 +146,7 @@ class Job:
         found = common_checkpoint(self.processes, find)
         if found is None:
             return
-        self.built.banks.load(found.parts["weights"])
+        self.built.load(found.parts["weights"])
         self.first_step = found.step + 1
         self._last_step = found.step
         if "optimizer" not in found.parts:  # the last step's: only the end of the run is missing
@@ -186,11 +186,7 @@ class Job:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step on the device; also what a snapshot of the step needs."""
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
-            words = f"dropout/{self.config.seed}/{step}"
-            if not self.processes.first:  # other sequences, other masks
-                words += f"/{self.processes.rank}"
-            digest = hashlib.sha256(words.encode()).digest()
-            torch.manual_seed(int.from_bytes(digest[:4], "little"))
+            torch.manual_seed(dropout_seed(self.config.seed, step, self.processes.rank))
         self.built.at_step(step)
         in_beat = step in self.snapshot_steps
         self._before = [b.values().clone() for b in self._layer_banks] if in_beat else None
@@ -209,7 +205,7 @@ class Job:
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a batch, or what this process's share adds to it."""
-        with self.autocast():
+        with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
         return mean_loss(logits, targets, self._count)
 
@@ -268,7 +264,7 @@ class Job:
         self.evals.flush()
         state = {"logs": {log.path.stem: log.sha256_upto(step) for log in self._logs()}}
         parts = {
-            "weights": self.built.banks.state(),
+            "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
             "layers": ckpt.layer_records(self._layers, self._layer_steps),
@@ -304,7 +300,7 @@ class Job:
         found = self.recorder.divergence
         if found is None:
             step = self.config.train.steps
-            weights = {"weights": self.built.banks.state()}
+            weights = {"weights": self.built.state()}
             if self.processes.first:
                 ckpt.save(self.folder, ckpt.Checkpoint(step, weights, {"logs": {}}))
                 ckpt.keep_only(self.folder, step)
@@ -395,3 +391,7 @@ def open_job(
         finally:
             job.close()
             gc.unfreeze()
+            if device.type == "cuda":  # a step refers to its job: free both before the next one
+                job.__dict__.pop("step", None)
+                gc.collect()
+                torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
 from deepstack.model import without_defaults
 from deepstack.records import RunFolder
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import NORMS, SCHEMES
 from deepstack.tasks import Task
 from deepstack.training.environment import git_state
 
@@ -137,7 +137,7 @@ def columns_of(config: conf.Config, task: Task, update: ModelUpdate) -> dict[str
             "equation": scheme.equation,
             "paper": scheme.paper,
             "final_norm": scheme.final_norm,
-            "normalised": scheme.normalised,
+            "normalised": scheme.normalised and NORMS[config.model.norm.kind].fixes_scale,
         },
         "f0_norm": float(update.initial.norm(dim=-1).mean()),
         "references": task.references,

@@ -6,6 +6,7 @@ not even see its disk.  What they must know, it tells them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -178,8 +179,15 @@ def build_together(
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
     built = build_model(config, vocab_size=task.vocab_size, device=device)
     first = task.train_batch(1, config.train.batch_size)
+    torch.manual_seed(dropout_seed(config.seed, 0))  # on every process the same
     built.calibrate(torch.from_numpy(first.inputs).to(device))
     return shard(built, processes, device) if sharded else built
+
+
+def dropout_seed(seed: int, step: int, rank: int = 0) -> int:
+    """torch's seed before a step: each step and process (whose sequences are others) its own."""
+    words = f"dropout/{seed}/{step}" + (f"/{rank}" if rank else "")
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "little")
 
 
 def share_of(batch: Batch, built: Built, processes: Processes) -> tuple[Batch, float | None]:
