@@ -1,9 +1,18 @@
-"""Shared by all tests: one thread, and small runs that several tests look at."""
+"""Shared by all tests: one thread, and names that do not outlive the test that registered them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from deepstack import plugins
+from deepstack.bench.peers import PEERS
+from deepstack.diagnostics.layers import DIAGNOSTICS
+from deepstack.plots.chart import CHARTS
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import TASKS
 
 torch.set_num_threads(1)
 
@@ -14,3 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered() -> Iterator[None]:
+    """What a test's plugin registers would be in the lists that the tests after it go through."""
+    registries = (SCHEMES, TASKS, DIAGNOSTICS, CHARTS, PEERS)
+    before = [dict(registry._objects) for registry in registries]
+    loaded, paths = dict(plugins.LOADED), list(plugins.PATHS)
+    yield
+    for registry, objects in zip(registries, before, strict=True):
+        registry._objects = objects
+    plugins.LOADED.clear()
+    plugins.LOADED.update(loaded)
+    plugins.PATHS[:] = paths

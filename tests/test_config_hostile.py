@@ -28,14 +28,14 @@ sweep:
 
 def refused_or_read(data: str | bytes, overrides: list[str] | None = None) -> None:
     """Whatever it is, it ends in a config or in a message, and soon."""
-    begin = time.perf_counter()
+    begin = time.process_time()  # of this process: the machine may be busy with others
     for read in (conf.parse_config, conf.parse_study):
         try:
             read(data, "f.yaml", overrides or [])
         except ConfigError as error:
             assert str(error) and len(str(error)) < 20_000
             assert str(error).replace("\n", "").isprintable()
-    assert time.perf_counter() - begin < 30  # what grows with the square would take minutes
+    assert time.process_time() - begin < 10  # what grows with the square would take minutes
 
 
 HOSTILE: dict[str, str | bytes] = {

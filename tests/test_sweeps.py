@@ -121,22 +121,16 @@ def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
     file = tmp_path / "brings.py"
     file.write_text(PLUGIN)
     plugins.load_plugins([file])
-    try:
-        run = deepstack.train(with_overrides(BASE, {"model.scheme": name}), out=tmp_path)
-        assert run.state == "done"
-        assert set(run.layer_names()) >= {"grad_norm", "stream_norm", "ln_input_attention"}
-        unseen = np.isnan(run.layers("ln_input_attention")[1]).all()
-        assert unseen  # neither scheme hands a norm to `residual`
-        assert np.isfinite(run.layers("grad_norm")[1]).all()
-        spelled = with_overrides(BASE, {"model.scheme": name})
-        if name == "buffered":
-            spelled = with_overrides(spelled, {"model.scheme_options.c": 0.5})
-        assert deepstack.train(spelled, out=tmp_path).path == run.path
-    finally:
-        for registered in ("buffered", "whole"):
-            SCHEMES._objects.pop(registered)
-        plugins.LOADED.clear()
-        plugins.PATHS.clear()
+    run = deepstack.train(with_overrides(BASE, {"model.scheme": name}), out=tmp_path)
+    assert run.state == "done"
+    assert set(run.layer_names()) >= {"grad_norm", "stream_norm", "ln_input_attention"}
+    unseen = np.isnan(run.layers("ln_input_attention")[1]).all()
+    assert unseen  # neither scheme hands a norm to `residual`
+    assert np.isfinite(run.layers("grad_norm")[1]).all()
+    spelled = with_overrides(BASE, {"model.scheme": name})
+    if name == "buffered":
+        spelled = with_overrides(spelled, {"model.scheme_options.c": 0.5})
+    assert deepstack.train(spelled, out=tmp_path).path == run.path
 
 
 def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:

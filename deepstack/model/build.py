@@ -45,10 +45,13 @@ class Built:
             for scheme in schemes:
                 scheme.at_step(step)
 
+    @property
+    def starts_from_data(self) -> bool:
+        """Whether the scheme must be shown the first batch before it is trained (`calibrate`)."""
+        return type(self.model.schemes[0]).calibrate is not Scheme.calibrate
+
     def calibrate(self, tokens: Tensor) -> None:
-        """Let schemes that start from data see the first batch; nothing happens for all others."""
-        if type(self.model.schemes[0]).calibrate is Scheme.calibrate:
-            return
+        """Let a scheme that starts from data see the first batch, layer by layer."""
         seen: dict[str, Any] = {}
         with torch.no_grad():
             x = self.model.start(tokens)
@@ -67,7 +70,6 @@ def build_model(
     """The initialised encoder of this configuration on a device ('meta': shapes only).
 
     A scheme that starts from data (Admin) is not calibrated yet: `calibrate` on the first batch.
-
     Parameters that `train.trainable` leaves out get requires_grad False.  draw=False leaves the
     numbers to whoever has others to put there.
     """
@@ -94,9 +96,7 @@ def build_model(
         parts = name.split(".")
         key = "layers." + ".".join(parts[2:]) if parts[0] == "layers" else name
         parameter.requires_grad_(key in keys)
-    scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
-    optim = with_options(scheme.optim, options | {"optimizer": config.train.optimizer})
-    built = Built(model, banks, trained, lambda role: optim(role, config.model.depth))
+    built = Built(model, banks, trained, optim_of(config))
     if device.type != "meta":
         built.at_step(0)
     return built
@@ -122,7 +122,13 @@ def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
     """Whether these roles are trained alike: then they may share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
+    optim = optim_of(config)
+    treatments = {(config.train.lr_factor(role), optim(role)) for role in roles}
+    return len(trained) == 1 and len(treatments) == 1
+
+
+def optim_of(config: conf.Config) -> Callable[[str], Optim]:
+    """role -> what the scheme multiplies its learning rate, decay and epsilon with."""
     scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
     optim = with_options(scheme.optim, options | {"optimizer": config.train.optimizer})
-    ways = {(config.train.lr_factor(role), optim(role, config.model.depth)) for role in roles}
-    return len(trained) == 1 and len(ways) == 1
+    return lambda role: optim(role, config.model.depth)

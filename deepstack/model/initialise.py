@@ -129,9 +129,9 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     | number | what a scheme or a norm owns           | that number                               |
 
     `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
-    gain / sqrt(n_in).  Every matrix has a
-    random stream of its own, numbered by seed, role and layer: a layer starts from the same numbers
-    whatever the depth and the scheme (its gain apart), so that comparisons are paired.
+    gain / sqrt(n_in).  Every matrix has a random stream of its own, numbered by seed, role and
+    layer: a layer starts from the same numbers whatever the depth and the scheme (its gain apart),
+    so that comparisons are paired.
     """
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     gain_of = with_options(scheme.gain, options)

@@ -28,7 +28,6 @@ Slots = Mapping[str, nn.Module]
 | q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
 | before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
-| before_in        | feed-forward | x, (batch * seq, d_model), before W_1                         |
 | before_activation | feed-forward | x W_1ᵀ + b_1, (batch * seq, d_ff)                            |
 | after_activation | feed-forward | the hidden values, (batch * seq, d_ff), before W_2            |
 """
@@ -113,19 +112,17 @@ class FeedForward(nn.Module):
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
-        self.slots = taken(slots, ("before_in", "before_activation", "after_activation"))
+        self.slots = taken(slots, ("before_activation", "after_activation"))
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
-        self.operation = OPERATIONS.get(activation)  # of a chain; a plain attribute
+        self.operation = OPERATIONS.get(activation)  # None: no chain
         self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
         self.w1_bias = bias_of(d_ff, bias)
         self.w2 = parameter(d_model, d_ff, role="w2", start="matrix")
         self.w2_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden, slots = x.flatten(0, 1), self.slots
-        if "before_in" in slots:
-            hidden = slots["before_in"](hidden)
-        hidden = F.linear(hidden, self.w1, self.w1_bias)
+        slots = self.slots
+        hidden = F.linear(x.flatten(0, 1), self.w1, self.w1_bias)
         if "before_activation" in slots:
             hidden = slots["before_activation"](hidden)
         hidden = self.activation(hidden)

@@ -44,9 +44,8 @@ def choose_ways(
     | compiled | GPU with Triton and a C compiler, not sharded      | on a CPU it is not faster   |
     | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
 
-    uniform: whether all layers are alike to a compiler (DLCL's are not).
-
-    Raises ConfigError for what cannot be had together.
+    uniform: whether all layers are alike to a compiler (DLCL's are not).  Raises ConfigError for
+    what cannot be had together.
     """
     if fused is True:
         reasons = {

@@ -34,10 +34,9 @@ def run_fused(layers: Layers, x: Stream) -> Stream:
 def recomputing(through: Through, every: int, random: bool) -> Through:
     """Keep the stream every so many layers; the backward pass computes the rest again.
 
-    random: whether layers draw random numbers (dropout), which must be the same the second time.
-
     Activations of depth / every boundaries and of `every` layers are held, for one more forward
-    pass.  Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
+    pass.  random: whether layers draw numbers (dropout), the same ones the second time.
+    Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
     """
 
     def run(layers: Layers, x: Stream) -> Stream:

@@ -178,9 +178,11 @@ def build_together(
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
     built = build_model(config, vocab_size=task.vocab_size, device=device)
-    first = task.train_batch(1, config.train.batch_size)
-    torch.manual_seed(dropout_seed(config.seed, 0))  # on every process the same
-    built.calibrate(torch.from_numpy(first.inputs).to(device))
+    if built.starts_from_data:
+        first = task.train_batch(1, config.train.batch_size)
+        if config.model.dropout:  # on every process the same masks
+            torch.manual_seed(dropout_seed(config.seed, 0))
+        built.calibrate(torch.from_numpy(first.inputs).to(device))
     return shard(built, processes, device) if sharded else built
 
 

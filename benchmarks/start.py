@@ -1,0 +1,50 @@
+"""What a run does before its first step, and how long that step takes, in seconds.
+
+python benchmarks/start.py [CONFIG]
+
+imports: of deepstack and torch; building: model, optimizer, F_0, task and folder; begin: what is
+done before step 1 (evaluations are left out, as `deepstack bench` does).  The first step touches
+all of its memory for the first time.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BEGAN = time.perf_counter()
+
+from deepstack.config import load_config  # noqa: E402, the imports are what is timed
+from deepstack.training import Observer  # noqa: E402
+from deepstack.training.job import open_job  # noqa: E402
+
+CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
+LEFT_OUT = ["train.eval_every=0", "train.eval_batches=1", "log.layers_every=0"]
+
+
+def main() -> None:
+    """Print each part and the time at which the first step begins and ends."""
+    times = [BEGAN, time.perf_counter()]
+    config = load_config(Path(sys.argv[1]) if len(sys.argv) > 1 else CONFIG, LEFT_OUT)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_job(config, "start", Path(folder), Observer(), False, "") as job,
+    ):
+        times.append(time.perf_counter())
+        job.begin()
+        times.append(time.perf_counter())
+        measured = job.step(*job.batch(1), job.learning_rate(1))
+        job.record(1, measured)
+        times.append(time.perf_counter())
+    names = ("imports", "building", "begin", "first step")
+    for name, start, end in zip(names, times, times[1:], strict=False):
+        print(f"{name:<12} {end - start:.2f}")
+    print(
+        f"the first step begins after {times[3] - BEGAN:.2f} and ends after {times[4] - BEGAN:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
