@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
-from deepstack.model.stack import sinusoidal
+from deepstack.model.transformer import sinusoidal
 from deepstack.schemes import SCHEMES
 from deepstack.speed import make_step
 from deepstack.training import make_optimizer, mean_loss
@@ -27,7 +27,7 @@ def built(**changes: object):
 def test_the_stream_starts_at_unit_variance(positions: str) -> None:
     config = with_overrides(Config(), {"model.d_model": 256, "model.positions": positions})
     model = build_model(config, vocab_size=400).model
-    x0 = next(iter(model.stream(torch.arange(400)[None, :60] * 5 % 400)))
+    x0 = model.start(torch.arange(400)[None, :60] * 5 % 400)
     # sines and cosines have a mean: what is 1 is the second moment
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
 
@@ -95,9 +95,11 @@ def test_a_layer_starts_from_the_same_numbers_at_every_depth_and_scheme() -> Non
     two = dict(built(model__depth=9, model__scheme="deepnorm").banks.state())
     beta = SCHEMES["deepnorm"].beta(9)
     torch.testing.assert_close(
-        one["layers.feed_forward.w1"] * beta, two["layers.feed_forward.w1"][:4]
+        one["encoder.layers.feed_forward.w1"] * beta, two["encoder.layers.feed_forward.w1"][:4]
     )
-    assert torch.equal(one["layers.attention.qkv"][:, :128], two["layers.attention.qkv"][:4, :128])
+    assert torch.equal(
+        one["encoder.layers.attention.qkv"][:, :128], two["encoder.layers.attention.qkv"][:4, :128]
+    )
 
 
 def test_dropout_is_off_in_evaluation_mode_only() -> None:
@@ -178,7 +180,7 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
 def test_the_modules_see_what_the_optimizer_writes() -> None:
     b, _ = run_steps(Config(), steps=1)
     layer = b.model.layers[3]
-    bank = b.banks.state()["layers.attention.o"]
+    bank = b.banks.state()["encoder.layers.attention.o"]
     assert layer.attention.o.data_ptr() == bank[3].data_ptr()
 
 

@@ -300,12 +300,12 @@ def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution:
     deep = built(model__depth=5, model__scheme="deepnorm", **init).banks.state()
     beta = SCHEMES["deepnorm"].beta(5)
     assert beta is not None
-    for key in ("layers.feed_forward.w1", "layers.feed_forward.w2", "layers.attention.o"):
+    for name in ("feed_forward.w1", "feed_forward.w2", "attention.o"):
+        key = f"encoder.layers.{name}"
         torch.testing.assert_close(deep[key][:2], shallow[key] * beta)
-    assert torch.equal(
-        deep["layers.attention.qkv"][:2, :24], shallow["layers.attention.qkv"][:, :24]
-    )
-    assert torch.equal(*shallow["layers.attention.o"]) is (distribution == "zero_identity")
+    qkv = "encoder.layers.attention.qkv"
+    assert torch.equal(deep[qkv][:2, :24], shallow[qkv][:, :24])
+    assert torch.equal(*shallow["encoder.layers.attention.o"]) is (distribution == "zero_identity")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
         run = deepstack.train(small(model__norm__kind=kind), out=tmp_path / kind)
         assert run.columns["scheme"]["normalised"] is fixed
     found = built(model__norm__kind="dynamic_tanh", model__norm__start=0.8)
-    scales = found.banks.state()["layers.scheme.attention_norms.0.scale"]
+    scales = found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"]
     assert torch.equal(scales, torch.full((3, 1), 0.8))
 
 
@@ -383,7 +383,7 @@ def test_one_graph_for_all_layers_in_each_mode(kind: str) -> None:
         return graph.forward
 
     compared = [built(model__norm__kind=kind, model__depth=12) for _ in range(2)]
-    compared[1].model.through = compiled(print, count)
+    compared[1].model.last.through = compiled(print, count)
     tokens = torch.arange(24).view(3, 8) % 17
     for _ in range(2):
         for which in ("own_and_followed", "own", "followed"):

@@ -296,9 +296,9 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     tokens = torch.arange(12).view(2, 6) % 11
     x = (model.embedding[tokens] + model.position[:6]) * math.sqrt(D / 2)
     if name in ("peri_ln", "dlcl"):
-        x = norm(model.entry_norm)(x)
+        x = norm(model.last.entry_norm)(x)
     else:
-        assert model.entry_norm is None
+        assert model.last.entry_norm is None
     x = {"residual": (x, x), "dlcl": (x, (x,))}.get(name, x)
     for layer in model.layers:
         x = layer(x)
@@ -307,11 +307,11 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
         "deepnorm_adam", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel", "admin", "rezero",
         "skip_init", "t_fixup", "fixup",
     }  # fmt: skip
-    assert (model.final_norm is None) == (name in without)
+    assert (model.last.final_norm is None) == (name in without)
     if name == "residual":
-        x = x[0] + norm(model.final_norm)(x[1])
-    elif model.final_norm is not None:
-        x = norm(model.final_norm)(x if torch.is_tensor(x) else x[0])
+        x = x[0] + norm(model.last.final_norm)(x[1])
+    elif model.last.final_norm is not None:
+        x = norm(model.last.final_norm)(x if torch.is_tensor(x) else x[0])
     torch.testing.assert_close(model.hidden(tokens), x, rtol=1e-5, atol=2e-5)
 
 
@@ -319,7 +319,7 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
 def test_the_stack_starts_as_the_identity(name: str) -> None:
     model = built(name, 6).model
     tokens = torch.arange(12).view(2, 6) % 11
-    *_, last = model.stream(tokens)
+    *_, last = model.last.stream(model.start(tokens))
     assert torch.equal(last, model.start(tokens))
 
 
@@ -369,7 +369,7 @@ def test_options_default_to_the_same_everywhere(name: str) -> None:
     scheme, options = find_scheme(name, {})
     for method in (scheme.alpha, scheme.beta, scheme.gain, scheme.optim):
         for key, parameter in inspect.signature(method).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and key != "optimizer":
+            if parameter.kind is parameter.KEYWORD_ONLY and key not in ("optimizer", "place"):
                 assert parameter.default == options[key], (method, key)
 
 

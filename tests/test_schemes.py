@@ -134,7 +134,7 @@ def test_layer_scale_starts_by_depth(depth: int, options: dict[str, float], valu
     built = build_model(with_overrides(Config(), keys), vocab_size=11)
     state = built.banks.state()
     for part in ("attention", "feed_forward"):
-        assert (state[f"layers.scheme.{part}_scale"] == torch.tensor(value)).all()
+        assert (state[f"encoder.layers.scheme.{part}_scale"] == torch.tensor(value)).all()
 
 
 @pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
@@ -205,8 +205,8 @@ def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deepnorm = SCHEMES["deepnorm"]
-    monkeypatch.setattr(deepnorm, "alpha", classmethod(lambda cls, depth: 1.0))
-    monkeypatch.setattr(deepnorm, "beta", classmethod(lambda cls, depth: 1.0))
+    monkeypatch.setattr(deepnorm, "alpha", classmethod(lambda cls, depth, **_: 1.0))
+    monkeypatch.setattr(deepnorm, "beta", classmethod(lambda cls, depth, **_: 1.0))
     tokens = torch.arange(40).view(2, 20) % 11
     outputs, gradients = [], []
     for name in ("post_ln", "deepnorm"):
@@ -273,14 +273,14 @@ def test_a_layer_equals_torchs_own_encoder_layer(
         ]
     if norm_first:
         pairs += [
-            (model.final_norm.gain, reference.norm.weight),
-            (model.final_norm.bias, reference.norm.bias),
+            (model.last.final_norm.gain, reference.norm.weight),
+            (model.last.final_norm.bias, reference.norm.bias),
         ]
     with torch.no_grad():
         for ours, theirs in pairs:
             theirs.copy_(ours.view_as(theirs))
     tokens = torch.arange(24).view(2, 12) % 20
-    x0 = next(iter(model.stream(tokens))).detach()
+    x0 = next(iter(model.last.stream(model.start(tokens)))).detach()
     weights = torch.randn(2, 12, d)
     expected = reference(x0)
     found = model.hidden(tokens)

@@ -342,7 +342,7 @@ def test_snapshot_diagnostics_against_slow_literal_versions(name: str, tmp_path:
     built = deepstack.build_model(config, vocab_size=257)
     model = built.model
     mean_loss(model(tokens), targets).backward()
-    x = next(iter(model.stream(tokens)))
+    x = next(iter(model.last.stream(model.start(tokens))))
     for index, layer in enumerate(model.layers):
         wanted = sum(p.grad.square().sum() for p in layer.parameters()) ** 0.5
         assert run.layers("grad_norm")[1][0, index] == pytest.approx(wanted.item(), rel=1e-4)

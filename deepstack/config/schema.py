@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pydantic_core import PydanticCustomError
 
 Role = Literal[
-    "q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "final_norm", "scheme",
-    "embedding", "position", "head",
+    "q", "k", "v", "o", "w1", "w2", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
+    "norm_gain", "norm_bias", "final_norm", "scheme", "embedding", "position", "head",
 ]  # fmt: skip
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -107,7 +107,7 @@ class Init(_Section):
 
 
 class Model(_Section):
-    """The encoder stack."""
+    """The stack of layers, or the two of an encoder-decoder."""
 
     scheme: Identifier = "deepnorm"
     """The residual scheme (`deepstack list schemes`)."""
@@ -115,6 +115,12 @@ class Model(_Section):
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
+    family: Literal["encoder", "decoder", "encoder_decoder"] = "encoder"
+    """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
+    decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
+    decoder_attention: Literal["separate", "merged"] = "separate"
+    """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
@@ -133,6 +139,11 @@ class Model(_Section):
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a matrix of its own, or BERT's masked-token head."""
+
+    @field_validator("decoder_depth", "decoder_attention")
+    @classmethod
+    def _decoder_is_of_encoder_decoder(cls, value: Any, info: Any) -> Any:
+        return _only_with(cls, info, value, "model.family", ("encoder_decoder",))
 
     @field_validator("n_heads")
     @classmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from deepstack.diagnostics.snapshot import Snapshot
@@ -13,11 +14,11 @@ from deepstack.registry import Registry
 Diagnostic = Callable[[Snapshot], Tensor]
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 SYMBOLS: dict[str, str] = {}
-SUBLAYERS = ("attention", "feed_forward")
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
 def diagnostic(name: str, symbol: str) -> Callable[[Diagnostic], Diagnostic]:
-    """Register a function Snapshot -> (depth,) or (depth, 2), attention and feed-forward."""
+    """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer."""
 
     def register(function: Diagnostic) -> Diagnostic:
         DIAGNOSTICS.register(name, function)
@@ -63,15 +64,29 @@ def ln_input(snapshot: Snapshot) -> Tensor:
     return snapshot.norm_input.mean(dim=-1)
 
 
-def evaluate(snapshot: Snapshot) -> dict[str, Tensor]:
-    """Every registered diagnostic, one (depth,) tensor a file of the run folder."""
+def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
+    """Every registered diagnostic, one (layers,) tensor a file of the run folder.
+
+    layers: those of the encoder, then those of the decoder; NaN where one has no such sublayer.
+    """
+    found = [_values(snapshot) for snapshot in snapshots]
+    names = list(dict.fromkeys(name for values in found for name in values))
+
+    def of(values: dict[str, Tensor], name: str) -> Tensor:
+        return values.get(name, torch.full_like(values["grad_norm"], float("nan")))
+
+    return {name: torch.cat([of(values, name) for values in found]) for name in names}
+
+
+def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for name, function in DIAGNOSTICS.items():
         value = function(snapshot)
         if value.ndim == 1:
             values[name] = value
         else:
-            values |= {f"{name}_{part}": value[:, i] for i, part in enumerate(SUBLAYERS)}
+            parts = enumerate(snapshot.sublayers)
+            values |= {f"{name}_{part}": value[:, i] for i, part in parts}
     return values
 
 

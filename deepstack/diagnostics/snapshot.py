@@ -15,21 +15,23 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics.update import evaluating
-from deepstack.model import Encoder, Layer
+from deepstack.model import Transformer
 from deepstack.schemes import Scheme, visible
 from deepstack.speed import Bank, layer_norms
 
 
 @dataclass
 class Snapshot:
-    """What was seen at one step; diagnostics are pure functions of it.
+    """What was seen of one stack at one step; diagnostics are pure functions of it.
 
+    sublayers: the names of a layer's sublayers, of which there are S.
     stream: (depth + 1, tokens), ‖x_l‖₂ of every token at every layer boundary, x_0 first;
-    entering, branch, norm_input: (depth, 2, tokens), for the attention and the feed-forward
-    sublayer: ‖x‖₂ entering it, ‖G‖₂ of its output, ‖z‖₂ of what its last norm reads;
+    entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
+    ‖z‖₂ of what its last norm reads;
     grad_norm, param_norm, param_update_norm: (depth,), by layer.
     """
 
+    sublayers: tuple[str, ...]
     stream: Tensor
     entering: Tensor
     branch: Tensor
@@ -43,29 +45,32 @@ class Snapshot:
 class Seen:
     """Norms by token, in the order in which the forward pass met them."""
 
+    stream: list[Tensor] = field(default_factory=list)
     entering: list[Tensor] = field(default_factory=list)
     branch: list[Tensor] = field(default_factory=list)
     norm_input: list[Tensor] = field(default_factory=list)
 
 
 def take(
-    model: Encoder,
+    model: Transformer,
     layer_banks: Sequence[Bank],
     tokens: Tensor,
     loss: Callable[[Tensor], Tensor],
     before: Sequence[Tensor] | None,
-) -> Snapshot:
-    """A snapshot of the model at its present parameters.
+) -> list[Snapshot]:
+    """A snapshot of each stack of the model at its present parameters.
 
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
     values of these banks before the last step, None at initialisation.
     """
     parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
     with evaluating(model), watching(model) as seen, torch.enable_grad():
-        stream = []
-        for x in model.stream(tokens):
-            stream.append(token_norm(visible(x)))
-        final = model.leave(x)
+        final, memory = model.start(tokens), None
+        parts = [final] if len(seen) == 1 else list(model.split(final))
+        for (side, stack), part in zip(model.stacks.items(), parts, strict=True):
+            for x in stack.stream(part, memory):
+                seen[side].stream.append(token_norm(visible(x)))
+            final = memory = stack.leave(x)
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(final, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
@@ -81,19 +86,30 @@ def take(
         if flat
         else [torch.zeros((), device=tokens.device)] * len(parameters)
     )
-    boundaries = torch.stack(stream)
+    snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
-    norms = layer_norms(values)
-    return Snapshot(
-        stream=boundaries,
-        entering=pairs(seen.entering, boundaries),
-        branch=pairs(seen.branch, boundaries),
-        norm_input=pairs(seen.norm_input, boundaries),
-        grad_norm=torch.stack(by_layer),
-        param_norm=norms,
-        param_update_norm=layer_norms(moved) if moved else torch.zeros_like(norms),
-    )
+    for side, stack in model.stacks.items():
+        mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
+        norms = layer_norms([values[i] for i in mine])
+        own, by_layer = by_layer[: len(stack.layers)], by_layer[len(stack.layers) :]
+        boundaries = torch.stack(seen[side].stream)
+        sublayers = stack.schemes[0].sublayers
+        snapshots.append(
+            Snapshot(
+                sublayers=sublayers,
+                stream=boundaries,
+                entering=by_sublayer(seen[side].entering, boundaries, len(sublayers)),
+                branch=by_sublayer(seen[side].branch, boundaries, len(sublayers)),
+                norm_input=by_sublayer(seen[side].norm_input, boundaries, len(sublayers)),
+                grad_norm=torch.stack(own),
+                param_norm=norms,
+                param_update_norm=layer_norms([moved[i] for i in mine])
+                if moved
+                else torch.zeros_like(norms),
+            )
+        )
+    return snapshots
 
 
 def token_norm(x: Tensor) -> Tensor:
@@ -101,36 +117,36 @@ def token_norm(x: Tensor) -> Tensor:
     return x.detach().norm(dim=-1).flatten()
 
 
-def pairs(norms: list[Tensor], like: Tensor) -> Tensor:
-    """A list over sublayers, attention and feed-forward in turn, as (depth, 2, tokens).
+def by_sublayer(norms: list[Tensor], like: Tensor, count: int) -> Tensor:
+    """A list over the sublayers of all layers in turn as (depth, count, tokens).
 
-    NaN where a scheme has no such thing, or does not go through `residual` twice a layer.
+    NaN where a scheme has no such thing, or does not go through `residual` once a sublayer.
     like: (depth + 1, tokens).
     """
     depth, tokens = len(like) - 1, like.shape[1]
-    if len(norms) != 2 * depth:
-        return torch.full((depth, 2, tokens), float("nan"), device=like.device)
-    return torch.stack(norms).view(depth, 2, tokens)
+    if len(norms) != count * depth:
+        return torch.full((depth, count, tokens), float("nan"), device=like.device)
+    return torch.stack(norms).view(depth, count, tokens)
 
 
 @contextmanager
-def watching(model: Encoder) -> Iterator[Seen]:
-    """Record what every `residual` of the stack is given, while the block runs its plain layers.
+def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
+    """Record what every `residual` of a stack is given, while the block runs its plain layers.
 
     The symbols of a scheme's equation are the arguments of its `residual`, so these are what is
     wrapped: x on entry, G(…), and what the last of the sublayer's norms reads.
     """
-    seen = Seen()
-    layers: list[Layer] = list(model.layers)  # type: ignore[arg-type]
-    before = [layer.sublayers for layer in layers]
-    for layer in layers:
-        layer.sublayers = layer.attention, layer.feed_forward  # plain: gradients are asked for
-        layer.scheme.residual = spy(layer.scheme, seen)  # type: ignore[method-assign]
+    seen = {side: Seen() for side in model.stacks}
+    before = [layer.running for layer in model.layers]
+    for layer in model.layers:
+        layer.running = layer.modules_in_order()  # plain: gradients are asked for
+        own = seen[layer.scheme.place.side]
+        layer.scheme.residual = spy(layer.scheme, own)  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        for layer, sublayers in zip(layers, before, strict=True):
-            layer.sublayers = sublayers
+        for layer, running in zip(model.layers, before, strict=True):
+            layer.running = running
             del layer.scheme.residual
 
 

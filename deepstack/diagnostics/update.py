@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from deepstack.model import Encoder
+from deepstack.model import Transformer
 
 # column -> symbol, unit, one sentence: what a run folder says of itself
 COLUMNS = {
@@ -35,7 +35,7 @@ class ModelUpdate:
     Figure 4) and states no norm; the mean over tokens is the reading its magnitudes support.
     """
 
-    def __init__(self, model: Encoder, tokens: Tensor) -> None:
+    def __init__(self, model: Transformer, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
         self.initial = self.hidden()
         self.previous = self.initial.clone()

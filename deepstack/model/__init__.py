@@ -2,14 +2,16 @@
 
 from deepstack.model.build import build_model, take_ways
 from deepstack.model.initialise import initialise
+from deepstack.model.layer import Layer
 from deepstack.model.resolve import with_defaults, without_defaults
-from deepstack.model.stack import Encoder, Layer
+from deepstack.model.transformer import Transformer, places
 
 __all__ = [
-    "Encoder",
     "Layer",
+    "Transformer",
     "build_model",
     "initialise",
+    "places",
     "take_ways",
     "with_defaults",
     "without_defaults",

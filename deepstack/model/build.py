@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
-from deepstack.model.stack import Encoder, Layer
+from deepstack.model.transformer import Transformer
 from deepstack.schemes import Optim, Scheme, find_scheme, with_options
 from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
 
@@ -21,7 +21,7 @@ from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused,
 class Built:
     """A model, its parameters by role, and those of them that are trained."""
 
-    model: Encoder
+    model: Transformer
     banks: Banks
     trained: list[Bank]
     optim: Callable[[str], Optim]
@@ -52,12 +52,9 @@ class Built:
 
     def calibrate(self, tokens: Tensor) -> None:
         """Let a scheme that starts from data see the first batch, layer by layer."""
-        seen: dict[str, Any] = {}
         with torch.no_grad():
-            x = self.model.start(tokens)
-            for layer in self.model.layers:
-                assert isinstance(layer, Layer)
-                x = layer.scheme.calibrate(x, layer.attention, layer.feed_forward, seen)
+            self.model.calibrate(tokens)
+        self.at_step(0)
 
 
 def build_model(
@@ -74,13 +71,15 @@ def build_model(
     numbers to whoever has others to put there.
     """
     device = torch.device(device)
-    model = Encoder(
-        config.model,
-        vocab_size=vocab_size,
-        seq_len=config.task.seq_len,
-        fused_qkv=one_treatment(config, ("q", "k", "v")),
+    refuse_family(config.model)
+    joined = ("q", "k", "v"), ("cross_k", "cross_v")
+    apart = frozenset(
+        role for roles in joined if not one_treatment(config, roles) for role in roles
     )
-    banks = Banks(model, list(model.layers), device, stacked=config.runtime.banks)
+    seq_len = config.task.seq_len
+    model = Transformer(config.model, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
+    layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
+    banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":
         initialise(banks, config.model, config.seed)
     chosen = config.train.trainable
@@ -93,8 +92,7 @@ def build_model(
         )
     keys = {bank.key for bank in trained}
     for name, parameter in model.named_parameters():
-        parts = name.split(".")
-        key = "layers." + ".".join(parts[2:]) if parts[0] == "layers" else name
+        key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
         parameter.requires_grad_(key in keys)
     built = Built(model, banks, trained, optim_of(config))
     if device.type != "meta":
@@ -103,19 +101,38 @@ def build_model(
 
 
 def take_ways(
-    model: Encoder, ways: Ways, recompute_every: int, said: Callable[[str], None]
+    model: Transformer, ways: Ways, recompute_every: int, said: Callable[[str], None]
 ) -> None:
-    """Make the encoder run its layers the way that was chosen; what it computes stays the same.
+    """Make the model run its layers the way that was chosen; what it computes stays the same.
 
     said: told what takes long.
     """
     for layer in model.layers:
-        assert isinstance(layer, Layer)
         layer.fuse(ways.fused)
     plain = run_fused if ways.fused else run_layers
-    model.through = compiled(said) if ways.compiled else plain
+    through = compiled(said) if ways.compiled else plain
     if recompute_every:
-        model.through = recomputing(model.through, recompute_every, model.training)
+        through = recomputing(through, recompute_every, model.training)
+    for stack in model.stacks.values():
+        stack.through = through
+
+
+def refuse_family(model: conf.Model) -> None:
+    """Raise ConfigError for a family that the scheme's paper has no equations for."""
+    scheme, _ = find_scheme(model.scheme, model.scheme_options)
+    if model.family not in scheme.families:
+        raise ConfigError(
+            f"model.family: found {model.family}, for which {scheme.label} states no coefficients; "
+            f"allowed with model.scheme={scheme.name}: {', '.join(scheme.families)}",
+            key="model.family",
+        )
+    if model.decoder_attention == "merged" and not scheme.merges:
+        raise ConfigError(
+            f"model.decoder_attention: found merged, but the coefficients of {scheme.label} count "
+            f"three sublayers in a layer of the decoder; allowed with model.scheme={scheme.name}: "
+            "separate",
+            key="model.decoder_attention",
+        )
 
 
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.schemes import find_scheme, with_options
+from deepstack.model.transformer import places
+from deepstack.schemes import Place, find_scheme, with_options
 from deepstack.speed import Bank, Banks
 
 # what has a random stream: number 8 * layer + index in a layer, the index alone outside of them
@@ -121,7 +122,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
 
     | start  | roles                                  | distribution                              |
     |--------|----------------------------------------|-------------------------------------------|
-    | matrix | q k v o w1 w2 (and a BERT head's dense) | gain * that of `init.distribution`:       |
+    | matrix | q k v o w1 w2, cross_q … cross_o, …     | gain * that of `init.distribution`:       |
     |        |                                        | Xavier, std gain * sqrt(2/(n_in + n_out)) |
     | table  | embedding, position, a separate head   | N(0, gain^2/d_model)                      |
     | zero   | bias, norm_bias                        | 0                                         |
@@ -133,8 +134,8 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     layer: a layer starts from the same numbers whatever the depth and the scheme (its gain apart),
     so that comparisons are paired.
     """
-    scheme, options = find_scheme(model.scheme, model.scheme_options)
-    gain_of = with_options(scheme.gain, options)
+    gain_of = gains(model)
+    first = next(iter(gain_of))
     start = DISTRIBUTIONS[model.init.distribution]
     with torch.no_grad():
         for bank in banks:
@@ -144,8 +145,8 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     if bank.start not in ("matrix", "table"):
                         row.fill_(CONSTANTS.get(bank.start, bank.start))
                         continue
-                    gain = gain_of(role, layer if bank.in_layers else 0, model.depth)
-                    rng = generator(seed, stream_number(bank, role, layer), row.device)
+                    gain = gain_of[bank.stack or first](role, layer if bank.in_layers else 0)
+                    rng = generator(seed, stream_number(bank, role, layer, first), row.device)
                     if bank.start == "table":
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
@@ -153,9 +154,24 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     start.fill(row, gain * start.scale(model.init, n_in, n_out), rng)
 
 
-def stream_number(bank: Bank, role: str, layer: int) -> int:
-    """The random stream of a matrix; one that a scheme brings along gets a hash of its name."""
-    if bank.in_layers and role in IN_LAYERS:
+def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
+    """(role, layer) -> the scheme's gain, for each stack; layer 0 for what lies outside of them."""
+    scheme, options = find_scheme(model.scheme, model.scheme_options)
+
+    def of(place: Place) -> Callable[[str, int], float]:
+        gain = with_options(scheme.gain, options | {"place": place})
+        return lambda role, layer: gain(role, layer, place.depth)
+
+    return {side: of(place) for side, place in places(model).items()}
+
+
+def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
+    """The random stream of a matrix: its number, or a hash of its name.
+
+    Numbered are the six of a layer of the `first` stack, whether encoder or decoder, and the
+    tables; named are those that a scheme brings along, and those of a decoder beside an encoder.
+    """
+    if bank.stack == first and role in IN_LAYERS:
         return 8 * layer + IN_LAYERS.index(role)
     if not bank.in_layers and bank.key in OUTSIDE:
         return OUTSIDE.index(bank.key)

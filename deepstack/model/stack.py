@@ -1,181 +1,95 @@
-"""The encoder: embedding, a stack of layers under one scheme, a head."""
+"""A stack of layers under one scheme: an encoder, a decoder, or one of the two of both."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.model.heads import HEADS
+from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.layer import Layer
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import (
-    NORMS,
-    BatchNorm,
-    Parts,
-    Scheme,
-    StackNorm,
-    Statistics,
-    Stream,
-    Sublayer,
-    find_scheme,
-)
-from deepstack.speed import Through, parameter, run_layers
+from deepstack.schemes import NORMS, Parts, Place, Scheme, StackNorm, Stream, find_scheme
+from deepstack.speed import Through, run_layers
 
 
-class Layer(nn.Module):
-    """A layer = attention and feed-forward, joined to the stream by its scheme.
+class Stack(nn.Module):
+    """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm where the scheme has one.
 
-    sublayers: what stands for the two; the modules themselves, or their chains (`fuse`).
+    place: which side of which family.  The layers of a decoder are causal; beside an encoder they
+    read its output, `memory`, (batch, source, d_model).
+    apart: roles that an optimizer treats apart, whose matrices are parameters of their own.
     """
 
-    def __init__(self, scheme: Scheme, attention: Attention, feed_forward: FeedForward) -> None:
+    def __init__(self, model: conf.Model, place: Place, apart: frozenset[str]) -> None:
         super().__init__()
-        self.scheme, self.attention, self.feed_forward = scheme, attention, feed_forward
-        self.sublayers: tuple[Sublayer, Sublayer] = (attention, feed_forward)
-
-    def forward(self, x: Stream) -> Stream:
-        return self.scheme.layer(x, *self.sublayers)
-
-    def fuse(self, on: bool = True) -> None:
-        """Run the sublayers as one node each where they can be (see `deepstack.speed.Chain`)."""
-        modules = self.attention, self.feed_forward
-        attention, feed_forward = ((m.chain() if on else None) or m for m in modules)
-        self.sublayers = attention, feed_forward
-        self.scheme.bind_norms(on)
-
-
-class Encoder(nn.Module):
-    """logits = head(F), F = x_N (normed once more where the scheme says so), x_l = layer_l(x_l-1).
-
-    x_0 = sqrt(d/2) (E[token] + P[position]): with tables N(0, 1/d) it has unit variance per
-    coordinate, and so have the logits of a tied head.  Sinusoidal positions are scaled alike.
-    tokens: (batch, seq) integers; logits: (batch, seq, vocab_size).
-    """
-
-    position: Tensor
-
-    def __init__(
-        self, model: conf.Model, *, vocab_size: int, seq_len: int, fused_qkv: bool = True
-    ) -> None:
-        super().__init__()
-        d = model.d_model
+        self.place = place
+        d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
         scheme, options = find_scheme(model.scheme, model.scheme_options)
-        self.scheme = scheme
-        self.scale = math.sqrt(d / 2)
 
         def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
             said = model.norm.model_dump(exclude={"kind"})
             return NORMS[model.norm.kind](width, roles=roles, **said)
 
-        d_ff = model.d_ff or 4 * d
-        parts = Parts(d, d_ff, model.n_heads, make_norm)
-        depth = model.depth
-        self.schemes = [scheme(i, depth, parts, **options) for i in range(1, depth + 1)]
-        self.embedding = parameter(vocab_size, d, role="embedding", start="table")
-        if model.positions == "learned":
-            self.position = parameter(seq_len, d, role="position", start="table")
-        else:
-            self.register_buffer("position", sinusoidal(seq_len, d), persistent=False)
-        self.layers = nn.ModuleList(
-            Layer(
-                own,
-                Attention(
-                    d,
-                    model.n_heads,
-                    model.dropout,
-                    fused=fused_qkv,
-                    bias=model.bias,
-                    slots=dict(own.slots.items()),
-                ),
-                FeedForward(
-                    d,
-                    d_ff,
-                    model.activation,
-                    model.dropout,
-                    bias=model.bias,
-                    slots=dict(own.slots.items()),
-                ),
-            )
-            for own in self.schemes
-        )
+        causal = place.side == "decoder"
+        reads = causal and place.family == "encoder_decoder"
+        merged = reads and place.decoder_sublayers == 2
+        names = ("attention", "cross_attention", "feed_forward")
+        chosen = names if reads and not merged else (names[0], names[2])
+        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, place)
+        self.schemes: list[Scheme] = [
+            scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
+        ]
+
+        def sublayers(own: Scheme) -> dict[str, nn.Module]:
+            slots = dict(own.slots.items())
+            common: dict[str, Any] = {"bias": model.bias, "slots": slots}
+            sizes = d, model.n_heads, model.dropout
+            attention: nn.Module
+            if merged:
+                attention = MergedAttention(*sizes, **common)
+            else:
+                together = not apart & {"q", "k", "v"}
+                attention = Attention(*sizes, fused=together, causal=causal, **common)
+            made: dict[str, nn.Module] = {"attention": attention}
+            if "cross_attention" in chosen:
+                together = not apart & {"cross_k", "cross_v"}
+                made["cross_attention"] = CrossAttention(*sizes, fused=together, **common)
+            made["feed_forward"] = FeedForward(d, d_ff, model.activation, model.dropout, **common)
+            return made
+
+        self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
         last = ("final_norm", "final_norm")
         self.entry_norm = make_norm(d) if scheme.entry_norm else None
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
-        self.head = HEADS[model.head](vocab_size, d)
         self.through: Through = run_layers
-        self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
 
-    @contextmanager
-    def statistics(self, which: Statistics) -> Iterator[None]:
-        """Batch norms use these statistics inside the block, and their own batch's outside of it.
-
-        A training step lets running averages follow its batch, validation uses them, and all else
-        (the probe, looks at every layer, a recomputed layer) takes the batch as it is.
-        """
-        for norm in self.batch_norms:
-            norm.statistics = which
-        try:
-            yield
-        finally:
-            for norm in self.batch_norms:
-                norm.statistics = "own"
-
-    def averages(self) -> dict[str, Tensor]:
-        """What batch norms remember, each over all of them side by side; empty without them."""
-        if not self.batch_norms:
-            return {}
-        return {
-            f"running.{name}": torch.cat([norm.get_buffer(name) for norm in self.batch_norms])
-            for name in BatchNorm.REMEMBERED
-        }
-
-    def load_averages(self, state: dict[str, Tensor]) -> None:
-        """Take from a checkpoint what `averages` gave."""
-        for name in BatchNorm.REMEMBERED if self.batch_norms else ():
-            buffers = [norm.get_buffer(name) for norm in self.batch_norms]
-            parts = state[f"running.{name}"].split([len(buffer) for buffer in buffers])
-            for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part)
-
-    def start(self, tokens: Tensor) -> Stream:
+    def enter(self, x: Tensor) -> Stream:
         """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""
-        x = (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
         return self.schemes[0].enter(x if self.entry_norm is None else self.entry_norm(x))
 
     def leave(self, stream: Stream) -> Tensor:
-        """F, from what the last layer gives, (batch, seq, d_model)."""
+        """What the stack gives, from what its last layer gives, (batch, seq, d_model)."""
         return self.schemes[-1].leave(stream, self.final_norm)
 
-    def stream(self, tokens: Tensor) -> Iterator[Stream]:
+    def stream(self, x: Tensor, memory: Tensor | None = None) -> Iterator[Stream]:
         """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
-        x = self.start(tokens)
-        yield x
+        stream = self.enter(x)
+        yield stream
         for layer in self.layers:
-            x = layer(x)
-            yield x
+            stream = layer(stream, memory)
+            yield stream
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """F: the last hidden state, after the last norm, (batch, seq, d_model)."""
-        return self.leave(self.through(self.layers, self.start(tokens)))
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        return self.leave(self.through(self.layers, self.enter(x), memory))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens), self.embedding)
-
-
-def sinusoidal(seq_len: int, d: int) -> Tensor:
-    """P[p, 2i] = sqrt(2/d) sin(p / 10000^(2i/d)), P[p, 2i+1] = sqrt(2/d) cos(the same).
-
-    Vaswani et al. 2017, arXiv:1706.03762, section 3.5, times sqrt(2/d) so that a row has norm 1
-    like a row of a learned table N(0, 1/d).
-    """
-    at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
-    rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
-    table = torch.zeros(seq_len, d, dtype=torch.float64, device="cpu")
-    table[:, 0::2] = torch.sin(at * rate)
-    table[:, 1::2] = torch.cos(at * rate[: d // 2])
-    return (table * math.sqrt(2 / d)).float()
+    def calibrate(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """The same, layer by layer, as the scheme looks at it to choose where parameters start."""
+        seen: dict[str, Any] = {}
+        stream = self.enter(x)
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            stream = layer.scheme.calibrate(stream, *layer.given(memory), seen=seen)
+        return self.leave(stream)

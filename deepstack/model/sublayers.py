@@ -1,4 +1,4 @@
-"""The two sublayers of an encoder layer: self-attention and feed-forward."""
+"""The two sublayers that every layer has: self-attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ Slots = Mapping[str, nn.Module]
 | q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
 | before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
+| before_cross_out | cross-attention | the same there                                             |
 | before_activation | feed-forward | x W_1ᵀ + b_1, (batch * seq, d_ff)                            |
 | after_activation | feed-forward | the hidden values, (batch * seq, d_ff), before W_2            |
 """
@@ -39,7 +40,7 @@ class Attention(nn.Module):
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
     computes q, k and v; with fused=False the three matrices are parameters of their own (which an
     optimizer can treat apart) and are put together first, so that the numbers are the same.
-    bias=False: there is no b and no b_o.
+    bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
@@ -51,10 +52,11 @@ class Attention(nn.Module):
         *,
         fused: bool = True,
         bias: bool = True,
+        causal: bool = False,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
-        self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
+        self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
         self.slots = taken(slots, ("q", "k", "v", "heads", "before_out"))
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
@@ -77,7 +79,7 @@ class Attention(nn.Module):
         if "q" in slots:
             q, k, v = slots["q"](q), slots["k"](k), slots["v"](v)
         rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
         if "heads" in slots:
             y = slots["heads"](y)
         y = y.transpose(1, 2).reshape(-1, d)
@@ -91,7 +93,7 @@ class Attention(nn.Module):
         if self.dropout or self.slots or not self.fused or not SelfAttention.available:
             return None
         into, out = Product(self.qkv, self.qkv_bias), Product(self.o, self.o_bias)
-        return Chain([into, SelfAttention(self.n_heads), out])
+        return Chain([into, SelfAttention(self.n_heads, self.causal), out])
 
 
 class FeedForward(nn.Module):

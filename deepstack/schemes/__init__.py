@@ -3,9 +3,12 @@
 from deepstack.registry import import_all
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.scheme import (
+    FAMILIES,
     SCHEMES,
+    Family,
     Optim,
     Parts,
+    Place,
     Scheme,
     Stream,
     Sublayer,
@@ -19,12 +22,15 @@ from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 import_all(__name__, __path__)
 
 __all__ = [
+    "FAMILIES",
     "NORMS",
     "SCHEMES",
     "BatchNorm",
+    "Family",
     "LayerNorm",
     "Optim",
     "Parts",
+    "Place",
     "RoleParameter",
     "Scheme",
     "StackNorm",

@@ -24,6 +24,8 @@ class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper=
     (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2.  GLM-130B uses this alpha in another wiring.
     """
 
+    families = "encoder", "decoder"
+
     @classmethod
     def alpha(cls, depth: int) -> float:
         return (2 * depth) ** (1 / 2)
@@ -46,6 +48,8 @@ class DeepNormTight(Scheme, name="deepnorm_tight", label="DeepNorm (tight)", pap
     What 2N beta^2 / alpha^2 = 1 gives with 1/alpha = beta, beta^2 standing where DeepNet's
     condition has v^2 + w^2: the paper's alpha with a beta that is larger by sqrt(2).
     """
+
+    families = "encoder", "decoder"
 
     @classmethod
     def alpha(cls, depth: int) -> float:
@@ -70,6 +74,8 @@ class DeepNormPower(
 
     Any point of the curve 2N (2 beta^2) / alpha^2 = 1; power 1/4 is DeepNorm itself.
     """
+
+    families = "encoder", "decoder"
 
     def __init__(
         self,
@@ -110,6 +116,8 @@ class DeepNormRuntimeBeta(
     pass instead, and matrices start with gain 1.  q and k are scaled too, so that logits get
     beta^2; the branch starts at beta and not beta^2; and the factor stays for all of training.
     """
+
+    families = "encoder", "decoder"
 
     @classmethod
     def alpha(cls, depth: int) -> float:

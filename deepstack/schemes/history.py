@@ -30,10 +30,9 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
     def enter(self, x: Tensor) -> Stream:
         return x, (x,)
 
-    def layer(self, x: Stream, attention: Sublayer, feed_forward: Sublayer) -> Stream:
-        before, after = self._norms
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         now, history = x
-        y = self.residual(self.residual(now, attention, *before), feed_forward, *after)
+        y = super().layer(now, *sublayers)
         history = (*history, self.output_norm(y))
         weights = self.weights[: len(history)] + 1 / len(history)
         return torch.tensordot(weights, torch.stack(history), dims=1), history

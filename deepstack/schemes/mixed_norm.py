@@ -19,6 +19,7 @@ class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
     Post-LN in the first floor(share N) layers, Pre-LN in the others; a final norm.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -45,6 +46,7 @@ class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:25
     wired post-norm around the attention's sum.  A final norm.  The paper's norm is RMS.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
     norms_per_sublayer = 0
 
@@ -54,7 +56,8 @@ class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:25
         for name in ("q", "k", "v"):
             self.slots[name] = parts.norm(parts.d_model // parts.n_heads)
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        attention, feed_forward = sublayers
         y = self.between(self.residual(x, attention))
         return self.residual(y, feed_forward)
 
@@ -86,9 +89,10 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
     def enter(self, x: Tensor) -> Stream:
         return x, self.s * x
 
-    def layer(self, x: Stream, attention: Sublayer, feed_forward: Sublayer) -> Stream:
-        before, after = self._norms
-        return self.both(self.both(x, attention, *before), feed_forward, *after)
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        for G, (norm,) in zip(sublayers, self._norms, strict=True):
+            x = self.both(x, G, norm)
+        return x
 
     def both(self, streams: Stream, G: Sublayer, norm: Norm) -> Stream:
         """One sublayer, on both streams."""
@@ -106,9 +110,9 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
 
     w (d_model) of sublayer i starts at sqrt(1 + sum over j < i of Var[G_j]), profiled on the first
     batch as the authors' code does (the paper's formula has no 1): r_1 = 1, w_i = r_i, r_{i+1} =
-    sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch.  `start` takes one of
-    admin-torch's closed forms instead, n = 2N sublayers: 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one'
-    sqrt(n), 'linear' 1 (its O(log n), O(1) and O(n)).
+    sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch; a decoder starts at 1
+    anew.  `start` takes one of admin-torch's closed forms instead, n the sublayers of the stack
+    (2N): 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one' sqrt(n), 'linear' 1 (its O(log n), O(1), O(n)).
     """
 
     def __init__(
@@ -122,31 +126,24 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
         ] = "profiled",
     ) -> None:
         super().__init__(layer, depth, parts)
-        n = 2 * depth
+        n = len(parts.sublayers) * depth
         self.profiled = start == "profiled"
         forms = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "one": math.sqrt(n)}
         begin = forms.get(start, 1.0)
-        self.attention_omega = parameter(parts.d_model, role="scheme", start=begin)
-        self.feed_forward_omega = parameter(parts.d_model, role="scheme", start=begin)
+        self.of_each("omega", lambda: parameter(parts.d_model, role="scheme", start=begin))
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        before, after = self._norms
-        x = self.residual(x, attention, *before, omega=self.attention_omega)
-        return self.residual(x, feed_forward, *after, omega=self.feed_forward_omega)
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, norms, omega in zip(sublayers, self._norms, self.each("omega"), strict=True):
+            x = self.residual(x, G, *norms, omega=omega)
+        return x
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, omega: RoleParameter) -> Tensor:
         return norm(omega * x + G(x))
 
-    def calibrate(
-        self, x: Stream, attention: Sublayer, feed_forward: Sublayer, seen: dict[str, Any]
-    ) -> Stream:
+    def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
         if not self.profiled:
-            return self.layer(x, attention, feed_forward)
-        before, after = self._norms
-        for G, (norm,), omega in (
-            (attention, before, self.attention_omega),
-            (feed_forward, after, self.feed_forward_omega),
-        ):
+            return self.layer(x, *sublayers)
+        for G, (norm,), omega in zip(sublayers, self._norms, self.each("omega"), strict=True):
             ratio = seen.get("ratio", 1.0)
             omega.fill_(ratio)
             f = G(x)

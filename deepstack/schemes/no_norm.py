@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, Parts, Place, Scheme, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
 class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887"):
     """x <- x + a G(x), a = 0 at the start.  Bachlechner et al. 2020, arXiv:2003.04887, section 3.
 
-    One trained scalar a a layer, shared by attention and feed-forward; no norm anywhere.
+    One trained scalar a a layer, shared by its sublayers; no norm anywhere.
     """
 
     norms_per_sublayer = 0
@@ -47,12 +47,12 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
         start: Annotated[float, Field(description="where the scalars start")] = 0.0,
     ) -> None:
         super().__init__(layer, depth, parts)
-        self.attention_scale = parameter(1, role="scheme", start=start)
-        self.feed_forward_scale = parameter(1, role="scheme", start=start)
+        self.of_each("scale", lambda: parameter(1, role="scheme", start=start))
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        x = self.residual(x, attention, scale=self.attention_scale)
-        return self.residual(x, feed_forward, scale=self.feed_forward_scale)
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, scale in zip(sublayers, self.each("scale"), strict=True):
+            x = self.residual(x, G, scale=scale)
+        return x
 
     def residual(self, x: Tensor, G: Sublayer, *, scale: RoleParameter) -> Tensor:
         return x + scale * G(x)
@@ -61,18 +61,22 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
 class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
-    No norm; the paper needs no warm-up (train.warmup_steps: 0).  The token table starts at
-    (9N)^(-1/4) (the authors' code, encoder).
+    No norm; the paper needs no warm-up (train.warmup_steps: 0).  In a decoder of M layers that
+    reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
+    starts at (9N)^(-1/4), as in the authors' code where both sides share it.
     """
 
+    families = "encoder", "encoder_decoder"
+    merges = False  # (9M)^(-1/4) is for three sublayers
     norms_per_sublayer = 0
     normalised = False
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
+    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
         if role == "embedding":
             return (9 * depth) ** -0.25
-        return 0.67 * depth**-0.25 if role in VALUE_PATH else 1.0
+        start = 0.67 * depth**-0.25 if place.side == "encoder" else (9 * depth) ** -0.25
+        return start if role in VALUE_PATH else 1.0
 
     def residual(self, x: Tensor, G: Sublayer) -> Tensor:
         return x + G(x)
@@ -94,8 +98,8 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
 
     Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix, before the
     activation and after the last matrix.  The paper's classifier starts at 0 too; here the head is
-    the configuration's.  Of L = 2N branches of m matrices, the others start at L^(-1/(2m - 2)): w1
-    at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer has it.
+    the configuration's.  Of L branches (2N; 2N + 3M with a decoder) of m matrices, the others
+    start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer.
     """
 
     norms_per_sublayer = 0
@@ -106,18 +110,23 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
         self.slots["before_out"] = ScalarBias()
         self.slots["before_activation"] = ScalarBias()
         self.slots["after_activation"] = ScalarBias()
-        self.attention_scalars = parameter(3, role="scheme", start="zero")
-        self.feed_forward_scalars = parameter(3, role="scheme", start="zero")
+        if "cross_attention" in self.sublayers:
+            self.slots["before_cross_out"] = ScalarBias()
+        self.of_each("scalars", lambda: parameter(3, role="scheme", start="zero"))
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
+    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
         branches = 2 * depth
+        if place.family == "encoder_decoder":
+            branches = 2 * place.encoder_depth + place.decoder_sublayers * place.decoder_depth
+        name = role.removeprefix("cross_")
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}
-        return 0.0 if role in ("o", "w2") else branches ** powers.get(role, 0.0)
+        return 0.0 if name in ("o", "w2") else branches ** powers.get(name, 0.0)
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        x = self.residual(x, attention, scalars=self.attention_scalars)
-        return self.residual(x, feed_forward, scalars=self.feed_forward_scalars)
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, scalars in zip(sublayers, self.each("scalars"), strict=True):
+            x = self.residual(x, G, scalars=scalars)
+        return x
 
     def residual(self, x: Tensor, G: Sublayer, *, scalars: RoleParameter) -> Tensor:
         into, scale, out = scalars.unbind()  # scale is kept as s - 1, so that all three start at 0

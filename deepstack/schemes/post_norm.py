@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, Norm, Parts, Place, Scheme, Sublayer
 
-MATRICES = ("q", "k", "v", "o", "w1", "w2")
-VALUE_PATH = ("v", "o", "w1", "w2")
+VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices that the output of a sublayer is linear in: q and k only weigh."""
+MATRICES = ("q", "k", "cross_q", "cross_k", *VALUE_PATH)
 
 
 class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
@@ -28,26 +28,45 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
 class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.00555"):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4).  Wang et al. 2022, arXiv:2203.00555, Figure 2.
 
-    Encoder-only coefficients: alpha = (2N)^(1/4), and an initialisation gain beta = (8N)^(-1/4)
-    on v, o, w1 and w2, while q and k start with gain 1 (Figure 2 of the paper).  beta is a gain of
-    the initialisation and nothing else; alpha is a constant and is not trained.  No final norm.
+    | family          | stack   | alpha                    | beta                      |
+    |-----------------|---------|--------------------------|---------------------------|
+    | encoder         |         | (2N)^(1/4)               | (8N)^(-1/4)               |
+    | decoder         |         | (2M)^(1/4)               | (8M)^(-1/4)               |
+    | encoder_decoder | encoder | 0.81 (N^4 M)^(1/16)      | 0.87 (N^4 M)^(-1/16)      |
+    | encoder_decoder | decoder | (3M)^(1/4)               | (12M)^(-1/4)              |
+
+    beta is the gain with which v, o, w1 and w2 start, those of cross-attention too, while q and k
+    start with gain 1 (Figure 2, Table 1 of the paper).  It is a gain of the initialisation and
+    nothing else; alpha is a constant and is not trained.  No final norm.
     """
 
-    @classmethod
-    def alpha(cls, depth: int) -> float:
-        return (2 * depth) ** (1 / 4)
+    merges = False  # the table counts three sublayers in a layer of a decoder that reads an encoder
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.coefficient = self.alpha(depth, place=parts.place)
 
     @classmethod
-    def beta(cls, depth: int) -> float:
-        return (8 * depth) ** (-1 / 4)
+    def alpha(cls, depth: int, *, place: Place = ALONE) -> float:
+        if place.family != "encoder_decoder":
+            return (2 * depth) ** (1 / 4)
+        N, M = place.encoder_depth, place.decoder_depth
+        return 0.81 * (N**4 * M) ** (1 / 16) if place.side == "encoder" else (3 * M) ** (1 / 4)
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in VALUE_PATH else 1.0
+    def beta(cls, depth: int, *, place: Place = ALONE) -> float:
+        if place.family != "encoder_decoder":
+            return (8 * depth) ** (-1 / 4)
+        N, M = place.encoder_depth, place.decoder_depth
+        return 0.87 * (N**4 * M) ** (-1 / 16) if place.side == "encoder" else (12 * M) ** (-1 / 4)
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
+        return cls.beta(depth, place=place) if role in VALUE_PATH else 1.0
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         # torch.add(a, b, alpha=c) is a + c * b in one pass over memory.
-        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
+        return norm(torch.add(G(x), x, alpha=self.coefficient))
 
 
 class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555"):
@@ -115,8 +134,8 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
     """u = LN(x + A(x)), x <- LN(x + u + F(u)).  Takase et al. 2022, arXiv:2206.00330.
 
     Post-LN, A the attention and F the feed-forward, with the layer's input added once more before
-    its last norm.  The authors' code also multiplies every matrix of the layers by N^(-1/2), which
-    the paper does not say: rescale.
+    its last norm (in a decoder, u is what leaves cross-attention).  The authors' code also
+    multiplies every matrix of the layers by N^(-1/2), which the paper does not say: rescale.
     """
 
     def __init__(
@@ -135,10 +154,11 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
     def gain(cls, role: str, layer: int, depth: int, *, rescale: bool = False) -> float:
         return depth**-0.5 if rescale and role in MATRICES else 1.0
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        (after_attention,), (after_feed_forward,) = self._norms
-        u = self.residual(x, attention, after_attention, bottom=None)
-        return self.residual(u, feed_forward, after_feed_forward, bottom=x)
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        u = x
+        for G, (norm,) in zip(sublayers[:-1], self._norms[:-1], strict=True):
+            u = self.residual(u, G, norm, bottom=None)
+        return self.residual(u, sublayers[-1], *self._norms[-1], bottom=x)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, bottom: Tensor | None) -> Tensor:
         return norm(x + G(x)) if bottom is None else norm(bottom + x + G(x))
@@ -151,6 +171,7 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
     its attention no outer norm.  Matrices start Xavier with gain 1.
     """
 
+    families = "encoder", "decoder"
     norms_per_sublayer = 2  # inside of the branch, and after the addition
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -161,8 +182,8 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
     def alpha(cls, depth: int) -> float:
         return 2.0 * depth
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        before, after = self._norms
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        (attention, feed_forward), (before, after) = sublayers, self._norms
         if self.is_first:
             x = self.residual(x, attention, before[0], alpha=1.0)
             return self.residual(x, feed_forward, *after, alpha=1.0)

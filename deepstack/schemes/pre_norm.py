@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, Norm, Optim, Parts, Place, Scheme, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
@@ -31,9 +30,12 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423"):
     """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
 
     Pre-LN with a second norm inside of each sublayer: before W_o, over the heads side by side, and
-    before W_2, over d_ff.  v, o, w1, w2 start with gain sqrt(log(2N)), q and k with gain 1.
+    before W_2, over d_ff.  v, o, w1, w2 start with gain sqrt(log(2N)), q and k with gain 1.  With
+    a decoder of M layers: sqrt(log(3M) log(2N) / 3) in the encoder, sqrt(log(3M)) in the decoder,
+    whose cross-attention has no second norm and gain 1.
     """
 
+    merges = False  # the gains count three sublayers in a layer of a decoder that reads an encoder
     final_norm = True
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -42,8 +44,14 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423"):
         self.slots["after_activation"] = parts.norm(parts.d_ff)
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return math.sqrt(math.log(2 * depth)) if role in VALUE_PATH else 1.0
+    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
+        if role not in ("v", "o", "w1", "w2"):
+            return 1.0
+        if place.family != "encoder_decoder":
+            return math.sqrt(math.log(2 * depth))
+        N, M = place.encoder_depth, place.decoder_depth
+        decoder = math.log(3 * M)
+        return math.sqrt(decoder * math.log(2 * N) / 3 if place.side == "encoder" else decoder)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x))
@@ -67,6 +75,7 @@ class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:21
     head, before W_o as in the paper (fairseq's code applies it after).  Shleifer et al. 2021.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -75,7 +84,8 @@ class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:21
         self.slots["heads"] = HeadScale(parts.n_heads)
         self.slots["after_activation"] = parts.norm(parts.d_ff)
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        attention, feed_forward = sublayers
         (before_attention,), (before_feed_forward,) = self._norms
         x = self.residual(x, lambda z: self.after_attention(attention(z)), before_attention)
         return self.residual(x, feed_forward, before_feed_forward)
@@ -90,6 +100,7 @@ class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2
     The output matrices o and w2 start at 1/sqrt(2N) of the others, as in the authors' code.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
     norms_per_sublayer = 2
 
@@ -107,6 +118,7 @@ class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732"):
     Norms around every sublayer, one on the embedding and one at the end.  The paper's norm is RMS.
     """
 
+    families = "encoder", "decoder"
     entry_norm = True
     final_norm = True
     norms_per_sublayer = 2
@@ -121,6 +133,7 @@ class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arX
     l is the layer, the same for attention and feed-forward; the final norm is not scaled.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
     factor: Tensor
 
@@ -138,6 +151,7 @@ class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:21
     s (d_model) starts at 0.1 up to 18 layers, at 1e-5 up to 24 and at 1e-6 beyond, or at `start`.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -151,13 +165,12 @@ class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:21
         super().__init__(layer, depth, parts)
         usual = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
         begin = usual if start is None else start
-        self.attention_scale = parameter(parts.d_model, role="scheme", start=begin)
-        self.feed_forward_scale = parameter(parts.d_model, role="scheme", start=begin)
+        self.of_each("scale", lambda: parameter(parts.d_model, role="scheme", start=begin))
 
-    def layer(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
-        before, after = self._norms
-        x = self.residual(x, attention, *before, scale=self.attention_scale)
-        return self.residual(x, feed_forward, *after, scale=self.feed_forward_scale)
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, norms, scale in zip(sublayers, self._norms, self.each("scale"), strict=True):
+            x = self.residual(x, G, *norms, scale=scale)
+        return x
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, scale: RoleParameter) -> Tensor:
         return x + scale * G(norm(x))
@@ -171,6 +184,7 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
     base, but for attention's logits, which stay divided by sqrt(d_head) and not d_head.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -201,6 +215,7 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
     and not d_head.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -242,6 +257,7 @@ class DeepScaleLM(Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXi
     for the start of every matrix are not applied: matrices start as the configuration says.
     """
 
+    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -23,15 +23,47 @@ Norm = Callable[[Tensor], Tensor]
 Stream = Any
 """What goes from layer to layer: a tensor (batch, seq, d_model), or a tuple that begins with it."""
 
+Family = Literal["encoder", "decoder", "encoder_decoder"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+
+class Place(NamedTuple):
+    """Where a stack stands: the family of its model, its side of it, and the depths of both sides.
+
+    encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
+    decoder_sublayers: of a layer of the decoder that reads an encoder, 3, or 2 where one merged
+    attention stands for two.
+    """
+
+    family: Family = "encoder"
+    side: Literal["encoder", "decoder"] = "encoder"
+    encoder_depth: int = 0
+    decoder_depth: int = 0
+    decoder_sublayers: int = 3
+
+    @property
+    def depth(self) -> int:
+        """The layers of this side."""
+        return self.encoder_depth if self.side == "encoder" else self.decoder_depth
+
+
+ALONE = Place()
+"""An encoder without a decoder, at whatever depth: the place where none is given."""
+
 
 @dataclass(frozen=True)
 class Parts:
-    """What a scheme is built from: the sizes of the stack, and its norm at any width."""
+    """What a scheme is built from: the sizes of the stack, its norm at any width, its sublayers.
+
+    sublayers: their names in the order in which the stream passes them; place: see `Place`.
+    """
 
     d_model: int
     d_ff: int
     n_heads: int
     make_norm: Callable[[int], nn.Module]
+    sublayers: tuple[str, ...] = ("attention", "feed_forward")
+    place: Place = ALONE
 
     def norm(self, width: int | None = None) -> nn.Module:
         """A norm of the stack; of width d_model where none is given."""
@@ -50,30 +82,33 @@ class Scheme(nn.Module):
     """One layer's residual wiring: one subclass a scheme, whose docstring opens with its equation.
 
     Symbols: x (batch, seq, d_model), the stream; G, a sublayer (attention or feed-forward, its
-    dropout included); N, the number of layers (two sublayers each); l, the layer, 1..N; LN, a norm
-    of the stack.
+    dropout included); N, the number of layers (two sublayers each; three in a decoder that reads
+    an encoder, whose layers M counts); l, the layer, 1..N; LN, a norm of the stack.
 
-    A subclass overrides `residual` (one sublayer) or, where the two sublayers of a layer are
-    joined in some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses
-    at a depth (None: it has none), with `gain` how its matrices start, with `optim` how a role is
-    trained, with `entry_norm` and `final_norm` whether the stack begins or ends in a norm of its
-    own.  What it puts inside of a sublayer goes into `slots` (see `deepstack.model.sublayers`).
+    A subclass overrides `residual` (one sublayer) or, where the sublayers of a layer are joined in
+    some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses at a depth
+    (None: it has none), with `gain` how its matrices start, with `optim` how a role is trained,
+    with `entry_norm` and `final_norm` whether a stack begins or ends in a norm of its own, with
+    `families` and `merges` where its paper has it.  What it puts inside of a sublayer goes into
+    `slots` (see `deepstack.model.sublayers`), what it has once a sublayer into `of_each`.
     More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
     at data first: `calibrate`.  Further keyword-only arguments of its `__init__` are its options in
     a configuration (`model.scheme_options`); `alpha`, `beta`, `gain` and `optim` are given those
-    of them that they name.
+    of them that they name, and `place` if they name it.
     """
 
     name: ClassVar[str]
     label: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
+    families: ClassVar[tuple[Family, ...]] = FAMILIES
+    merges: ClassVar[bool] = True  # whether one merged attention may stand for two sublayers
     entry_norm: ClassVar[bool] = False
     final_norm: ClassVar[bool] = False
     normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
     uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
-    _norms: tuple[tuple[Any, ...], tuple[Any, ...]]  # of the attention, of the feed-forward
+    _norms: tuple[tuple[Any, ...], ...]  # of each sublayer
 
     def __init_subclass__(cls, *, name: str, label: str, paper: str) -> None:
         super().__init_subclass__()
@@ -83,20 +118,28 @@ class Scheme(nn.Module):
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__()
-        self.layer_index, self.depth = layer, depth
+        self.layer_index, self.depth, self.place = layer, depth, parts.place
+        self.sublayers = parts.sublayers
         count = self.norms_per_sublayer
-        self.attention_norms = nn.ModuleList(parts.norm() for _ in range(count))
-        self.feed_forward_norms = nn.ModuleList(parts.norm() for _ in range(count))
+        self.of_each("norms", lambda: nn.ModuleList(parts.norm() for _ in range(count)))
         self.slots = nn.ModuleDict()
         self.bind_norms(False)
 
+    def of_each(self, what: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
+        """Give the layer one of these a sublayer: `attention_<what>`, `feed_forward_<what>`, …"""
+        for sublayer in self.sublayers:
+            setattr(self, f"{sublayer}_{what}", make())
+
+    def each(self, what: str) -> list[Any]:
+        """What `of_each` made, in the order of the sublayers."""
+        return [getattr(self, f"{sublayer}_{what}") for sublayer in self.sublayers]
+
     def bind_norms(self, on: bool) -> None:
         """Call the norms as modules or, where every microsecond counts, as plain functions."""
-        attention, feed_forward = (
+        self._norms = tuple(
             tuple(norm.bound() if on and isinstance(norm, StackNorm) else norm for norm in norms)
-            for norms in (self.attention_norms, self.feed_forward_norms)
+            for norms in self.each("norms")
         )
-        self._norms = attention, feed_forward
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:
@@ -128,10 +171,11 @@ class Scheme(nn.Module):
         """One sublayer joined to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
         raise TypeError(f"the scheme {type(self).name} defines neither residual nor layer")
 
-    def layer(self, x: Stream, attention: Sublayer, feed_forward: Sublayer) -> Stream:
-        """A whole layer: `residual` around the attention and then around the feed-forward."""
-        before, after = self._norms
-        return self.residual(self.residual(x, attention, *before), feed_forward, *after)
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        """A whole layer: `residual` around each sublayer in turn, the feed-forward last."""
+        for G, norms in zip(sublayers, self._norms, strict=True):
+            x = self.residual(x, G, *norms)
+        return x
 
     def enter(self, x: Tensor) -> Stream:
         """The stream that the first layer reads, from x_0."""
@@ -144,12 +188,10 @@ class Scheme(nn.Module):
     def at_step(self, step: int) -> None:
         """Set what depends on the step t; called before step t = 1, 2, …, and with 0 at first."""
 
-    def calibrate(
-        self, x: Stream, attention: Sublayer, feed_forward: Sublayer, seen: dict[str, Any]
-    ) -> Stream:
+    def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
         """Start parameters from data: called layer by layer on the first batch; gives the layer's
-        output.  seen: what layers before have noted."""
-        return self.layer(x, attention, feed_forward)
+        output.  seen: what layers of the same stack before it have noted."""
+        return self.layer(x, *sublayers)
 
 
 def visible(stream: Stream) -> Tensor:

@@ -10,7 +10,7 @@ zero in place, because setting them to None would detach them from their bank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +28,22 @@ class Bank:
 
     parameters: what an optimizer is given: one tensor (depth, padded size) over all layers or, with
     plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
-    or one an equal slice of the first axis of shape (the fused q, k, v).  in_layers: False for a
-    parameter outside of the layers (embedding, head, …), whose depth axis then has length 1.
+    or one an equal slice of the first axis of shape (the fused q, k, v).  stack: which layers
+    ('encoder', 'decoder'); None for a parameter outside of the layers (embedding, head, …), whose
+    depth axis then has length 1.
     """
 
     def __init__(
-        self, key: str, first: RoleParameter, in_layers: bool, parameters: list[nn.Parameter]
+        self, key: str, first: RoleParameter, stack: str | None, parameters: list[nn.Parameter]
     ) -> None:
         self.key, self.roles, self.start = key, first.roles, first.start
-        self.in_layers, self.parameters = in_layers, parameters
+        self.stack, self.parameters = stack, parameters
         self.shape = first.shape
+
+    @property
+    def in_layers(self) -> bool:
+        """Whether there is one in every layer of a stack."""
+        return self.stack is not None
 
     def by_role(self) -> Iterator[tuple[str, list[Tensor]]]:
         """Each role with its values: views (rows, …), one a tensor in `parameters`."""
@@ -79,26 +85,28 @@ class Bank:
 class Banks:
     """Gives a model built on the meta device its storage, and knows every parameter by role.
 
-    layers: modules with equal parameter names and shapes.  stacked=False gives every layer storage
-    of its own; what is computed is the same bit for bit.
+    stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
+    `<name>.layers`.  stacked=False gives every layer storage of its own; what is computed is the
+    same bit for bit.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        layers: Sequence[nn.Module],
+        stacks: Mapping[str, Sequence[nn.Module]],
         device: torch.device,
         stacked: bool = True,
     ) -> None:
         self.all: list[Bank] = []
         self._gradients: list[Tensor] = []
-        inside = {id(p) for layer in layers for p in layer.parameters()}
+        inside = {id(p) for layers in stacks.values() for m in layers for p in m.parameters()}
         for name, parameter in list(model.named_parameters()):
             if id(parameter) not in inside:
-                self._allocate(name, [(model, name)], device, False, stacked)
-        for name, _ in list(layers[0].named_parameters()):
-            owners: list[tuple[nn.Module, str]] = [(layer, name) for layer in layers]
-            self._allocate(f"layers.{name}", owners, device, True, stacked)
+                self._allocate(name, [(model, name)], device, None, stacked)
+        for stack, layers in stacks.items():
+            for name, _ in list(layers[0].named_parameters()):
+                owners: list[tuple[nn.Module, str]] = [(layer, name) for layer in layers]
+                self._allocate(f"{stack}.layers.{name}", owners, device, stack, stacked)
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
@@ -109,7 +117,7 @@ class Banks:
         key: str,
         owners: list[tuple[nn.Module, str]],
         device: torch.device,
-        in_layers: bool,
+        stack: str | None,
         stacked: bool,
     ) -> None:
         first = owners[0][0].get_parameter(owners[0][1])
@@ -133,7 +141,7 @@ class Banks:
         parts = [nn.Parameter(values) for values, _ in chunks]
         for part, (_, gradients) in zip(parts, chunks, strict=True):
             part.grad = gradients
-        self.all.append(Bank(key, first, in_layers, parts))
+        self.all.append(Bank(key, first, stack, parts))
 
     def zero_gradients(self) -> None:
         """Set every gradient to zero, in place."""

@@ -1,11 +1,15 @@
-"""Ways through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation."""
+"""Ways through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation.
+
+`memory` is what the layers of a decoder read besides the stream, an encoder's output; None for
+those that read nothing else.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +17,28 @@ from torch.utils.checkpoint import checkpoint
 
 Layers = Sequence[nn.Module] | nn.ModuleList
 Stream = Any
-Through = Callable[[Layers, Stream], Stream]
 
 
-def run_layers(layers: Layers, x: Stream) -> Stream:
+class Through(Protocol):
+    """A way through the layers."""
+
+    def __call__(self, layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        """x_N, from x_0."""
+
+
+def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
     """x_l = layer_l(x_{l-1}): the definition of whatever is faster or smaller."""
     for layer in layers:
-        x = layer(x)
+        x = layer(x, memory)
     return x
 
 
-def run_fused(layers: Layers, x: Stream) -> Stream:
+def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
     """The same for layers of chains, which have a backward pass only if x_0 asks for a gradient."""
     first = x if isinstance(x, Tensor) else x[0]
     if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
         first.requires_grad_()
-    return run_layers(layers, x)
+    return run_layers(layers, x, memory)
 
 
 def recomputing(through: Through, every: int, random: bool) -> Through:
@@ -39,12 +49,12 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
     Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
     """
 
-    def run(layers: Layers, x: Stream) -> Stream:
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         if not torch.is_grad_enabled():
-            return through(layers, x)
+            return through(layers, x, memory)
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
-            x = checkpoint(through, part, x, use_reentrant=False, preserve_rng_state=random)
+            x = checkpoint(through, part, x, memory, use_reentrant=False, preserve_rng_state=random)
         return x
 
     return run
@@ -61,21 +71,21 @@ def compiled(
     # torch looks whether an input has a gradient while it compiles, and warns itself of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    forwards: dict[type[nn.Module], Callable[[nn.Module, Stream], Stream]] = {}
+    forwards: dict[type[nn.Module], Callable[[nn.Module, Stream, Tensor | None], Stream]] = {}
 
-    def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream], Stream]:
+    def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream, Tensor | None], Stream]:
         said("compiling a layer; this takes up to a minute, once for all layers")
         # A code object of its own: torch keeps compiled graphs with the code and counts them, and
         # another stack of this process would use up what it allows.
         own = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
         return torch.compile(own, dynamic=False, fullgraph=True, backend=backend)
 
-    def run(layers: Layers, x: Stream) -> Stream:
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
             kind = type(layer)
             if kind not in forwards:
                 forwards[kind] = prepare(kind)
-            x = forwards[kind](layer, x)
+            x = forwards[kind](layer, x, memory)
         return x
 
     return run

@@ -128,18 +128,20 @@ class SelfAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
     By torch's attention kernel for CPUs, the one that F.scaled_dot_product_attention takes there.
+    causal: a position reads itself and those before it.
     """
 
     available = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
-    def __init__(self, n_heads: int) -> None:
-        self.n_heads = n_heads
+    def __init__(self, n_heads: int, causal: bool = False) -> None:
+        self.n_heads, self.causal = n_heads, causal
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         tokens, width = x.shape
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
-        y, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        y, logsumexp = attend(q, k, v, 0.0, self.causal)
         saved += (q, k, v, y, logsumexp)
         return y.transpose(1, 2).view(tokens, width // 3)
 
@@ -149,7 +151,7 @@ class SelfAttention:
         tokens, width = dy.shape
         heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            heads, q, k, v, y, logsumexp, 0.0, False
+            heads, q, k, v, y, logsumexp, 0.0, self.causal
         )
         return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import evaluating
-from deepstack.model import Encoder
+from deepstack.model import Transformer
 from deepstack.tasks import IGNORE, Batch, Task
 
 
@@ -63,7 +63,7 @@ class Evaluation:
         ]
 
     def measure(
-        self, model: Encoder, autocast: Callable[[], torch.autocast]
+        self, model: Transformer, autocast: Callable[[], torch.autocast]
     ) -> dict[str, float | None]:
         """One row of evals.csv but for its step; waits for the device."""
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)

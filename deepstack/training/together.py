@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.model import Encoder, Layer, build_model
+from deepstack.model import Layer, Transformer, build_model
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
 from deepstack.schemes import Stream
@@ -112,12 +112,12 @@ def common_checkpoint(
 class ShardedLayer(Layer):
     """A layer whose parameters FSDP2 gathers on entry."""
 
-    def forward(self, x: Stream) -> Stream:
-        return no_views(super().forward(x))
+    def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
+        return no_views(super().forward(x, memory))
 
 
-class ShardedEncoder(Encoder):
-    """The encoder with one entry for the logits and one for F, each of which gathers parameters.
+class ShardedTransformer(Transformer):
+    """The model with one entry for the logits and one for F, each of which gathers parameters.
 
     FSDP2 gathers what lies outside of the layers (tables, head, last norm) on entry and frees it on
     the way out; so the one entry must not go through the other.
@@ -127,7 +127,7 @@ class ShardedEncoder(Encoder):
         return no_views(super().hidden(tokens))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return no_views(self.head(Encoder.hidden(self, tokens), self.embedding))
+        return no_views(self.head(Transformer.hidden(self, tokens), self.embedding))
 
 
 def no_views(stream: Stream) -> Stream:
@@ -153,21 +153,23 @@ def shard(built: Built, processes: Processes, device: torch.device) -> Built:
     for parameter in model.parameters():
         parameter.grad = None
     mesh = init_device_mesh(device.type, (processes.size,))
-    model.__class__ = ShardedEncoder
+    model.__class__ = ShardedTransformer
     for layer in model.layers:
         layer.__class__ = ShardedLayer
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "hidden")
-    banks = ShardedBanks(built.banks, {b.key: held(model, b.key) for b in built.banks}, processes)
+    banks = ShardedBanks(built.banks, {b.key: held(model, b) for b in built.banks}, processes)
     trained = {bank.key for bank in built.trained}
     return replace(built, banks=banks, trained=[b for b in banks if b.key in trained])
 
 
-def held(model: Encoder, key: str) -> list[nn.Parameter]:
+def held(model: Transformer, bank: Bank) -> list[nn.Parameter]:
     """The parameters that a bank is named after: one a layer, or the one outside of them."""
-    name = key.removeprefix("layers.")
-    return [m.get_parameter(name) for m in (model.layers if name != key else [model])]
+    if bank.stack is None:
+        return [model.get_parameter(bank.key)]
+    name = bank.key.removeprefix(f"{bank.stack}.layers.")
+    return [layer.get_parameter(name) for layer in model.stacks[bank.stack].layers]
 
 
 def build_together(

@@ -1,0 +1,122 @@
+"""The sublayers with which a decoder reads an encoder: cross-attention, and merged attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepstack.model.sublayers import Slots, bias_of, taken
+from deepstack.speed import parameter
+
+
+class CrossAttention(nn.Module):
+    """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [k, v] = m W_kvᵀ + b_kv.
+
+    q = x W_qᵀ + b_q.  x: (batch, seq, d_model); m, the encoder's output: (batch, source, d_model).
+    All matrices are (d_model, d_model); one product computes k and v, or two with fused=False.
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float,
+        *,
+        fused: bool = True,
+        bias: bool = True,
+        slots: Slots | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
+        self.slots = taken(slots, ("before_cross_out",))
+        self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
+        if fused:
+            self.kv = parameter(2 * d_model, d_model, role=("cross_k", "cross_v"), start="matrix")
+        else:
+            self.k = parameter(d_model, d_model, role="cross_k", start="matrix")
+            self.v = parameter(d_model, d_model, role="cross_v", start="matrix")
+        self.q_bias, self.kv_bias = bias_of(d_model, bias), bias_of(2 * d_model, bias)
+        self.o = parameter(d_model, d_model, role="cross_o", start="matrix")
+        self.o_bias = bias_of(d_model, bias)
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v of the encoder's output, each (batch, head, source, d_head)."""
+        weight = self.kv if self.fused else torch.cat([self.k, self.v])
+        k, v = F.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
+        return by_head(k, self.n_heads), by_head(v, self.n_heads)
+
+    def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """G(x), given the keys and values."""
+        rate = self.dropout if self.training else 0.0
+        q = by_head(F.linear(x, self.q, self.q_bias), self.n_heads)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+        if "before_cross_out" in self.slots:
+            y = self.slots["before_cross_out"](y)
+        y = F.linear(y, self.o, self.o_bias)
+        return F.dropout(y, rate) if rate else y
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.attend(x, *self.keys_and_values(memory))
+
+
+class MergedAttention(nn.Module):
+    """G(x) = (concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h + mean_{j <= i} u_j) W_oᵀ + b_o.
+
+    q = x W_qᵀ + b_q and u = x W_vᵀ + b_v of the decoder's stream; k = m W_kᵀ + b_k and
+    v = m W_vᵀ + b_v of the encoder's output, by the same W_v.  Instead of attending to the
+    positions before it, a position takes the mean of their values: so one sublayer stands for
+    self-attention and cross-attention, and decoding keeps a sum where others keep all keys.
+    x: (batch, seq, d_model); m: (batch, source, d_model).  Zhang et al. 2019, arXiv:1908.11365,
+    section 4.2.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float,
+        *,
+        bias: bool = True,
+        slots: Slots | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.slots = taken(slots, ("before_out",))
+        self.q = parameter(d_model, d_model, role="q", start="matrix")
+        self.k = parameter(d_model, d_model, role="k", start="matrix")
+        self.v = parameter(d_model, d_model, role="v", start="matrix")
+        self.o = parameter(d_model, d_model, role="o", start="matrix")
+        self.q_bias, self.k_bias = bias_of(d_model, bias), bias_of(d_model, bias)
+        self.v_bias, self.o_bias = bias_of(d_model, bias), bias_of(d_model, bias)
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v of the encoder's output, each (batch, head, source, d_head)."""
+        k = F.linear(memory, self.k, self.k_bias)
+        return by_head(k, self.n_heads), by_head(self.values(memory), self.n_heads)
+
+    def values(self, x: Tensor) -> Tensor:
+        """x W_vᵀ + b_v, (batch, seq, d_model)."""
+        return F.linear(x, self.v, self.v_bias)
+
+    def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
+        """G(x), given keys and values of the encoder's output and the mean of the values so far."""
+        rate = self.dropout if self.training else 0.0
+        q = by_head(F.linear(x, self.q, self.q_bias), self.n_heads)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+        y = y + mean
+        if "before_out" in self.slots:
+            y = self.slots["before_out"](y)
+        y = F.linear(y, self.o, self.o_bias)
+        return F.dropout(y, rate) if rate else y
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+        mean = self.values(x).cumsum(dim=1) / count
+        return self.attend(x, *self.keys_and_values(memory), mean)
+
+
+def by_head(x: Tensor, n_heads: int) -> Tensor:
+    """(batch, seq, d_model) -> (batch, head, seq, d_head)."""
+    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)

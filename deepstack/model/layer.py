@@ -1,0 +1,55 @@
+"""A layer: its sublayers, joined to the stream by its scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.sublayers import Attention, FeedForward
+from deepstack.schemes import Scheme, Stream, Sublayer
+
+
+class Layer(nn.Module):
+    """x_l = scheme(x_{l-1}, attention, [cross-attention,] feed-forward).
+
+    sublayers: name -> module, in the order in which the stream passes them.  `running`: what stands
+    for them: the modules themselves, or their chains (`fuse`).  Those that read the encoder's
+    output are given it as `memory`, (batch, source, d_model).
+    """
+
+    def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.scheme = scheme
+        for name, module in sublayers.items():
+            setattr(self, name, module)
+        self.names = tuple(sublayers)
+        self.readers = tuple(
+            isinstance(m, (CrossAttention, MergedAttention)) for m in sublayers.values()
+        )
+        self.running: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
+
+    def modules_in_order(self) -> tuple[nn.Module, ...]:
+        """The sublayers as modules."""
+        return tuple(getattr(self, name) for name in self.names)
+
+    def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
+        return self.scheme.layer(x, *self.given(memory))
+
+    def given(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
+        """The sublayers as functions of the stream alone."""
+        if memory is None:
+            return self.running
+        pairs = zip(self.running, self.readers, strict=True)
+        return tuple(partial(G, memory=memory) if reads else G for G, reads in pairs)
+
+    def fuse(self, on: bool = True) -> None:
+        """Run sublayers as one node each where they can be (see `deepstack.speed.Chain`)."""
+        modules = self.modules_in_order()
+        self.running = tuple(
+            (m.chain() if on and isinstance(m, (Attention, FeedForward)) else None) or m
+            for m in modules
+        )
+        self.scheme.bind_norms(on)

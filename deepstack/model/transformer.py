@@ -1,0 +1,171 @@
+"""The model: tables, one stack of layers or two, a head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepstack import config as conf
+from deepstack.model.heads import HEADS
+from deepstack.model.layer import Layer
+from deepstack.model.stack import Stack
+from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
+from deepstack.speed import parameter
+
+
+class Transformer(nn.Module):
+    """logits = head(F), F = what the last stack gives for x_0 = sqrt(d/2) (E[token] + P[position]).
+
+    With tables N(0, 1/d) x_0 has unit variance per coordinate, and so have the logits of a tied
+    head.  Sinusoidal positions are scaled alike.
+
+    | family          | F                                                    | stacks             |
+    |-----------------|------------------------------------------------------|--------------------|
+    | encoder         | encoder(x_0)                                         | encoder            |
+    | decoder         | decoder(x_0), causal                                 | decoder            |
+    | encoder_decoder | decoder(x_0 of the target, encoder(x_0 of the source)) | encoder, decoder |
+
+    tokens: (batch, seq) integers; with two stacks the first seq_len of them are the source, and
+    those after it what the decoder is shown.  Both sides share the token table and have positions
+    of their own.  logits: (batch, seq or target, vocab_size).
+    """
+
+    position: Tensor
+
+    def __init__(
+        self,
+        model: conf.Model,
+        *,
+        vocab_size: int,
+        seq_len: int,
+        apart: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__()
+        d = model.d_model
+        self.scale = math.sqrt(d / 2)
+        both = model.family == "encoder_decoder"
+        self.source_len = seq_len if both else 0
+        sides = places(model)
+        self.embedding = parameter(vocab_size, d, role="embedding", start="table")
+        if model.positions == "learned":
+            self.position = parameter((1 + both) * seq_len, d, role="position", start="table")
+        else:
+            table = torch.cat([sinusoidal(seq_len, d)] * (1 + both))
+            self.register_buffer("position", table, persistent=False)
+        self.encoder = Stack(model, sides["encoder"], apart) if "encoder" in sides else None
+        self.decoder = Stack(model, sides["decoder"], apart) if "decoder" in sides else None
+        self.head = HEADS[model.head](vocab_size, d)
+        self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
+
+    @property
+    def stacks(self) -> Mapping[str, Stack]:
+        """The stacks by side, in the order in which data passes them; the last one gives F."""
+        sides = {"encoder": self.encoder, "decoder": self.decoder}
+        return {side: stack for side, stack in sides.items() if stack is not None}
+
+    @property
+    def last(self) -> Stack:
+        """The stack that gives F."""
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return stack
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers of all stacks."""
+        return [layer for stack in self.stacks.values() for layer in stack.layers]  # type: ignore[misc]
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Their schemes."""
+        return [scheme for stack in self.stacks.values() for scheme in stack.schemes]
+
+    @contextmanager
+    def statistics(self, which: Statistics) -> Iterator[None]:
+        """Batch norms use these statistics inside the block, and their own batch's outside of it.
+
+        A training step lets running averages follow its batch, validation uses them, and all else
+        (the probe, looks at every layer, a recomputed layer) takes the batch as it is.
+        """
+        for norm in self.batch_norms:
+            norm.statistics = which
+        try:
+            yield
+        finally:
+            for norm in self.batch_norms:
+                norm.statistics = "own"
+
+    def averages(self) -> dict[str, Tensor]:
+        """What batch norms remember, each over all of them side by side; empty without them."""
+        if not self.batch_norms:
+            return {}
+        return {
+            f"running.{name}": torch.cat([norm.get_buffer(name) for norm in self.batch_norms])
+            for name in BatchNorm.REMEMBERED
+        }
+
+    def load_averages(self, state: dict[str, Tensor]) -> None:
+        """Take from a checkpoint what `averages` gave."""
+        for name in BatchNorm.REMEMBERED if self.batch_norms else ():
+            buffers = [norm.get_buffer(name) for norm in self.batch_norms]
+            parts = state[f"running.{name}"].split([len(buffer) for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part)
+
+    def start(self, tokens: Tensor) -> Tensor:
+        """x_0 of all tokens, (batch, seq, d_model)."""
+        return (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, source + target, …) -> source, target; with one stack all of it is target."""
+        return x[:, : self.source_len], x[:, self.source_len :]
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
+        if self.encoder is None or self.decoder is None:
+            return self.last(self.start(tokens))
+        source, target = self.split(self.start(tokens))
+        return self.decoder(target, self.encoder(source))
+
+    def calibrate(self, tokens: Tensor) -> None:
+        """Let a scheme that starts from data see the first batch, layer by layer."""
+        if self.encoder is None or self.decoder is None:
+            self.last.calibrate(self.start(tokens))
+            return
+        source, target = self.split(self.start(tokens))
+        self.decoder.calibrate(target, self.encoder.calibrate(source))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens), self.embedding)
+
+
+def places(model: conf.Model) -> dict[str, Place]:
+    """The stacks that a configuration describes: side -> place."""
+    both = model.family == "encoder_decoder"
+    encoder = model.depth if model.family != "decoder" else 0
+    decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
+    counts = encoder, decoder, 2 if model.decoder_attention == "merged" else 3
+    found = {
+        "encoder": Place(model.family, "encoder", *counts),
+        "decoder": Place(model.family, "decoder", *counts),
+    }
+    return {side: place for side, place in found.items() if place.depth}
+
+
+def sinusoidal(seq_len: int, d: int) -> Tensor:
+    """P[p, 2i] = sqrt(2/d) sin(p / 10000^(2i/d)), P[p, 2i+1] = sqrt(2/d) cos(the same).
+
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.5, times sqrt(2/d) so that a row has norm 1
+    like a row of a learned table N(0, 1/d).
+    """
+    at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
+    rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
+    table = torch.zeros(seq_len, d, dtype=torch.float64, device="cpu")
+    table[:, 0::2] = torch.sin(at * rate)
+    table[:, 1::2] = torch.cos(at * rate[: d // 2])
+    return (table * math.sqrt(2 / d)).float()
