@@ -10,9 +10,9 @@ import yaml
 from deepstack.config import load_config, load_study
 from deepstack.config.examples import example
 from deepstack.errors import ConfigError
-from deepstack.model import build_model
+from deepstack.model import build_model, places
 from deepstack.sweeps import expand
-from deepstack.tasks import build_task
+from deepstack.tasks import task_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("experiments/*/*.yaml")])
@@ -33,12 +33,11 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
         assert len(configs) == study.size > 1
     else:
         configs = [load_config(path)]
-    vocab = build_task(
-        configs[0].task.name, configs[0].task.options(), seq_len=configs[0].task.seq_len, seed=0
-    ).vocab_size
+    vocab = task_of(configs[0]).vocab_size
     for config in {c.model.scheme: c for c in configs}.values():  # the deepest of each scheme
         counts = build_model(config, vocab_size=vocab, device="meta").banks.count()
-        assert counts["w1"] == config.model.depth * config.model.d_model * (config.model.d_ff or 0)
+        layers = sum(place.depth for place in places(config.model).values())
+        assert counts["w1"] == layers * config.model.d_model * (config.model.d_ff or 0)
 
 
 def test_the_three_1000_layer_configs_differ_in_their_scheme_alone() -> None:

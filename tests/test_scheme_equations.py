@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from literals import enter, hyper_connections, norm, real_former, stream_into
 from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.model import Layer, build_model
-from deepstack.schemes import SCHEMES, LayerNorm, find_scheme
+from deepstack.schemes import SCHEMES, find_scheme
 
 D, HEADS, D_FF = 12, 3, 20
 One = Callable[[Tensor], Tensor]
@@ -24,15 +25,6 @@ One = Callable[[Tensor], Tensor]
 
 def same(y: Any) -> Any:
     return y
-
-
-def norm(module: LayerNorm) -> One:
-    def apply(z: Tensor) -> Tensor:
-        mean = z.mean(-1, keepdim=True)
-        variance = ((z - mean) ** 2).mean(-1, keepdim=True)
-        return module.gain * (z - mean) / torch.sqrt(variance + 1e-5) + module.bias
-
-    return apply
 
 
 class Pieces(NamedTuple):
@@ -45,11 +37,14 @@ class Pieces(NamedTuple):
     l: int
     N: int
 
-    def A(self, x: Tensor, qkv: Callable[..., Any] = same, heads: One = same, out: One = same):
+    def A(
+        self, x: Tensor, qkv: Callable[..., Any] = same, logits: One = same, heads: One = same,
+        out: One = same,
+    ) -> Tensor:  # fmt: skip
         m = self.layer.attention
         split = (x @ m.qkv.T + m.qkv_bias).view(*x.shape[:2], 3, HEADS, -1)
         q, k, v = qkv(split.permute(2, 0, 3, 1, 4))
-        weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(D / HEADS), -1)
+        weights = torch.softmax(logits(q @ k.transpose(-1, -2) / math.sqrt(D / HEADS)), -1)
         y = heads(weights @ v).transpose(1, 2).reshape(x.shape)
         return out(y) @ m.o.T + m.o_bias
 
@@ -145,12 +140,6 @@ def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
     return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
 
 
-def stream_into(name: str, l: int, x: Tensor) -> Any:
-    """What layer l reads, its first tensor x."""
-    others = [torch.randn_like(x) for _ in range(l)]
-    return {"residual": (x, others[0]), "dlcl": (x, tuple(others))}.get(name, x)
-
-
 def deepnorm(alpha: Callable[[int], float]) -> Callable[[Pieces, Tensor], Tensor]:
     return twice(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
 
@@ -174,6 +163,8 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "hybrid_norm": hybrid_norm,
     "residual": residual,
     "dlcl": dlcl,
+    "real_former": real_former,
+    "hyper_connections": hyper_connections,
     "admin": two_vectors(
         lambda x, G, n, omega: n[0](omega * x + G(x)), "attention_omega", "feed_forward_omega"
     ),
@@ -299,19 +290,22 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
         x = norm(model.last.entry_norm)(x)
     else:
         assert model.last.entry_norm is None
-    x = {"residual": (x, x), "dlcl": (x, (x,))}.get(name, x)
+    x = enter(name, x)
     for layer in model.layers:
         x = layer(x)
     without = {
         "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_tight", "deepnorm_power",
         "deepnorm_adam", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel", "admin", "rezero",
-        "skip_init", "t_fixup", "fixup",
+        "skip_init", "t_fixup", "fixup", "real_former",
     }  # fmt: skip
     assert (model.last.final_norm is None) == (name in without)
     if name == "residual":
         x = x[0] + norm(model.last.final_norm)(x[1])
-    elif model.last.final_norm is not None:
-        x = norm(model.last.final_norm)(x if torch.is_tensor(x) else x[0])
+    elif name == "hyper_connections":
+        x = norm(model.last.final_norm)(sum(x[1]))
+    else:
+        x = x if torch.is_tensor(x) else x[0]
+        x = x if model.last.final_norm is None else norm(model.last.final_norm)(x)
     torch.testing.assert_close(model.hidden(tokens), x, rtol=1e-5, atol=2e-5)
 
 

@@ -21,9 +21,9 @@ from deepstack import config as conf
 from deepstack.bench.peers import PEERS
 from deepstack.bench.process import WARM_UP, Worker, WorkerError
 from deepstack.bench.rows import LOGGED, OWN, label_of
-from deepstack.errors import DeepstackError, ResourceError
+from deepstack.errors import ConfigError, DeepstackError, ResourceError
 from deepstack.model import build_model
-from deepstack.tasks import build_task
+from deepstack.tasks import task_of
 from deepstack.training import choose_device, choose_threads
 
 # What a peer needs over deepstack's estimate for the same shape (1.06 to 1.21 at 1000 narrow
@@ -209,10 +209,15 @@ def available_memory() -> float:
 def own_parameters(config: conf.Config) -> int:
     """The number of parameters of deepstack's stack, from one without storage.
 
-    Raises ConfigError for a scheme or task that is not there.
+    Raises ConfigError for a scheme or task that is not there, and for a family of models that the
+    peers are not.
     """
-    task = config.task
-    vocab = build_task(task.name, task.options(), seq_len=task.seq_len, seed=0).vocab_size
+    if config.model.family != "encoder":
+        raise ConfigError(
+            f"model.family: found {config.model.family}; bench compares encoders: allowed encoder",
+            key="model.family",
+        )
+    vocab = task_of(config).vocab_size
     return sum(build_model(config, vocab_size=vocab, device="meta").banks.count().values())
 
 

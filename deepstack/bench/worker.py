@@ -25,7 +25,7 @@ from deepstack.bench.peers import PEERS, shape_of
 from deepstack.bench.products import Products
 from deepstack.bench.rows import LOGGED, OWN, build_peer, deepstack_steps, peer_steps
 from deepstack.errors import DeepstackError
-from deepstack.tasks import build_task
+from deepstack.tasks import task_of
 from deepstack.training import choose_device, torch_settings
 
 
@@ -34,8 +34,7 @@ class Row:
 
     def __init__(self, name: str, config: conf.Config) -> None:
         self.name, self.config = name, config
-        task = config.task
-        self.task = build_task(task.name, task.options(), seq_len=task.seq_len, seed=config.seed)
+        self.task = task_of(config)
         self.device = choose_device(config.runtime)
         self.shape = shape_of(config, self.task.vocab_size)
         self.steps: Iterator[float] | None = None

@@ -40,26 +40,29 @@ def check(
 def facts_of(settings: Config) -> dict[str, Any]:
     """What a config describes, as name -> value."""
     from deepstack import config as conf
-    from deepstack.model import build_model
+    from deepstack.model import build_model, places
     from deepstack.schemes import find_scheme, with_options
-    from deepstack.tasks import build_task
+    from deepstack.tasks import task_of
     from deepstack.training import run_name
 
     model = settings.model
     scheme, options = find_scheme(model.scheme, model.scheme_options)
-    task = build_task(
-        settings.task.name,
-        settings.task.options(),
-        seq_len=settings.task.seq_len,
-        seed=settings.seed,
-    )
+    task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     memory = conf.memory_estimate(settings, task.vocab_size)
+    sides = places(model)
+    coefficients = {}
+    for side, place in sides.items():
+        own, of = options | {"place": place}, f" of the {side}" if len(sides) > 1 else ""
+        coefficients[f"alpha{of}"] = with_options(scheme.alpha, own)(place.depth)
+        coefficients[f"beta{of}"] = with_options(scheme.beta, own)(place.depth)
+        if of:
+            coefficients[f"depth{of}"] = place.depth
     return {
         "run": run_name(settings),
         "scheme": f"{scheme.label}: {scheme.equation}",
-        "alpha": with_options(scheme.alpha, options)(model.depth),
-        "beta": with_options(scheme.beta, options)(model.depth),
+        "family": model.family,
+        **coefficients,
         "depth": model.depth,
         "steps": settings.train.steps,
         "tokens a step": settings.train.batch_size * settings.task.seq_len,

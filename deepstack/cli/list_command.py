@@ -45,33 +45,62 @@ def list_(
 
 
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
-    """Name, equation, coefficients and gains of every scheme at a depth."""
-    from deepstack.model.initialise import IN_LAYERS
-    from deepstack.schemes import SCHEMES, find_scheme, with_options
+    """Name, equation, families, coefficients and gains of every scheme at a depth.
+
+    alpha, beta and gains are an encoder's; `coefficients` has those of every family and side, an
+    encoder-decoder with as many layers on both.
+    """
+    from deepstack.schemes import SCHEMES
 
     rows = []
     for name, scheme in SCHEMES.items():
-        _, options = find_scheme(name, {})
-        gain = with_options(scheme.gain, options)
-        gains = {role: gain(role, 1, depth) for role in IN_LAYERS}
+        found = {family: by_side(name, family, depth) for family in scheme.families}
+        own = found["encoder"]["encoder"]
         row: dict[str, Any] = {"name": name, "equation": scheme.equation}
-        row["alpha"] = with_options(scheme.alpha, options)(depth)
-        row["beta"] = with_options(scheme.beta, options)(depth)
+        row |= {"alpha": own["alpha"], "beta": own["beta"]}
         if nested:
-            row |= {"label": scheme.label, "depth": depth, "gains": gains}
-            row["final_norm"] = scheme.final_norm
+            row |= {"label": scheme.label, "depth": depth, "gains": own["gains"]}
+            row |= {"final_norm": scheme.final_norm, "families": list(found)}
+            row["coefficients"] = found
+        else:
+            row["families"] = ", ".join(found)
         rows.append(row | {"paper": scheme.paper})
     return rows
 
 
+def by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
+    """alpha, beta and the gain of every role, for each stack of a family."""
+    from deepstack.config import Config, with_overrides
+    from deepstack.model import places
+    from deepstack.model.initialise import IN_LAYERS, gains
+    from deepstack.schemes import find_scheme, with_options
+
+    model = with_overrides(Config(), {"model.family": family, "model.depth": depth}).model
+    model = model.model_copy(update={"scheme": name})
+    scheme, options = find_scheme(name, {})
+    gain_of, found = gains(model), {}
+    for side, place in places(model).items():
+        own = options | {"place": place}
+        crosses = family == "encoder_decoder" and side == "decoder"
+        roles = (*IN_LAYERS, *(f"cross_{role}" for role in "qkvo" if crosses))
+        found[side] = {
+            "alpha": with_options(scheme.alpha, own)(place.depth),
+            "beta": with_options(scheme.beta, own)(place.depth),
+            "gains": {role: gain_of[side](role, 1) for role in roles},
+        }
+    return found
+
+
 def task_rows(nested: bool) -> list[dict[str, Any]]:
     """Name, what it is, and options of every task."""
-    from deepstack.tasks import TASKS, task_options
+    from deepstack.tasks import TASKS, task_families, task_options
 
     rows = []
     for name, function in TASKS.items():
         options = task_options(name)
         row: dict[str, Any] = {"name": name, "description": first_sentence(function)}
+        families = list(task_families(name))
+        row["families"] = families if nested else ", ".join(families)
         if nested:
             row["options"] = [option._asdict() for option in options]
         else:

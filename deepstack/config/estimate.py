@@ -36,26 +36,42 @@ def parameter_count(
 
     final_norm, norms_per_sublayer and scheme_parameters (of one layer) are what the scheme adds.
     """
-    model, depth = config.model, config.model.depth
+    model, (depth, beside) = config.model, depths(config)
     d, d_ff = model.d_model, width_inside(config)
+    every, merged = depth + beside, model.decoder_attention == "merged"
+    crossing = 0 if merged else beside  # layers that have a cross-attention of its own
+    sublayers = 2 * every + crossing
     # dynamic_tanh has a scalar beside its gain
     gain = d * model.norm.gain + int(model.norm.kind == "dynamic_tanh")
     bias = d * model.norm.bias
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
-        **dict.fromkeys(("q", "k", "v", "o"), depth * d * d),
-        "w1": depth * d * d_ff,
-        "w2": depth * d_ff * d,
-        "bias": depth * (4 * d + d_ff + d) * model.bias,
-        "norm_gain": depth * 2 * norms_per_sublayer * gain,
-        "norm_bias": depth * 2 * norms_per_sublayer * bias,
-        "final_norm": (gain + bias) * int(final_norm),
-        "scheme": depth * scheme_parameters,
+        **dict.fromkeys(("q", "k", "v", "o"), every * d * d),
+        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * d * d),
+        "w1": every * d * d_ff,
+        "w2": every * d_ff * d,
+        "bias": (every * (4 * d + d_ff + d) + crossing * 4 * d) * model.bias,
+        "norm_gain": sublayers * norms_per_sublayer * gain,
+        "norm_bias": sublayers * norms_per_sublayer * bias,
+        "final_norm": (1 + bool(beside)) * (gain + bias) * int(final_norm),
+        "scheme": every * scheme_parameters,
         "embedding": vocab_size * d,
-        "position": config.task.seq_len * d if model.positions == "learned" else 0,
+        "position": positions(config) * d if model.positions == "learned" else 0,
         "head": head + vocab_size,
     }
     return {role: count for role, count in counts.items() if count}
+
+
+def depths(config: Config) -> tuple[int, int]:
+    """The layers of the first stack, and those of a decoder beside it."""
+    model = config.model
+    both = model.family == "encoder_decoder"
+    return model.depth, (model.decoder_depth or model.depth) if both else 0
+
+
+def positions(config: Config) -> int:
+    """The rows of the table of positions: a sequence, or two."""
+    return config.task.seq_len * (2 if config.model.family == "encoder_decoder" else 1)
 
 
 def width_inside(config: Config) -> int:
@@ -77,41 +93,41 @@ class _Sizes:
     matmul: int  # bytes of a number that a matrix product reads and writes
 
 
-# What one eager layer keeps for its backward pass: a sentence and the bytes of each tensor.
-SAVED_BY_A_LAYER: tuple[tuple[str, Callable[[_Sizes], int]], ...] = (
-    ("the layer's input, which the product with W_q, W_k, W_v reads",
+# What one eager layer keeps for its backward pass: where, a sentence and the bytes of each tensor.
+SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
+    ("attention", "the layer's input, which the product with W_q, W_k, W_v reads",
      lambda s: s.b * s.n * s.d * s.matmul),
-    ("queries, keys and values, the one output of that product",
+    ("attention", "queries, keys and values, the one output of that product",
      lambda s: 3 * s.b * s.n * s.d * s.matmul),
-    ("the attention's output, which the product with W_o reads",
+    ("attention", "the attention's output, which the product with W_o reads",
      lambda s: s.b * s.n * s.d * s.matmul),
-    ("the logarithm of each softmax's sum, from which its weights are computed again",
+    ("attention", "the logarithm of each softmax's sum, from which its weights are computed again",
      lambda s: s.b * s.h * s.n * _FP32),
-    ("under dropout no fused kernel: the attention weights before and after it, and its mask",
+    ("attention", "under dropout no fused kernel: attention weights before and after it, its mask",
      lambda s: 3 * s.b * s.h * s.n * s.n * _FP32 if s.dropout else 0),
-    ("the input of the norm around the attention, stream plus branch",
+    ("attention", "the input of the norm around the attention, stream plus branch",
      lambda s: s.b * s.n * s.d * _FP32),
-    ("the feed-forward's input, which the product with W_1 reads",
+    ("feed_forward", "the feed-forward's input, which the product with W_1 reads",
      lambda s: s.b * s.n * s.d * s.matmul),
-    ("the hidden values after the activation, which the product with W_2 reads (and relu itself)",
+    ("feed_forward", "the hidden values after the activation, which the product with W_2 reads",
      lambda s: s.b * s.n * s.d_ff * s.matmul),
-    ("the hidden values before the activation: gelu needs them, and relu leaves a hole of their "
-     "size between tensors that stay, which the allocator fills only in part",
+    ("feed_forward", "the hidden values before the activation: gelu needs them, and relu leaves a "
+     "hole of their size between tensors that stay, which the allocator fills only in part",
      lambda s: s.b * s.n * s.d_ff * s.matmul),
-    ("the input of the norm around the feed-forward",
+    ("feed_forward", "the input of the norm around the feed-forward",
      lambda s: s.b * s.n * s.d * _FP32),
-    ("mean and reciprocal deviation of the two norms",
+    ("both", "mean and reciprocal deviation of the two norms",
      lambda s: 4 * s.b * s.n * _FP32),
-    ("what rms and dynamic_tanh multiply with their gain, in the two norms",
+    ("both", "what rms and dynamic_tanh multiply with their gain, in the two norms",
      lambda s: 2 * s.b * s.n * s.d * _FP32 if s.normed else 0),
-    ("the dropout masks of the two sublayers' outputs",
+    ("both", "the dropout masks of the two sublayers' outputs",
      lambda s: 2 * s.b * s.n * s.d * _FP32 if s.dropout else 0),
 )  # fmt: skip
 
 
 def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str, int]:
     """The bytes at the peak of a run, term by term: a training step, or a look at every layer."""
-    train, depth = config.train, config.model.depth
+    train, depth = config.train, sum(depths(config))
     by_role = parameter_count(config, vocab_size)
     weights = sum(by_role.values()) * _FP32
     chosen = by_role if train.trainable == "all" else train.trainable
@@ -119,7 +135,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
     largest = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
     moments = {"adamw": 2, "adam": 2, "sgd": int(train.momentum > 0)}[train.optimizer]
     sizes = _sizes(config, train.batch_size)
-    tokens = train.batch_size * config.task.seq_len
+    tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
@@ -131,11 +147,11 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "activations": activations(config, sizes),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
-        "probe": probe * config.task.seq_len * (2 * vocab_size + 4 * sizes.d) * _FP32,
+        "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
     }
     if config.log.layers_every != 0:
         # held over the step: the weights before it; after it: gradients and differences of its own
-        after = 2 * weights + depth * saved_by_a_layer(_sizes(config, probe))
+        after = 2 * weights + saved_by_layers(config, _sizes(config, probe))
         during = terms["activations"] + terms["temporaries of the optimizer"]
         terms["looks at every layer"] = weights + max(0, after - during)
     return terms
@@ -151,16 +167,25 @@ def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
 
 def activations(config: Config, sizes: _Sizes) -> int:
     """Bytes that the layers keep for the backward pass, all of them or what is not recomputed."""
-    depth, every = config.model.depth, config.runtime.recompute_every
-    if not every:
-        return depth * saved_by_a_layer(sizes)
+    depth, every = sum(depths(config)), config.runtime.recompute_every
+    if not every or every >= depth:
+        return saved_by_layers(config, sizes)
     boundaries = -(-depth // every) * sizes.b * sizes.n * sizes.d * _FP32
-    return boundaries + min(every, depth) * saved_by_a_layer(sizes)
+    return boundaries + every * saved_by_layers(config, sizes) // depth
+
+
+def saved_by_layers(config: Config, sizes: _Sizes) -> int:
+    """Bytes that all layers keep; cross-attention as much as self-attention with its norm."""
+    depth, beside = depths(config)
+    crossing = beside if config.model.decoder_attention == "separate" else 0
+    share = {"attention": 1.0, "feed_forward": 0.0, "both": 0.5}
+    attention = sum(share[where] * size(sizes) for where, _, size in SAVED_BY_A_LAYER)
+    return (depth + beside) * saved_by_a_layer(sizes) + int(crossing * attention)
 
 
 def saved_by_a_layer(sizes: _Sizes) -> int:
     """Bytes that one layer keeps for its backward pass."""
-    return sum(size(sizes) for _, size in SAVED_BY_A_LAYER)
+    return sum(size(sizes) for _, _, size in SAVED_BY_A_LAYER)
 
 
 def on_gpu(config: Config) -> bool:

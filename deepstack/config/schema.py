@@ -18,7 +18,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
-    "truncated_normal", "normal", "zero_identity",
+    "truncated_normal", "normal", "zero_identity", "ntk",
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
@@ -89,7 +89,7 @@ class Init(_Section):
     """How weight matrices start, before the scheme's own gain."""
 
     distribution: Distribution = "xavier_normal"
-    """The distribution that matrices are drawn from."""
+    """Of what matrices are drawn; ntk: of N(0, gain^2), and products are divided by sqrt(n_in)."""
     fan: Literal["in_out", "in"] = "in_out"
     """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
     std: Annotated[float, Field(gt=0, le=1e6)] = 0.02

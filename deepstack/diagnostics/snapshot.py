@@ -65,14 +65,13 @@ def take(
     """
     parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
     with evaluating(model), watching(model) as seen, torch.enable_grad():
-        final, memory = model.start(tokens), None
-        parts = [final] if len(seen) == 1 else list(model.split(final))
-        for (side, stack), part in zip(model.stacks.items(), parts, strict=True):
-            for x in stack.stream(part, memory):
+        memory = None
+        for (side, stack), x0 in zip(model.stacks.items(), model.inputs(tokens), strict=True):
+            for x in stack.stream(x0, memory):
                 seen[side].stream.append(token_norm(visible(x)))
-            final = memory = stack.leave(x)
+            memory = stack.leave(x)
         flat = [p for layer in parameters for p in layer]
-        value = loss(model.head(final, model.embedding))
+        value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
         found = torch.autograd.grad(value, flat, allow_unused=True) if flat else ()
         gradients = (value.new_zeros(()) if g is None else g for g in found)

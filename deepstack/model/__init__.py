@@ -1,6 +1,7 @@
 """The stack that a configuration describes; it knows no device, no dtype and no compiler."""
 
 from deepstack.model.build import build_model, take_ways
+from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
 from deepstack.model.layer import Layer
 from deepstack.model.resolve import with_defaults, without_defaults
@@ -10,6 +11,8 @@ __all__ = [
     "Layer",
     "Transformer",
     "build_model",
+    "decoder_of",
+    "generate",
     "initialise",
     "places",
     "take_ways",

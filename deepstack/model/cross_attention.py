@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.model.sublayers import Slots, bias_of, taken
+from deepstack.model.sublayers import STANDARD, Parameterisation, Slots, bias_of, taken
 from deepstack.speed import parameter
 
 
@@ -26,10 +26,12 @@ class CrossAttention(nn.Module):
         *,
         fused: bool = True,
         bias: bool = True,
+        parameterisation: Parameterisation = STANDARD,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
+        self.linear = parameterisation.linear
         self.slots = taken(slots, ("before_cross_out",))
         self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
         if fused:
@@ -44,17 +46,17 @@ class CrossAttention(nn.Module):
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """k and v of the encoder's output, each (batch, head, source, d_head)."""
         weight = self.kv if self.fused else torch.cat([self.k, self.v])
-        k, v = F.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
+        k, v = self.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
         return by_head(k, self.n_heads), by_head(v, self.n_heads)
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """G(x), given the keys and values."""
         rate = self.dropout if self.training else 0.0
-        q = by_head(F.linear(x, self.q, self.q_bias), self.n_heads)
+        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
         if "before_cross_out" in self.slots:
             y = self.slots["before_cross_out"](y)
-        y = F.linear(y, self.o, self.o_bias)
+        y = self.linear(y, self.o, self.o_bias)
         return F.dropout(y, rate) if rate else y
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
@@ -79,10 +81,12 @@ class MergedAttention(nn.Module):
         dropout: float,
         *,
         bias: bool = True,
+        parameterisation: Parameterisation = STANDARD,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
+        self.linear = parameterisation.linear
         self.slots = taken(slots, ("before_out",))
         self.q = parameter(d_model, d_model, role="q", start="matrix")
         self.k = parameter(d_model, d_model, role="k", start="matrix")
@@ -93,22 +97,22 @@ class MergedAttention(nn.Module):
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """k and v of the encoder's output, each (batch, head, source, d_head)."""
-        k = F.linear(memory, self.k, self.k_bias)
+        k = self.linear(memory, self.k, self.k_bias)
         return by_head(k, self.n_heads), by_head(self.values(memory), self.n_heads)
 
     def values(self, x: Tensor) -> Tensor:
         """x W_vᵀ + b_v, (batch, seq, d_model)."""
-        return F.linear(x, self.v, self.v_bias)
+        return self.linear(x, self.v, self.v_bias)
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
         """G(x), given keys and values of the encoder's output and the mean of the values so far."""
         rate = self.dropout if self.training else 0.0
-        q = by_head(F.linear(x, self.q, self.q_bias), self.n_heads)
+        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
         y = y + mean
         if "before_out" in self.slots:
             y = self.slots["before_out"](y)
-        y = F.linear(y, self.o, self.o_bias)
+        y = self.linear(y, self.o, self.o_bias)
         return F.dropout(y, rate) if rate else y
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:

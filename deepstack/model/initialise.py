@@ -19,6 +19,9 @@ from deepstack.speed import Bank, Banks
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
 OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
 
+# the matrices of sublayers, whose products the NTK parameterisation divides by sqrt(n_in)
+IN_SUBLAYERS = (*IN_LAYERS, "cross_q", "cross_k", "cross_v", "cross_o")
+
 # a start that is a number says so itself
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
@@ -39,13 +42,18 @@ def kaiming(init: conf.Init, n_in: int, n_out: int) -> float:
     return math.sqrt(2 / n_in)
 
 
+def fan_in(init: conf.Init, n_in: int, n_out: int) -> float:
+    """1 / sqrt(n_in), which keeps the variance through the product alone."""
+    return math.sqrt(1 / n_in)
+
+
 def given(init: conf.Init, n_in: int, n_out: int) -> float:
     """`init.std`, whatever the size of the matrix."""
     return init.std
 
 
 def one(init: conf.Init, n_in: int, n_out: int) -> float:
-    """1: the matrix has a scale of its own."""
+    """1: the matrix has a scale of its own, or its product has."""
     return 1.0
 
 
@@ -114,7 +122,10 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "truncated_normal": Distribution(xavier, truncated_normal),
     "normal": Distribution(given, normal),
     "zero_identity": Distribution(one, zero_identity),
+    "ntk": Distribution(one, normal),
 }
+# for matrices outside of the sublayers, where it is another: nothing divides their products
+ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
 
 
 def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
@@ -130,13 +141,18 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     | number | what a scheme or a norm owns           | that number                               |
 
     `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
-    gain / sqrt(n_in).  Every matrix has a random stream of its own, numbered by seed, role and
-    layer: a layer starts from the same numbers whatever the depth and the scheme (its gain apart),
-    so that comparisons are paired.
+    gain / sqrt(n_in).  'ntk' is N(0, gain^2), and the sublayers divide their products by sqrt(n_in)
+    (`deepstack.model.sublayers.Parameterisation`); tables are as they always are, and a matrix of
+    the head or of the scheme's own, whose product nothing divides, is drawn from N(0, gain^2/n_in).
+
+    Every matrix has a random stream of its own, numbered by seed, role and layer: a layer starts
+    from the same numbers whatever the depth and the scheme (its gain apart), so that comparisons
+    are paired.
     """
     gain_of = gains(model)
     first = next(iter(gain_of))
     start = DISTRIBUTIONS[model.init.distribution]
+    elsewhere = ELSEWHERE.get(model.init.distribution, start)
     with torch.no_grad():
         for bank in banks:
             for role, tensors in bank.by_role():
@@ -151,7 +167,8 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
                     n_out, n_in = row.shape
-                    start.fill(row, gain * start.scale(model.init, n_in, n_out), rng)
+                    own = start if role in IN_SUBLAYERS else elsewhere
+                    own.fill(row, gain * own.scale(model.init, n_in, n_out), rng)
 
 
 def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
@@ -169,13 +186,15 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
     """The random stream of a matrix: its number, or a hash of its name.
 
     Numbered are the six of a layer of the `first` stack, whether encoder or decoder, and the
-    tables; named are those that a scheme brings along, and those of a decoder beside an encoder.
+    tables.  Named are those that a scheme brings along and those of a decoder beside an encoder,
+    whose roles say which: they may share a tensor or not.
     """
     if bank.stack == first and role in IN_LAYERS:
         return 8 * layer + IN_LAYERS.index(role)
     if not bank.in_layers and bank.key in OUTSIDE:
         return OUTSIDE.index(bank.key)
-    digest = hashlib.sha256(f"{bank.key}/{role}/{layer}".encode()).digest()
+    named = bank.stack if role.removeprefix("cross_") in IN_LAYERS else bank.key
+    digest = hashlib.sha256(f"{named}/{role}/{layer}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
 
 

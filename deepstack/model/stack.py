@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
-from deepstack.model.sublayers import Attention, FeedForward
+from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
 from deepstack.schemes import NORMS, Parts, Place, Scheme, StackNorm, Stream, find_scheme
 from deepstack.speed import Through, run_layers
 
@@ -46,6 +46,7 @@ class Stack(nn.Module):
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())
             common: dict[str, Any] = {"bias": model.bias, "slots": slots}
+            common["parameterisation"] = NTK if model.init.distribution == "ntk" else STANDARD
             sizes = d, model.n_heads, model.dropout
             attention: nn.Module
             if merged:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.speed import OPERATIONS, Chain, Product, RoleParameter, SelfAttention, parameter
+from deepstack.speed.nodes import ScaledProduct
 
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -20,12 +22,40 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Parameterisation(NamedTuple):
+    """How the sublayers apply a matrix: (x, W, b) -> y, and the same in a `Chain`.
+
+    STANDARD: y = x Wᵀ + b.  NTK: y = x Wᵀ / sqrt(n_in) + b, for a W whose entries have variance
+    gain^2.  Beside Xavier's with 'fan: in', of variance gain^2 / n_in, y starts as the same and the
+    gradient by W is 1/sqrt(n_in) of the other, while the entries of W are sqrt(n_in) times as
+    large: a step of SGD moves y by 1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
+    """
+
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    product: type[Product]
+
+
+def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ / sqrt(n_in) + b.  x: (…, n_in), W: (n_out, n_in), b: (n_out,), or no b."""
+    scale = weight.shape[1] ** -0.5
+    if bias is None:
+        return F.linear(x, weight) * scale
+    y = torch.addmm(bias, x.flatten(0, -2), weight.t(), alpha=scale)
+    return y.view(*x.shape[:-1], len(bias))
+
+
+STANDARD = Parameterisation(F.linear, Product)
+NTK = Parameterisation(scaled_linear, ScaledProduct)
+
 Slots = Mapping[str, nn.Module]
 """What a scheme puts inside of a sublayer, by the place where it goes:
 
 | slot             | of           | is given                                                      |
 |------------------|--------------|---------------------------------------------------------------|
 | q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
+| logits           | attention    | q kᵀ / sqrt(d_head), (batch, head, seq, seq), and what the    |
+|                  |              | layer before handed on, alike or None; gives what the softmax |
+|                  |              | is taken of, and what is handed on                            |
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
 | before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
 | before_cross_out | cross-attention | the same there                                             |
@@ -41,7 +71,8 @@ class Attention(nn.Module):
     computes q, k and v; with fused=False the three matrices are parameters of their own (which an
     optimizer can treat apart) and are put together first, so that the numbers are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
-    Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+    parameterisation: how matrices are applied.  A scheme that fills the slot `logits` calls
+    `attend_after`.  Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
     def __init__(
@@ -53,11 +84,13 @@ class Attention(nn.Module):
         fused: bool = True,
         bias: bool = True,
         causal: bool = False,
+        parameterisation: Parameterisation = STANDARD,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
-        self.slots = taken(slots, ("q", "k", "v", "heads", "before_out"))
+        self.linear, self.product = parameterisation
+        self.slots = taken(slots, ("q", "k", "v", "logits", "heads", "before_out"))
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
         else:
@@ -69,30 +102,67 @@ class Attention(nn.Module):
         self.o_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        rate = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
+        return self.out(y)
+
+    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """G(x) where the layer before has a say in the logits, and what is handed on to the next.
+
+        before, and what is handed on: (batch, head, seq, seq), of every position and every other,
+        also of those that a causal attention does not read, so that they are finite; None: there
+        is no layer before.  The slot `logits` says what becomes of them.
+        """
+        q, k, v = self.project(x)
+        y, handed = self.weigh(q, k, v, before, self.causal)
+        return self.out(y), handed
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The heads' outputs, (batch, head, seq, d_head), and what is handed on."""
+        own = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+        logits, handed = self.slots["logits"](own, before)
+        if causal:
+            later = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu(1)
+            logits = logits.masked_fill(later, float("-inf"))
+        weights = torch.softmax(logits, dim=-1)
+        if self.dropout and self.training:
+            weights = F.dropout(weights, self.dropout)
+        return torch.matmul(weights, v), handed
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, each (batch, head, seq, d_head)."""
         batch, seq, d = x.shape
         weight = self.qkv if self.fused else torch.cat([self.q, self.k, self.v])
         # Products are of matrices: flattened once, they need no view of their own going back.
-        qkv = F.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
+        qkv = self.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         slots = self.slots
         if "q" in slots:
             q, k, v = slots["q"](q), slots["k"](k), slots["v"](v)
-        rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
+        return q, k, v
+
+    def out(self, y: Tensor) -> Tensor:
+        """G(x), (batch, seq, d_model), from the heads' outputs, (batch, head, seq, d_head)."""
+        batch, _, seq, _ = y.shape
+        slots = self.slots
         if "heads" in slots:
             y = slots["heads"](y)
-        y = y.transpose(1, 2).reshape(-1, d)
+        y = y.transpose(1, 2).reshape(batch * seq, -1)
         if "before_out" in slots:
             y = slots["before_out"](y)
-        y = F.linear(y, self.o, self.o_bias).view(batch, seq, d)
+        y = self.linear(y, self.o, self.o_bias).view(batch, seq, -1)
+        rate = self.dropout if self.training else 0.0
         return F.dropout(y, rate) if rate else y
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
         if self.dropout or self.slots or not self.fused or not SelfAttention.available:
             return None
-        into, out = Product(self.qkv, self.qkv_bias), Product(self.o, self.o_bias)
+        into, out = self.product(self.qkv, self.qkv_bias), self.product(self.o, self.o_bias)
         return Chain([into, SelfAttention(self.n_heads, self.causal), out])
 
 
@@ -100,6 +170,7 @@ class FeedForward(nn.Module):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
     x: (batch, seq, d_model); W_1: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: no b_1, b_2.
+    parameterisation: how matrices are applied.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
@@ -111,9 +182,11 @@ class FeedForward(nn.Module):
         dropout: float,
         *,
         bias: bool = True,
+        parameterisation: Parameterisation = STANDARD,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
+        self.linear, self.product = parameterisation
         self.slots = taken(slots, ("before_activation", "after_activation"))
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
         self.operation = OPERATIONS.get(activation)  # None: no chain
@@ -124,20 +197,21 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         slots = self.slots
-        hidden = F.linear(x.flatten(0, 1), self.w1, self.w1_bias)
+        hidden = self.linear(x.flatten(0, 1), self.w1, self.w1_bias)
         if "before_activation" in slots:
             hidden = slots["before_activation"](hidden)
         hidden = self.activation(hidden)
         if "after_activation" in slots:
             hidden = slots["after_activation"](hidden)
-        y = F.linear(hidden, self.w2, self.w2_bias).view(x.shape)  # hidden: (batch * seq, d_ff)
+        # hidden: (batch * seq, d_ff)
+        y = self.linear(hidden, self.w2, self.w2_bias).view(x.shape)
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
         if self.dropout or self.slots or self.operation is None:
             return None
-        into, out = Product(self.w1, self.w1_bias), Product(self.w2, self.w2_bias)
+        into, out = self.product(self.w1, self.w1_bias), self.product(self.w2, self.w2_bias)
         return Chain([into, self.operation, out])
 
 

@@ -117,28 +117,36 @@ class Transformer(nn.Module):
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part)
 
-    def start(self, tokens: Tensor) -> Tensor:
-        """x_0 of all tokens, (batch, seq, d_model)."""
-        return (F.embedding(tokens, self.embedding) + self.position[: tokens.shape[1]]) * self.scale
+    def start(self, tokens: Tensor, at: int = 0) -> Tensor:
+        """x_0 of all tokens, (batch, seq, d_model), the first of which has position `at`."""
+        position = self.position[at : at + tokens.shape[1]]
+        return (F.embedding(tokens, self.embedding) + position) * self.scale
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, source + target, …) -> source, target; with one stack all of it is target."""
         return x[:, : self.source_len], x[:, self.source_len :]
 
+    def inputs(self, tokens: Tensor) -> list[Tensor]:
+        """x_0 of each stack, (batch, seq or source or target, d_model)."""
+        if not self.source_len:
+            return [self.start(tokens)]
+        source, target = self.split(tokens)
+        return [self.start(source), self.start(target, self.source_len)]
+
     def hidden(self, tokens: Tensor) -> Tensor:
         """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
-        if self.encoder is None or self.decoder is None:
-            return self.last(self.start(tokens))
-        source, target = self.split(self.start(tokens))
-        return self.decoder(target, self.encoder(source))
+        x, *others = self.inputs(tokens)
+        first, *after = self.stacks.values()
+        found: Tensor = first(x)
+        for stack, x in zip(after, others, strict=True):
+            found = stack(x, found)
+        return found
 
     def calibrate(self, tokens: Tensor) -> None:
         """Let a scheme that starts from data see the first batch, layer by layer."""
-        if self.encoder is None or self.decoder is None:
-            self.last.calibrate(self.start(tokens))
-            return
-        source, target = self.split(self.start(tokens))
-        self.decoder.calibrate(target, self.encoder.calibrate(source))
+        memory = None
+        for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
+            memory = stack.calibrate(x, memory)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.hidden(tokens), self.embedding)

@@ -49,6 +49,13 @@ def masked(runs: Sequence[Run]) -> bool:
     )
 
 
+def where(runs: Sequence[Run]) -> str:
+    """Words for the positions of the loss, where these are not all that is predicted."""
+    evals = [run.evals for run in runs if len(run.evals)]
+    parts = any(last_row(rows, ["loss"]) != last_row(rows, ["loss_masked"]) for rows in evals)
+    return ON_MASK if masked(runs) and parts else ""
+
+
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     """What the validation loss is compared with: on [MASK] alone nothing can be copied."""
     first = "unigram_entropy" if masked(runs) else "context_free_entropy"
@@ -74,7 +81,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     curves = curves_of(series)
     shown = look.panels(curves, MOST_ROWS)
     on_mask = masked(runs)
-    validation = VALIDATION + (ON_MASK if on_mask else "")
+    validation = VALIDATION + where(runs)
     both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
     if len(curves) <= JOINT and len(shown) == 1:
         cells = [(shown[0], both)]
@@ -192,7 +199,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     published = overlay(axes, options, "final_loss_vs_depth", table, None)
     depth_axis(axes, depths)
     _loss_axis([axes], [row for row in table.rows])
-    axes.set_ylabel(f"validation loss{ON_MASK if on_mask else ''} (nats)")
+    axes.set_ylabel(f"validation loss{where(final)} (nats)")
     handles += level_handles(levels) + mark_handles(marks)
     if seeds_note(counts):
         label = f"± 1 standard deviation, {seeds_note(counts)}"

@@ -57,6 +57,28 @@ class Product:
         return torch.mm(dy, self.weight)
 
 
+class ScaledProduct(Product):
+    """y = x Wᵀ / sqrt(n_in) + b: the product under the NTK parameterisation."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__(weight, bias)
+        self.scale = weight.shape[1] ** -0.5
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(x)
+        if self.bias is None:
+            return torch.mm(x, self.transposed).mul_(self.scale)
+        return torch.addmm(self.bias, x, self.transposed, alpha=self.scale)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = saved.pop()
+        if self.bias_grad is not None:
+            self.bias_grad.add_(dy.sum(0))
+        if self.weight_grad is not None:
+            self.weight_grad.addmm_(dy.t(), x, alpha=self.scale)
+        return torch.mm(dy, self.weight).mul_(self.scale)
+
+
 class Relu:
     """y = max(x, 0), in place: both ways it is given what the product beside it has just made."""
 

@@ -14,7 +14,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import Run, RunFolder
-from deepstack.tasks import Task, build_task
+from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, refuse_missing_plugins, run_name
 
 MOST_CELLS = 100_000
@@ -74,12 +74,9 @@ def plan(
     tasks: dict[str, Task] = {}
     for config in expand(base, grid):
         refuse_missing_plugins(config, out / study)
-        key = f"{config.task!r} {config.seed}"
+        key = f"{config.task!r} {config.seed} {config.model.family}"
         if key not in tasks:
-            options = config.task.options()
-            tasks[key] = build_task(
-                config.task.name, options, seq_len=config.task.seq_len, seed=config.seed
-            )
+            tasks[key] = task_of(config)
         folder = choose_folder(config, out / study, tasks[key])
         cells.append(
             Cell(

@@ -2,16 +2,30 @@
 
 from deepstack.options import Option
 from deepstack.registry import import_all
-from deepstack.tasks.task import IGNORE, TASKS, Batch, Task, build_task, task, task_options
+from deepstack.tasks.task import (
+    IGNORE,
+    TASKS,
+    Batch,
+    Family,
+    Task,
+    build_task,
+    task,
+    task_families,
+    task_of,
+    task_options,
+)
 
 __all__ = [
     "IGNORE",
     "TASKS",
     "Batch",
+    "Family",
     "Option",
     "Task",
     "build_task",
     "task",
+    "task_families",
+    "task_of",
     "task_options",
 ]
 

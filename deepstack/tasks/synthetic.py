@@ -1,13 +1,14 @@
 """Tasks whose data are drawn from a known law, so that the best possible loss is known too."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Task, choose_positions, task
+from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Family, Task, choose_positions, task
 
 VocabSize = Annotated[int, Field(ge=2, le=65536, description="number of different tokens")]
 
@@ -15,47 +16,73 @@ Floats = NDArray[np.float64]
 
 
 @task("copy")
-def copy(*, seq_len: int, seed: int, vocab_size: VocabSize = 16) -> Task:
+def copy(
+    *, seq_len: int, seed: int, family: Family = "encoder", vocab_size: VocabSize = 16
+) -> Task:
     """target_i = input_i: predict the tokens that are shown, the task that needs no layer at all.
 
     Tokens are independent and uniform; every position is predicted. Knowing nothing costs
-    ln(vocab_size) nats, the reference "uniform_entropy".
+    ln(vocab_size) nats, the reference "uniform_entropy". A decoder is shown some tokens and a mark,
+    token vocab_size, and says the last half of them once more; an encoder-decoder translates.
     """
-
-    def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        tokens = random.integers(0, vocab_size, (batch_size, seq_len))
-        return Batch(tokens, tokens.copy(), np.zeros(tokens.shape, dtype=bool))
-
-    return Task(
-        name="copy",
-        vocab_size=vocab_size,
-        seed=seed,
-        draw=draw,
-        references={"uniform_entropy": math.log(vocab_size)},
-        data={"name": "copy"},
-    )
+    return repeated("copy", seq_len, seed, family, vocab_size, lambda tokens: tokens)
 
 
 @task("reverse")
-def reverse(*, seq_len: int, seed: int, vocab_size: VocabSize = 16) -> Task:
+def reverse(
+    *, seq_len: int, seed: int, family: Family = "encoder", vocab_size: VocabSize = 16
+) -> Task:
     """target_i = input_{n-1-i}: predict the sequence backwards, which needs attention by position.
 
     n is seq_len. Tokens are independent and uniform; every position is predicted. Knowing nothing
-    costs ln(vocab_size) nats, the reference "uniform_entropy".
+    costs ln(vocab_size) nats, the reference "uniform_entropy". A decoder is shown some tokens and a
+    mark, token vocab_size, and says the last half of them backwards; an encoder-decoder translates.
     """
+    return repeated("reverse", seq_len, seed, family, vocab_size, lambda tokens: tokens[:, ::-1])
+
+
+def repeated(
+    name: str,
+    seq_len: int,
+    seed: int,
+    family: Family,
+    vocab_size: int,
+    said: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+) -> Task:
+    """Uniform tokens u, and said(u) to predict.
+
+    | family          | inputs (mark = vocab_size)           | targets                          |
+    |-----------------|--------------------------------------|----------------------------------|
+    | encoder         | u                                    | said(u)                          |
+    | decoder         | u, mark, y without its last token    | nothing over u, then y           |
+    | encoder_decoder | u; mark, said(u) without its last    | said(u)                          |
+
+    y = said(the last seq_len // 2 tokens of u); u has as many tokens as make seq_len in all.
+    """
+    half = seq_len // 2
+    shown = seq_len - half if family == "decoder" else seq_len
 
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        tokens = random.integers(0, vocab_size, (batch_size, seq_len))
-        backwards = np.ascontiguousarray(tokens[:, ::-1])
-        return Batch(tokens, backwards, np.zeros(tokens.shape, dtype=bool))
+        tokens = random.integers(0, vocab_size, (batch_size, shown))
+        if family == "encoder":
+            target = np.ascontiguousarray(said(tokens))
+            return Batch(tokens, target, np.zeros(tokens.shape, dtype=bool))
+        target = said(tokens[:, -half:] if family == "decoder" else tokens)
+        mark = np.full((batch_size, 1), vocab_size)
+        inputs = np.hstack([tokens, mark, target[:, :-1]])
+        if family == "decoder":
+            unsaid = np.full((batch_size, shown), IGNORE)
+            target = np.hstack([unsaid, target])
+        return Batch(inputs, np.ascontiguousarray(target), target != IGNORE)
 
     return Task(
-        name="reverse",
-        vocab_size=vocab_size,
+        name=name,
+        vocab_size=vocab_size + (family != "encoder"),
         seed=seed,
         draw=draw,
         references={"uniform_entropy": math.log(vocab_size)},
-        data={"name": "reverse"},
+        data={"name": name},
+        unigram=None if family == "encoder" else np.full(vocab_size, 1 / vocab_size),
     )
 
 
@@ -64,6 +91,7 @@ def markov(
     *,
     seq_len: int,
     seed: int,
+    family: Family = "encoder",
     states: Annotated[int, Field(ge=2, le=256, description="number of states")] = 16,
     concentration: Annotated[
         float,
@@ -81,19 +109,40 @@ def markov(
     possible loss on those very positions is exact: `Task.optimal_loss`. The reference
     "unigram_entropy" is the entropy of the stationary distribution in nats: what a predictor that
     ignores the context pays.
+
+    A decoder predicts each next state, at best with T itself. An encoder-decoder is shown the
+    sequence with its [MASK]s and translates all of it into another language, state s said as
+    word[s], a permutation that belongs to the seed; the words before are known to it.
     """
-    transition = random_chain(np.random.default_rng([seed, STRUCTURE]), states, concentration)
+    structure = np.random.default_rng([seed, STRUCTURE])
+    transition = random_chain(structure, states, concentration)
     start = stationary_distribution(transition)
+    word = structure.permutation(states) if family == "encoder_decoder" else np.arange(states)
+    length = seq_len + (family == "decoder")
 
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        tokens = walk(random, transition, start, batch_size, seq_len)
+        tokens = walk(random, transition, start, batch_size, length)
+        if family == "decoder":
+            return Batch(
+                tokens[:, :-1].copy(), tokens[:, 1:].copy(), np.ones_like(tokens[:, 1:], bool)
+            )
         masked = choose_positions(random, batch_size, seq_len, mask_rate)
-        return Batch(np.where(masked, states, tokens), np.where(masked, tokens, IGNORE), masked)
+        shown = np.where(masked, states, tokens)
+        if family == "encoder":
+            return Batch(shown, np.where(masked, tokens, IGNORE), masked)
+        target = word[tokens]
+        begin = np.full((batch_size, 1), states)
+        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, masked)
 
     def exact_loss(batch: Batch) -> float:
-        posterior = forward_backward(batch.inputs, transition, start)
-        truth = posterior[batch.masked, batch.targets[batch.masked]]
-        return float(-np.log(truth).mean())
+        if family == "decoder":
+            return float(-np.log(transition[batch.inputs, batch.targets]).mean())
+        if family == "encoder":
+            posterior = forward_backward(batch.inputs, transition, start)
+            truth = posterior[batch.masked, batch.targets[batch.masked]]
+            return float(-np.log(truth).mean())
+        said = np.argsort(word)[batch.targets]  # the states behind the words
+        return float(-np.log(next_state(batch.inputs[:, :seq_len], said, transition, start)).mean())
 
     return Task(
         name="markov",
@@ -103,7 +152,7 @@ def markov(
         references={"unigram_entropy": float(-(start * np.log(start)).sum())},
         data={"name": "markov"},
         exact_loss=exact_loss,
-        unigram=start,
+        unigram=start[np.argsort(word)],
     )
 
 
@@ -164,6 +213,29 @@ def forward_backward(inputs: NDArray[np.int64], transition: Floats, start: Float
         posterior[i] = _rescaled(posterior[i] * backward)
         backward = _rescaled((evidence[i] * backward) @ transition.T)
     return posterior.transpose(1, 0, 2)
+
+
+def next_state(
+    shown: NDArray[np.int64], truth: NDArray[np.int64], transition: Floats, start: Floats
+) -> Floats:
+    """P(x_i = truth_i | shown, x_1 … x_{i-1} = truth), exactly, for every position i.
+
+    = T[x_{i-1}, s] e_i(s) b_i(s), rescaled over s, with e and b as in `forward_backward`: given the
+    state before, earlier ones say nothing more. shown, truth: (batch, seq), [MASK] = states in
+    shown. Returns (batch, seq).
+    """
+    states = len(start)
+    evidence = np.vstack([np.eye(states), np.ones(states)])[shown]  # (batch, seq, states)
+    prior = np.concatenate(
+        [np.broadcast_to(start, (len(truth), 1, states)), transition[truth[:, :-1]]], axis=1
+    )
+    backward = np.ones_like(evidence)
+    for i in reversed(range(shown.shape[1] - 1)):
+        seen = evidence[:, i + 1] * backward[:, i + 1]
+        backward[:, i] = _rescaled(seen @ transition.T)
+    posterior = _rescaled(prior * evidence * backward)
+    found: Floats = np.take_along_axis(posterior, truth[:, :, None], axis=2)[:, :, 0]
+    return found
 
 
 def _rescaled(weights: Floats) -> Floats:

@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepstack.config import Config
 from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
@@ -20,12 +21,17 @@ IGNORE = -100
 TRAIN, VALIDATION, PROBE, STRUCTURE = 1, 2, 3, 4
 
 
-class Batch(NamedTuple):
-    """Sequences to predict in; all three arrays are (batch, seq).
+Family = Literal["encoder", "decoder", "encoder_decoder"]
 
-    inputs: int64, the tokens that the model is shown.
-    targets: int64, the true token, or IGNORE where nothing is predicted.
-    masked: bool, the predicted positions that show [MASK].
+
+class Batch(NamedTuple):
+    """Sequences to predict in.
+
+    inputs: (batch, seq) int64, the tokens that the model is shown; for an encoder-decoder the
+    source, seq_len tokens, and after it what the decoder is shown, the target shifted right.
+    targets: (batch, seq or target) int64, the true token, or IGNORE where nothing is predicted.
+    masked: like targets, bool, the predicted positions whose token the model cannot have read off
+    its inputs: those that show [MASK], or, in a decoder, those of the next token.
     """
 
     inputs: NDArray[np.int64]
@@ -45,7 +51,7 @@ class Task:
     references: losses in nats that the training loss is compared with.
     data: what was trained on (name, sha256, bytes), as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at that very batch's predicted positions.
-    unigram: how often each token occurs in what is trained on, (tokens,), where [MASK] is shown.
+    unigram: how often each token is the target in what is trained on, (tokens,), where `masked`.
     """
 
     name: str
@@ -77,10 +83,10 @@ class Task:
         return None if self.exact_loss is None else self.exact_loss(batch)
 
     def unigram_loss(self, batch: Batch) -> float | None:
-        """Mean of -ln p(true), p the unigram, over the positions that show [MASK], in nats.
+        """Mean of -ln p(true), p the unigram, over the `masked` positions, in nats.
 
-        What a predictor without any context gets on those very positions; None where none shows
-        [MASK] or the task has no unigram.
+        What a predictor without any context gets on those very positions; None where there are
+        none or the task has no unigram.
         """
         if self.unigram is None or not batch.masked.any():
             return None
@@ -96,22 +102,23 @@ AnyTaskFunction = TypeVar("AnyTaskFunction", bound=TaskFunction)
 
 TASKS: Registry[TaskFunction] = Registry("task")
 
-_GIVEN = ("seq_len", "seed")
+_GIVEN = ("seq_len", "seed", "family")
 
 
 def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
     """Writing a function under `@task(name)` registers it as a task.
 
-    Its parameters are keyword-only: `seq_len` and `seed`, which every task is given, and its own
-    options, each with a type annotation and a default. `Annotated[float, Field(gt=0, le=1,
-    description="...")]` states range and help text. Raises PluginError where that is not so.
+    Its parameters are keyword-only: `seq_len` and `seed`, which every task is given, `family`
+    where it is not for encoders alone (a Literal of those that it knows), and its own options, each
+    with a type annotation and a default. `Annotated[float, Field(gt=0, le=1, description="...")]`
+    states range and help text. Raises PluginError where that is not so.
     """
 
     def register(function: AnyTaskFunction) -> AnyTaskFunction:
         if not (function.__doc__ or "").strip():
             raise PluginError(f"task {name!r}: its function needs a docstring; lists show it")
         parameters = inspect.signature(function).parameters
-        for given in _GIVEN:
+        for given in ("seq_len", "seed"):
             if given not in parameters:
                 raise PluginError(f"task {name!r}: its function needs a parameter {given!r}")
         for key, parameter in parameters.items():
@@ -133,21 +140,50 @@ def task_options(name: str) -> list[Option]:
     return options_of(TASKS[name], given=_GIVEN, kind="task", name=name)
 
 
-def build_task(name: str, options: Mapping[str, Any], *, seq_len: int, seed: int) -> Task:
-    """Task `name` with its options validated.
+def task_families(name: str) -> tuple[str, ...]:
+    """The families of models that task `name` has batches for."""
+    hints = get_type_hints(TASKS[name])
+    return get_args(hints["family"]) if "family" in hints else ("encoder",)
 
-    Raises ConfigError for an unknown name, and one with a line per problem for unknown options
-    (with the nearest known one), wrong types and values out of range.
+
+def build_task(
+    name: str, options: Mapping[str, Any], *, seq_len: int, seed: int, family: str = "encoder"
+) -> Task:
+    """Task `name` with its options validated, for a family of models.
+
+    Raises ConfigError for an unknown name, a family that the task is not for, and one with a line
+    per problem for unknown options (with the nearest known one), wrong types, values out of range.
     """
     try:
         function = TASKS[name]
     except ConfigError as error:
         raise ConfigError(str(error), key="task.name") from None
     values = validated(function, options, given=_GIVEN, kind="task", name=name, section="task")
-    built = function(seq_len=seq_len, seed=seed, **values)
+    families = task_families(name)
+    if family not in families:
+        able = ", ".join(other for other in TASKS if family in task_families(other))
+        raise ConfigError(
+            f"model.family: found {family}, for which the task {name} has no batches; "
+            f"allowed with task.name={name}: {', '.join(families)}; tasks for {family}: {able}",
+            key="model.family",
+        )
+    more = {"family": family} if "family" in inspect.signature(function).parameters else {}
+    built = function(seq_len=seq_len, seed=seed, **more, **values)
     if not isinstance(built, Task):
         raise PluginError(f"task {name!r}: its function returned {type(built).__name__}, no Task")
     return built
+
+
+def task_of(config: Config) -> Task:
+    """The task of a configuration.  Raises ConfigError as `build_task` does."""
+    task = config.task
+    return build_task(
+        task.name,
+        task.options(),
+        seq_len=task.seq_len,
+        seed=config.seed,
+        family=config.model.family,
+    )
 
 
 def choose_positions(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from deepstack.errors import ConfigError
-from deepstack.tasks.task import IGNORE, Batch, Task, choose_positions, task
+from deepstack.tasks.task import IGNORE, Batch, Family, Task, choose_positions, task
 
 BYTES = 256
 MASK = BYTES
@@ -47,6 +47,7 @@ def text(
     *,
     seq_len: int,
     seed: int,
+    family: Family = "encoder",
     path: Annotated[
         str | None,
         Field(min_length=1, description="a UTF-8 file or a folder of them; null: Python's topics"),
@@ -55,6 +56,9 @@ def text(
         float, Field(gt=0, le=1, description="share of the positions that are predicted")
     ] = 0.15,
     mask_split: MaskSplit = (0.8, 0.1, 0.1),
+    span: Annotated[
+        int, Field(ge=1, le=1024, description="encoder_decoder: bytes that one [MASK] stands for")
+    ] = 3,
     held_out: Annotated[
         float,
         Field(ge=1e-6, le=0.99, description="share of the text, its end, kept for validation"),
@@ -68,6 +72,13 @@ def text(
     arXiv:1810.04805, section 3.1). Validation and probe windows come from the last `held_out` of
     the text, which is never trained on.
 
+    A decoder predicts each next byte (mask_rate and mask_split say nothing then). An
+    encoder-decoder fills in spans (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4): of a
+    window, max(1, round(mask_rate seq_len / span)) spans of `span` bytes are cut out, one [MASK]
+    each in their place, so that seq_len tokens are left; the decoder says the bytes of one span
+    after the other, and is shown [MASK] where a span begins, else the byte before. Spans do not
+    touch. mask_split says nothing then.
+
     Without `path` the text is the English reference topics inside every CPython. They differ by
     Python version, so the recorded sha256 says which text it was. References, in nats, of the
     held-out text: "unigram_entropy" (cross-entropy under the training text's byte frequencies,
@@ -78,15 +89,28 @@ def text(
     no regular file.
     """
     name, content = read_corpus(path)
-    train, held = split(content, held_out, seq_len)
+    spans = max(1, round(mask_rate * seq_len / span))
+    if family == "encoder_decoder" and max(2, span) * spans > seq_len:
+        raise ConfigError(
+            f"task.span: found {span}, and mask_rate {mask_rate:g} asks for {spans} of them in "
+            f"{seq_len} tokens; allowed at most {seq_len // max(2, span)}: change one of the three",
+            key="task.span",
+        )
+    longer = {"encoder": 0, "decoder": 1, "encoder_decoder": spans * (span - 1)}
+    window = seq_len + longer[family]
+    train, held = split(content, held_out, window)
     frequencies = smoothed_frequencies(train)
     held_frequencies = np.bincount(held, minlength=BYTES) / len(held)
     show_mask, _, show_own = mask_split
-    windows = {False: sliding_window_view(train, seq_len), True: sliding_window_view(held, seq_len)}
+    windows = {False: sliding_window_view(train, window), True: sliding_window_view(held, window)}
 
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
         source = windows[held_out]
         tokens = source[random.integers(0, len(source), batch_size)].astype(np.int64)
+        if family == "decoder":
+            return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
+        if family == "encoder_decoder":
+            return infilling(random, tokens, spans, span)
         predicted = choose_positions(random, batch_size, seq_len, mask_rate)
         fate = random.random(tokens.shape)
         noise = random.integers(0, BYTES, tokens.shape)
@@ -96,15 +120,17 @@ def text(
         inputs[masked] = MASK
         return Batch(inputs, np.where(predicted, tokens, IGNORE), masked)
 
+    references = {"unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum())}
+    if family == "encoder":
+        references["context_free_entropy"] = context_free_entropy(
+            frequencies, held_frequencies, mask_split
+        )
     return Task(
         name="text",
         vocab_size=BYTES + 1,
         seed=seed,
         draw=draw,
-        references={
-            "unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum()),
-            "context_free_entropy": context_free_entropy(frequencies, held_frequencies, mask_split),
-        },
+        references=references,
         unigram=frequencies,
         data={
             "name": name,
@@ -113,6 +139,34 @@ def text(
             "held_out_bytes": len(held),
         },
     )
+
+
+def infilling(
+    random: np.random.Generator, tokens: NDArray[np.int64], spans: int, span: int
+) -> Batch:
+    """Cut `spans` spans of `span` bytes out of each window: the source, and the bytes to say.
+
+    tokens: (batch, window). The source has window - spans (span - 1) tokens, of which `spans` are
+    [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
+    """
+    batch_size, window = tokens.shape
+    left = window - spans * (span - 1)  # tokens of the source
+    # Of places with a gap after each but the last, the same number without gaps: left - spans + 1.
+    free = left - spans + 1
+    keys = random.random((batch_size, free))
+    bound = np.partition(keys, spans - 1, axis=1)[:, spans - 1 : spans]
+    _, place = np.nonzero(keys <= bound)
+    place = place.reshape(batch_size, spans) + np.arange(spans)  # of the [MASK]s in the source
+    is_mask = np.zeros((batch_size, left), dtype=bool)
+    np.put_along_axis(is_mask, place, True, axis=1)
+    lengths = np.where(is_mask, span, 1)
+    begins = np.cumsum(lengths, axis=1) - lengths  # in the window
+    source = np.where(is_mask, MASK, np.take_along_axis(tokens, begins, axis=1))
+    at = np.take_along_axis(begins, place, axis=1)[:, :, None] + np.arange(span)
+    said = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
+    shifted = np.roll(said, 1, axis=1)
+    shifted[:, ::span] = MASK  # where a span begins
+    return Batch(np.hstack([source, shifted]), said, np.ones(said.shape, dtype=bool))
 
 
 def smoothed_frequencies(tokens: NDArray[np.uint8]) -> Floats:

@@ -40,7 +40,7 @@ TOKENS_AT_ONCE = 2048
 
 
 class Evaluation:
-    """Validation loss over all predicted positions, and over those that show [MASK] alone.
+    """Validation loss over all predicted positions, and over those whose token is not shown alone.
 
     The second is what the unigram entropy is compared with: where a masked position may show its
     own byte, copying is enough to get below the entropy of all predicted positions.

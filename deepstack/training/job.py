@@ -30,7 +30,7 @@ from deepstack.speed import (
     lost,
     make_step,
 )
-from deepstack.tasks import Task, build_task
+from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.environment import choose_device, environment, torch_settings, ways_of
@@ -350,8 +350,7 @@ def open_job(
     """
     study_folder = out / (study or config.name or "runs")
     refuse_missing_plugins(config, study_folder)
-    options = config.task.options()
-    task = build_task(config.task.name, options, seq_len=config.task.seq_len, seed=config.seed)
+    task = task_of(config)
     # What cannot be built is refused before there is a folder; one layer without storage tells.
     one_layer = conf.with_overrides(config, {"model.depth": 1})
     build_model(one_layer, vocab_size=task.vocab_size, device="meta")

@@ -10,7 +10,7 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
-from deepstack.model import without_defaults
+from deepstack.model import places, without_defaults
 from deepstack.records import RunFolder
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.tasks import Task
@@ -23,9 +23,9 @@ STEP_COLUMNS = {
     "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
 }
 EVAL_COLUMNS = {
-    "loss_masked": ("L", "nats", "Validation loss over the positions that show [MASK]."),
+    "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
-    "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions with [MASK]."),
+    "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
 TIMING = {
@@ -139,6 +139,8 @@ def columns_of(config: conf.Config, task: Task, update: ModelUpdate) -> dict[str
             "final_norm": scheme.final_norm,
             "normalised": scheme.normalised and NORMS[config.model.norm.kind].fixes_scale,
         },
+        # layers are numbered on from the one stack to the other
+        "stacks": {side: place.depth for side, place in places(config.model).items()},
         "f0_norm": float(update.initial.norm(dim=-1).mean()),
         "references": task.references,
     }

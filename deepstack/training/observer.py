@@ -139,11 +139,12 @@ def number(value: float | None) -> str:
 def validation(row: Row) -> str:
     """'loss 2.9 (on [MASK] 3.1; unigram there 3.2)': a row with what it is compared with."""
     text = f"loss {number(row['loss'])}"
-    notes = []
-    if row.get("loss_masked") is not None:
+    notes, there = [], ""
+    if row.get("loss_masked") not in (None, row["loss"]):  # else that is all that is predicted
         notes.append(f"on [MASK] {number(row['loss_masked'])}")
+        there = " there"
     if row.get("unigram_loss") is not None:
-        notes.append(f"unigram there {number(row['unigram_loss'])}")
+        notes.append(f"unigram{there} {number(row['unigram_loss'])}")
     if row.get("optimal_loss") is not None:
         notes.append(f"optimal {number(row['optimal_loss'])}")
     return text + (f" ({'; '.join(notes)})" if notes else "")

@@ -1,0 +1,62 @@
+"""How fast a decoder says a sequence: merged attention against self- and cross-attention.
+
+python benchmarks/decoding.py [--lengths 64,256,1024] [--layers 12] [--rounds 5]
+
+Prints milliseconds a position, the median over the rounds, which take turns, and their ratio.
+Random weights: what is said does not matter for the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from deepstack.config import Config, with_overrides
+from deepstack.model import build_model, generate
+
+
+def main() -> None:
+    """Time both kinds at each length."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--lengths", default="64,256,1024")
+    words.add_argument("--layers", type=int, default=12)
+    words.add_argument("--d-model", type=int, default=256)
+    words.add_argument("--batch", type=int, default=8)
+    words.add_argument("--source", type=int, default=32)
+    words.add_argument("--rounds", type=int, default=5)
+    given = words.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"{given.layers} decoder layers, d_model {given.d_model}, batch {given.batch}, one thread"
+    )
+    for length in map(int, given.lengths.split(",")):
+        models = {}
+        for kind in ("separate", "merged"):
+            keys = {
+                "model.family": "encoder_decoder", "model.scheme": "post_ln", "model.depth": 2,
+                "model.decoder_depth": given.layers, "model.d_model": given.d_model,
+                "model.n_heads": 4, "model.decoder_attention": kind, "task.seq_len": length,
+            }  # fmt: skip
+            models[kind] = build_model(with_overrides(Config(), keys), vocab_size=257).model
+        source = torch.randint(0, 257, (given.batch, given.source))
+        begin = torch.zeros(given.batch, 1, dtype=torch.long)
+        times: dict[str, list[float]] = {kind: [] for kind in models}
+        for turn in range(given.rounds + 1):
+            for kind, model in models.items():
+                began = time.perf_counter()
+                generate(model, begin, length, source=source)
+                if turn:  # the first one warms up
+                    times[kind].append((time.perf_counter() - began) / length * 1000)
+        separate, merged = (statistics.median(times[kind]) for kind in ("separate", "merged"))
+        each = [a / b for a, b in zip(times["separate"], times["merged"], strict=True)]
+        print(
+            f"length {length:>5}: separate {separate:6.2f} ms a position, merged {merged:6.2f}; "
+            f"{statistics.median(each):.2f} times as fast ({min(each):.2f} to {max(each):.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Decoding: a decoder says one token after the other, and keeps what it needs of those before.
+
+A self-attention keeps all keys and values, so that its work and memory grow with what is said; a
+merged attention keeps the sum of the values.  Keys and values of the encoder's output are computed
+once.  The wiring is the scheme's own `layer`: only the sublayers are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepstack.errors import ConfigError
+from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.layer import Layer
+from deepstack.model.sublayers import Attention
+from deepstack.model.transformer import Transformer
+from deepstack.schemes import Sublayer
+
+
+def generate(
+    model: Transformer, tokens: Tensor, length: int, *, source: Tensor | None = None
+) -> Tensor:
+    """The `length` most probable next tokens after `tokens`, each given those before it.
+
+    tokens: (batch, begin), what the decoder is shown first; source: (batch, source) with an
+    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or where
+    there are more tokens than positions.  The model is left in evaluation mode.
+    """
+    said = []
+    step = decoder_of(model, source)
+    logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]
+    for _ in range(length):
+        said.append(logits.argmax(dim=-1))
+        if len(said) < length:
+            logits = step(said[-1])
+    return torch.stack(said, dim=1)
+
+
+def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """A function of the token at the next position, (batch,), to logits, (batch, vocab_size).
+
+    It is called once a position, in order, and remembers the positions before.  source:
+    (batch, source) tokens, for a decoder that reads an encoder.  The model is left in evaluation
+    mode.
+    """
+    decoder = model.decoder
+    if decoder is None or (model.encoder is not None) != (source is not None):
+        raise ConfigError(
+            "model.family: found one that says nothing, or a source without an encoder; "
+            "allowed decoder, and encoder_decoder with a source",
+            key="model.family",
+        )
+    model.eval()
+    with torch.no_grad(), model.statistics("followed"):
+        memory = None
+        if model.encoder is not None and source is not None:
+            memory = model.encoder(model.start(source))
+        layers = cast(list[Layer], list(decoder.layers))
+        room = len(model.position) - model.source_len
+        remembering = [
+            [one_by_one(module, memory, room) for module in layer.modules_in_order()]
+            for layer in layers
+        ]
+    said = 0
+
+    def step(token: Tensor) -> Tensor:
+        nonlocal said
+        if said == room:
+            raise ConfigError(f"task.seq_len: found {room}, and all these positions are said")
+        with torch.no_grad(), model.statistics("followed"):
+            stream = decoder.enter(model.start(token[:, None], model.source_len + said))
+            for layer, sublayers in zip(layers, remembering, strict=True):
+                stream = layer.scheme.layer(stream, *sublayers)
+            logits: Tensor = model.head(decoder.leave(stream), model.embedding)[:, 0]
+        said += 1
+        return logits
+
+    return step
+
+
+def one_by_one(module: nn.Module, memory: Tensor | None, room: int) -> Sublayer:
+    """A sublayer as a function of one position, (batch, 1, d_model), after another.
+
+    memory: the encoder's output; room: how many positions there may be.
+    """
+    if isinstance(module, Attention):
+        return AttentionOneByOne(module, room)
+    if isinstance(module, MergedAttention):
+        assert memory is not None
+        return merged_one_by_one(module, memory)
+    if isinstance(module, CrossAttention):
+        assert memory is not None
+        k, v = module.keys_and_values(memory)
+        return lambda x: module.attend(x, k, v)
+    return module  # a feed-forward has nothing to remember
+
+
+class AttentionOneByOne:
+    """Self-attention that keeps the keys and values of all positions so far.
+
+    kept: keys and values, each (batch, head, room, d_head), of which the first `said` are there.
+    """
+
+    def __init__(self, attention: Attention, room: int) -> None:
+        self.attention, self.room, self.said = attention, room, 0
+        self.kept: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.attention.out(F.scaled_dot_product_attention(*self.project(x)))
+
+    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same for a scheme that hands logits on, here those of one position."""
+        y, handed = self.attention.weigh(*self.project(x), before, causal=False)
+        return self.attention.out(y), handed
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The query of this position, and the keys and values of all so far."""
+        q, *new = self.attention.project(x)
+        if not self.kept:
+            self.kept = [n.new_empty(*n.shape[:2], self.room, n.shape[3]) for n in new]
+        for old, now in zip(self.kept, new, strict=True):
+            old[:, :, self.said] = now[:, :, 0]
+        self.said += 1
+        k, v = (old[:, :, : self.said] for old in self.kept)
+        return q, k, v
+
+
+def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
+    """Merged attention that keeps the sum of the values so far."""
+    k, v = attention.keys_and_values(memory)
+    total: Tensor | None = None
+    count = 0
+
+    def step(x: Tensor) -> Tensor:
+        nonlocal total, count
+        value = attention.values(x)
+        total, count = value if total is None else total + value, count + 1
+        return attention.attend(x, k, v, total / count)
+
+    return step

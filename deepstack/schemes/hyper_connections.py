@@ -1,0 +1,124 @@
+"""Hyper-connections: several residual streams, mixed around every sublayer."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.speed.parameter import parameter
+
+
+class Connections(nn.Module):
+    """C(H) = C + [s_a, …, s_a, s_b] * tanh(LN(H) W), C = [A_m | A_r | Bᵀ]; without `dynamic`, C.
+
+    H: (n, batch, seq, d), the n streams; C(H): (n, batch, seq, n + 2), or (n, 1, 1, n + 2): column
+    0, A_m, says what the sublayer reads, columns 1 … n, A_r, what becomes of the streams, and the
+    last one, B, what each is given of the sublayer's output.  W: (d, n + 2), kept transposed, is 0
+    at the start; the scalars s_a and s_b are 0.01.  C starts as [e_k | 1 | (1, …, 1)ᵀ], e_k the
+    unit vector of stream k, and is kept as its difference from that.
+    """
+
+    begin: Tensor
+
+    def __init__(self, k: int, n: int, parts: Parts, dynamic: bool) -> None:
+        super().__init__()
+        identity = torch.eye(n)
+        begin = torch.cat([identity[:, k, None], identity, torch.ones(n, 1)], dim=1)
+        self.register_buffer("begin", begin.view(n, 1, 1, n + 2), persistent=False)
+        self.static = parameter(n, 1, 1, n + 2, role="scheme", start="zero")
+        self.dynamic = dynamic
+        if dynamic:
+            self.norm = parts.norm()
+            self.map = parameter(n + 2, parts.d_model, role="scheme", start="zero")
+            self.scale_a = parameter(1, role="scheme", start=0.01)
+            self.scale_b = parameter(1, role="scheme", start=0.01)
+
+    def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        """A = [A_m | A_r] and B, (n, …, n + 1) and (n, …, 1)."""
+        C = self.begin + self.static
+        A, B = C[..., :-1], C[..., -1:]
+        if self.dynamic:
+            seen = torch.tanh(torch.matmul(self.norm(H), self.map.t()))
+            A, B = A + self.scale_a * seen[..., :-1], B + self.scale_b * seen[..., -1:]
+        return A, B
+
+
+class HyperConnections(
+    Scheme, name="hyper_connections", label="Hyper-connections", paper="arXiv:2409.19606"
+):
+    """h = A_mᵀ H, H <- A_rᵀ H + Bᵀ G(LN(h)), H of n streams.  Zhu et al. 2024, arXiv:2409.19606.
+
+    H (n, d) of a token: x_0 in every stream at first; F = LN(the sum of all streams) at last.
+    A_m (n, 1), A_r (n, n) and B (1, n) of a sublayer, all trained, start as Pre-LN: A_m reads
+    stream k mod n, k = 0, 1, … counting the sublayers of the stack, A_r = 1 and B = (1, …, 1).  All
+    streams are then x of Pre-LN and the sum is n x, of which LN makes what it makes of x, but for
+    its epsilon (dynamic_tanh, which fixes no scale, makes something else of it).
+
+    dynamic: to each of them is added s tanh(LN(H) W), W = 0 and s = 0.01 at the start, with a norm
+    of the sublayer's own (section 2.3).  Weight decay leaves all of them alone; the authors decay
+    W.  They also report matrices o and w2 that start scaled by sqrt(n), which is left to
+    `output_gain`: with it the start is Pre-LN's no longer.
+
+    Between layers go H and, for charts, its first stream.  Memory for what is between sublayers
+    grows n times, or 2 n + 1 with what A makes of it.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        streams: Annotated[int, Field(ge=1, le=64, description="n, the number of streams")] = 4,
+        dynamic: Annotated[
+            bool, Field(description="connections depend on the streams, not only on training")
+        ] = True,
+        output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.streams = streams
+        k = count((layer - 1) * len(parts.sublayers))
+        self.of_each("connections", lambda: Connections(next(k) % streams, streams, parts, dynamic))
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int, *, output_gain: float = 1.0) -> float:
+        return output_gain if role in ("o", "cross_o", "w2") else 1.0
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, x.expand(self.streams, *x.shape)
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        _, H = x
+        for G, norms, connections in zip(
+            sublayers, self._norms, self.each("connections"), strict=True
+        ):
+            A, B = connections(H)
+            mixed = mix(A, H)
+            H = self.residual(mixed[0], G, *norms, others=mixed[1:], B=B)
+        return H[0], H
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, others: Tensor, B: Tensor) -> Tensor:
+        """H, from h (here x) and the streams as A_r has mixed them, (n, batch, seq, d)."""
+        return others + B * G(norm(x))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        return super().leave(stream[1].sum(dim=0), norm)
+
+
+def mix(A: Tensor, H: Tensor) -> Tensor:
+    """Aᵀ H for every token, (n + 1, batch, seq, d), in fp32 under autocast too.
+
+    A: (n, batch, seq, n + 1), or (n, 1, 1, n + 1); H: (n, batch, seq, d).  In bf16 every sublayer
+    would round the streams, which other schemes leave in fp32.
+    """
+    if torch.is_autocast_enabled(H.device.type):
+        with torch.autocast(H.device.type, enabled=False):
+            return torch.einsum("ibsj,ibsd->jbsd", A, H)
+    return torch.einsum("ibsj,ibsd->jbsd", A, H)

@@ -1,0 +1,97 @@
+"""The faster ways through decoders compute what the plain one computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import Interrupted
+from deepstack.model import build_model
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.speed import compiled
+
+FAMILIES = ("decoder", "encoder_decoder")
+
+
+def config(**changes: Any) -> Config:
+    keys: dict[str, Any] = {
+        "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": 8,
+        "train.steps": 6, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
+        "log.probe_sequences": 1, "runtime.device": "cpu",
+    }  # fmt: skip
+    return with_overrides(Config(), keys | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def trained(out: Path, **changes: Any) -> Run:
+    return deepstack.train(config(**changes), out=out)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"runtime__banks": False},
+        {"runtime__fused": False},
+        {"runtime__recompute_every": 2},
+        {"train__lr_factors": {"v": 0.999999, "cross_v": 0.999999}},
+    ],
+    ids=["plain storage", "plain sublayers", "recomputed", "matrices apart"],
+)
+def test_every_way_trains_alike(family: str, way: dict[str, Any], tmp_path: Path) -> None:
+    usual = trained(tmp_path / "a", model__family=family)
+    other = trained(tmp_path / "b", model__family=family, **way)
+    for column in ("loss", "grad_norm", "model_update"):
+        ours, theirs = (run.steps[column].to_numpy() for run in (usual, other))
+        if way == {"runtime__banks": False}:
+            assert (ours == theirs).all()
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_interrupted_decoder_goes_on_as_if_it_had_not_been(merged: bool, tmp_path: Path) -> None:
+    said: dict[str, Any] = {"model__family": "encoder_decoder", "model__scheme": "admin"}
+    said |= {"model__decoder_attention": "merged"} if merged else {}
+    whole = trained(tmp_path / "a", **said)
+    asked: list[int] = []
+
+    def stop() -> int | None:
+        asked.append(1)
+        return 15 if len(asked) == 3 else None
+
+    with pytest.raises(Interrupted):
+        deepstack.train(config(**said), out=tmp_path / "b", stop=stop)
+    again = trained(tmp_path / "b", **said)
+    assert len(again.meta["resumed"]) == 1
+    for file in ("steps.csv", "evals.csv", "layers/grad_norm.npy"):
+        assert (again.path / file).read_bytes() == (whole.path / file).read_bytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["deepnorm", "pre_ln", "fixup", "residual"])
+def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
+    if family not in SCHEMES[name].families:
+        pytest.skip("not published")
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    given = config(model__scheme=name, model__family=family, model__depth=12)
+    model = build_model(given, vocab_size=11).model
+    tokens = torch.arange(2 * (8 + model.source_len)).view(2, -1) % 11
+    expected = model(tokens).detach()
+    through = compiled(print, count)
+    for stack in model.stacks.values():
+        stack.through = through
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
+        model(tokens).mean().backward()
+    assert len(graphs) == 2 * len(model.stacks), "of each kind of layer, with gradients and without"
