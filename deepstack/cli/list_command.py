@@ -63,7 +63,7 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
             row |= {"final_norm": scheme.final_norm, "families": list(found)}
             row["coefficients"] = found
         else:
-            row["families"] = ", ".join(found)
+            row["families"] = named(list(found))
         rows.append(row | {"paper": scheme.paper})
     return rows
 
@@ -100,13 +100,20 @@ def task_rows(nested: bool) -> list[dict[str, Any]]:
         options = task_options(name)
         row: dict[str, Any] = {"name": name, "description": first_sentence(function)}
         families = list(task_families(name))
-        row["families"] = families if nested else ", ".join(families)
+        row["families"] = families if nested else named(families)
         if nested:
             row["options"] = [option._asdict() for option in options]
         else:
             row["options"] = ", ".join(f"{o.name}={o.default}" for o in options)
         rows.append(row)
     return rows
+
+
+def named(families: list[str]) -> str:
+    """Families in a cell."""
+    from deepstack.schemes import FAMILIES
+
+    return "all" if set(families) == set(FAMILIES) else ", ".join(families)
 
 
 def diagnostic_rows() -> list[dict[str, Any]]:

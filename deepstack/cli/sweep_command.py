@@ -76,6 +76,7 @@ def sweep(
         emit(plan_rows(cells, count), json)
         return
     refuse_full_disk(cells, out)
+    bring_reference(path, out / name)
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
         pool = Pool(cells, name, out, count, retry=retry, stop=stop, show=show)
         progress = pool.run()
@@ -87,6 +88,17 @@ def sweep(
         raise Interrupted("interrupted, saved; the same command goes on", stop.signal)
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
+
+
+def bring_reference(path: Path, study: Path) -> None:
+    """Copy `<file>.reference.csv` beside a study's file to where its charts look for it.
+
+    They draw these published values over the study's own (see `deepstack.plots.draw`).
+    """
+    reference = path.with_suffix(".reference.csv")
+    if reference.is_file():
+        study.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(reference, study / "reference.csv")
 
 
 def plan_rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:

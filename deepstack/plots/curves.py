@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -35,6 +35,9 @@ from deepstack.plots.style import (
 from deepstack.plots.values import diverged, mark_handles, overlay
 from deepstack.records import Run
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MOST_PANELS = 12
 FEW_SERIES = 4
 MOST_ENTRIES = 12
@@ -59,11 +62,16 @@ class Curve:
     runs: tuple[Run, ...]
     diverged: bool
 
-    def points(self, column: str, source: str = "steps") -> np.ndarray:
-        """(points, 5): step, mean, mean - deviation, mean + deviation, n; finite means only."""
+    def points(
+        self, column: str, source: str | Callable[[Run], pd.DataFrame] = "steps"
+    ) -> np.ndarray:
+        """(points, 5): step, mean, mean - deviation, mean + deviation, n; finite means only.
+
+        source: 'steps' or 'evals', or what makes a table of a run.
+        """
         values: dict[int, list[float]] = {}
         for run in self.runs:
-            frame = getattr(run, source)
+            frame = getattr(run, source) if isinstance(source, str) else source(run)
             if column in frame:
                 for step, value in zip(frame["step"], frame[column], strict=True):
                     if math.isfinite(value):
@@ -217,8 +225,9 @@ def draw_curves(
     options: Options,
     prepare: Callable[[Panel], None],
     handles: Sequence[Handle],
+    source: str | Callable[[Run], pd.DataFrame] = "steps",
 ) -> Chart:
-    """One column of steps.csv against the step, both on log axes."""
+    """One column of steps.csv, or of another source, against the step, both on log axes."""
     series, follows = split(runs)
     look = Look(runs, series)
     shown = look.panels(curves_of(series), MOST_PANELS)
@@ -232,8 +241,8 @@ def draw_curves(
         panel = Panel(axes, name, table)
         prepare(panel)
         for curve in curves:
-            points, every = thin(curve.points(column))
-            points = points[points[:, 1] > 0]
+            points, every = thin(curve.points(column, source))
+            points = points[(points[:, 0] > 0) & (points[:, 1] > 0)]
             stride = max(stride, every)
             draw_curve(panel, curve, look.label(curve), points, look.style(curve))
         published = overlay(axes, options, chart, table, name) or published

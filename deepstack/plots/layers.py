@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,13 +14,16 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import grid
+from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import SEED, caption_of, split, spread, title_of
 from deepstack.plots.style import extent, log_axis, number, round_stride, shade
 from deepstack.plots.values import axis_label, overlay
 from deepstack.records import Run
 from deepstack.registry import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_RUNS = 6
 MOST_STEPS = 7
@@ -205,10 +209,38 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     return Chart(figure, table.frame(), title)
 
 
+@chart("last_layer_vs_step")
+def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
+    """One diagnostic of the last layer against the step, from the first step on."""
+    import pandas as pd
+
+    name = options.diagnostic
+    _, usable, _ = pick(runs, name)
+    words = f"{words_of(name)} of the last layer"
+
+    def table_of(run: Run) -> pd.DataFrame:
+        steps, values = run.layers(name)
+        return pd.DataFrame({"step": steps, name: values[:, -1] if len(steps) else []})
+
+    return draw_curves(
+        usable,
+        name,
+        chart="last_layer_vs_step",
+        title=f"{words[0].upper()}{words[1:]}",
+        y_label=axis_label(usable, name, words),
+        options=options,
+        prepare=lambda panel: None,
+        handles=[],
+        source=table_of,
+    )
+
+
 def words_of(name: str) -> str:
     """A diagnostic's name as words: `gradient norm`, `LN input, feed-forward`."""
     whole = {"grad": "gradient", "param": "parameter", "ln": "LN"}
-    for part, said in (("_attention", ", attention"), ("_feed_forward", ", feed-forward")):
+    sublayers = ("_cross_attention", "_attention", "_feed_forward")
+    for part in sublayers:
+        said = f", {part[1:].replace('_', '-')}"
         if name.endswith(part):
             return words_of(name.removesuffix(part)) + said
     return " ".join(whole.get(word, word) for word in name.split("_"))

@@ -79,7 +79,9 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
             for key, value in zip(kept, values, strict=True)
         ]
         known = members[0].flat_config
-        parts += [f"{short(key)}\u00a0{text(known.get(key))}" for key in said]
+        # An option of another scheme says nothing about this one.
+        own = [k for k in said if k in known or not k.startswith("model.scheme_options.")]
+        parts += [f"{short(key)}\u00a0{text(known.get(key))}" for key in own]
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
         label = ", ".join(parts) or scheme_label(members[0])
         series.append(Series(label, tuple(members), number))
