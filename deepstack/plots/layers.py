@@ -134,7 +134,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
         notes.append("zeros and values that are not finite are not drawn")
     title = "Gradient norm by layer"
     series, follows = split(usable)
-    caption = notes + caption_of(usable, follows)
+    caption = notes + sides_note(usable) + caption_of(usable, follows)
     figure = page.finish(title, title_of(usable, series), caption, handles + published)
     return Chart(figure, table.frame(), title)
 
@@ -204,7 +204,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     words = words_of(name)
     title = f"{words[0].upper()}{words[1:]} by layer and step"
     series, follows = split(usable)
-    caption = notes + caption_of(usable, follows)
+    caption = notes + sides_note(usable) + caption_of(usable, follows)
     figure = page.finish(title, title_of(usable, series), caption)
     return Chart(figure, table.frame(), title)
 
@@ -233,6 +233,16 @@ def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
         handles=[],
         source=table_of,
     )
+
+
+def sides_note(runs: Sequence[Run]) -> list[str]:
+    """Which layers are whose, where there are two stacks."""
+    sides = [run.columns.get("stacks", {}) for run in runs]
+    if not all(len(stacks) == 2 for stacks in sides):
+        return []
+    depths = {stacks["encoder"] for stacks in sides}
+    first = f"layers 1 to {min(depths)} are" if len(depths) == 1 else "the first layers are"
+    return [f"{first} the encoder's, those after them the decoder's"]
 
 
 def words_of(name: str) -> str:
