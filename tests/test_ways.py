@@ -92,8 +92,8 @@ def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -
     assert done.stdout.strip() == "[]"
 
 
-# kinds of layer in one stack, where there is not one alone: real_former's first is handed no logits,
-# that of hyper_connections n views of the same stream
+# kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
+# logits, and that of hyper_connections n views of one stream
 WIRINGS = {"keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2}
 
 

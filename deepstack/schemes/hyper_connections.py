@@ -19,7 +19,7 @@ class Connections(nn.Module):
     H: (n, batch, seq, d), the n streams; C(H): (n, batch, seq, n + 2), or (n, 1, 1, n + 2): column
     0, A_m, says what the sublayer reads, columns 1 … n, A_r, what becomes of the streams, and the
     last one, B, what each is given of the sublayer's output.  W: (d, n + 2), kept transposed, is 0
-    at the start; the scalars s_a and s_b are 0.01.  C starts as [e_k | 1 | (1, …, 1)ᵀ], e_k the
+    at the start; the scalars s_a and s_b are 0.01.  C starts as [e_k | I | (1, …, 1)ᵀ], e_k the
     unit vector of stream k, and is kept as its difference from that.
     """
 
@@ -40,11 +40,11 @@ class Connections(nn.Module):
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """A = [A_m | A_r] and B, (n, …, n + 1) and (n, …, 1)."""
-        C = self.begin + self.static
-        A, B = C[..., :-1], C[..., -1:]
+        C, n = self.begin + self.static, len(H)
         if self.dynamic:
-            seen = torch.tanh(torch.matmul(self.norm(H), self.map.t()))
-            A, B = A + self.scale_a * seen[..., :-1], B + self.scale_b * seen[..., -1:]
+            s = torch.cat([self.scale_a.expand(n + 1), self.scale_b])
+            C = C + s * torch.tanh(torch.matmul(self.norm(H), self.map.t()))
+        A, B = C.split([n + 1, 1], dim=-1)
         return A, B
 
 
@@ -55,7 +55,7 @@ class HyperConnections(
 
     H (n, d) of a token: x_0 in every stream at first; F = LN(the sum of all streams) at last.
     A_m (n, 1), A_r (n, n) and B (1, n) of a sublayer, all trained, start as Pre-LN: A_m reads
-    stream k mod n, k = 0, 1, … counting the sublayers of the stack, A_r = 1 and B = (1, …, 1).  All
+    stream k mod n, k = 0, 1, … counting the sublayers of the stack, A_r = I and B = (1, …, 1).  All
     streams are then x of Pre-LN and the sum is n x, of which LN makes what it makes of x, but for
     its epsilon (dynamic_tanh, which fixes no scale, makes something else of it).
 
@@ -100,13 +100,13 @@ class HyperConnections(
             sublayers, self._norms, self.each("connections"), strict=True
         ):
             A, B = connections(H)
-            mixed = mix(A, H)
-            H = self.residual(mixed[0], G, *norms, others=mixed[1:], B=B)
+            h, mixed = mix(A, H).split([1, len(H)])
+            H = self.residual(h.squeeze(0), G, *norms, mixed=mixed, B=B)
         return H[0], H
 
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, others: Tensor, B: Tensor) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
         """H, from h (here x) and the streams as A_r has mixed them, (n, batch, seq, d)."""
-        return others + B * G(norm(x))
+        return mixed + B * G(norm(x))
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
         return super().leave(stream[1].sum(dim=0), norm)
