@@ -113,9 +113,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results") / "study"
     for scheme in ("deepnorm", "post_ln"):
         for depth in DEPTHS:
-            for seed in (0, 1):
+            for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
                 layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
-                make_run(root, scheme=scheme, depth=depth, seed=seed, layers=layers)
+                make_run(root, scheme=scheme, depth=depth, seed=seed, lr=lr, layers=layers)
     return root
 
 
@@ -175,11 +175,13 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     assert all(path.parent == tmp_path / "study" / "figures" for path in written)
     assert [line.split(" is not drawn: ")[0] for line in said] == [
         "final_loss_vs_depth",
+        "frontier",
         "grad_norm_by_layer",
         "layer_step_heat_map",
+        "outcomes",
         "update_vs_depth",
     ]
-    assert "all have N = 6" in said[-1] and "log.layers_every" in said[1]
+    assert "all have N = 6" in said[-1] and "log.layers_every" in said[2]
     with pytest.raises(NothingMatchedError, match="needs runs of two depths") as caught:
         draw(tmp_path / "study", ["update_vs_depth"])
     assert caught.value.exit_code == 7

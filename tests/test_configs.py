@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepstack.config import load_config, load_study
+from deepstack.config import load_config, load_study, with_overrides
 from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 from deepstack.model import build_model, places
@@ -34,7 +34,9 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
     else:
         configs = [load_config(path)]
     vocab = task_of(configs[0]).vocab_size
-    for config in {c.model.scheme: c for c in configs}.values():  # the deepest of each scheme
+    assert all(config.model.depth >= 2 for config in configs)
+    for each in {c.model.scheme: c for c in configs}.values():  # in few layers: it is built alike
+        config = with_overrides(each, {"model.depth": 2})
         counts = build_model(config, vocab_size=vocab, device="meta").banks.count()
         layers = sum(place.depth for place in places(config.model).values())
         assert counts["w1"] == layers * config.model.d_model * (config.model.d_ff or 0)

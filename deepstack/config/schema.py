@@ -111,7 +111,7 @@ class Model(_Section):
 
     scheme: Identifier = "deepnorm"
     """The residual scheme (`deepstack list schemes`)."""
-    scheme_options: dict[Identifier, Scalar] = {}
+    scheme_options: dict[Identifier, Scalar | None] = {}
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
