@@ -317,11 +317,12 @@ def test_the_estimate_counts_every_parameter(family: str, merged: bool) -> None:
     ("said", "message"),
     [
         ({"model__family": "decoder", "model__scheme": "t_fixup"}, "allowed.*encoder_decoder"),
-        ({"model__family": "encoder_decoder", "model__scheme": "keel"}, "states no coefficients"),
+        ({"model__family": "encoder_decoder", "model__scheme": "keel"}, "has no equations here"),
         (
             {"model__family": "encoder_decoder", "model__decoder_attention": "merged"},
             "three sublayers",
         ),
+        ({"model__family": "decoder", "model__norm__kind": "batch"}, "those after it"),
     ],
 )
 def test_what_no_paper_has_is_refused(said: dict[str, Any], message: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import deepstack
@@ -127,3 +130,34 @@ def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
             torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
         model(tokens).mean().backward()
     assert len(graphs) == 2 * len(model.stacks), "of each kind of layer, with gradients and without"
+
+
+@pytest.mark.parametrize("roles", [["cross_v"], ["cross_q", "embedding"]])
+def test_one_role_of_the_decoder_may_be_trained_alone(roles: list[str], tmp_path: Path) -> None:
+    given = with_overrides(config(model__family="encoder_decoder"), {"train.trainable": roles})
+    run = deepstack.train(given, out=tmp_path)
+    found = run.layers("grad_norm")[1]
+    assert (found[:, :3] == 0).all() and (found[:, 3:] > 0).all()
+
+
+def test_a_checkpoint_from_before_there_were_decoders_goes_on(tmp_path: Path) -> None:
+    given = config(model__scheme="pre_ln")
+    whole = deepstack.train(given, out=tmp_path / "a")
+    asked: list[int] = []
+
+    def stop() -> int | None:
+        asked.append(1)
+        return 15 if len(asked) == 3 else None
+
+    with pytest.raises(Interrupted):
+        deepstack.train(given, out=tmp_path / "b", stop=stop)
+    (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
+    for file in ("weights.safetensors", "optimizer.safetensors"):
+        parts = load_file(folder / file)
+        save_file({k.removeprefix("encoder."): v for k, v in parts.items()}, folder / file)
+    sums = json.loads((folder / "checksums.json").read_text())
+    for file in sums:
+        sums[file] = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    again = deepstack.train(given, out=tmp_path / "b")
+    assert (again.path / "steps.csv").read_bytes() == (whole.path / "steps.csv").read_bytes()

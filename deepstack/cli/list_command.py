@@ -55,7 +55,7 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
     rows = []
     for name, scheme in SCHEMES.items():
         found = {family: by_side(name, family, depth) for family in scheme.families}
-        own = found["encoder"]["encoder"]
+        own = next(iter(found[scheme.families[0]].values()))
         row: dict[str, Any] = {"name": name, "equation": scheme.equation}
         row |= {"alpha": own["alpha"], "beta": own["beta"]}
         if nested:

@@ -75,16 +75,12 @@ def take(
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
         found = torch.autograd.grad(value, flat, allow_unused=True) if flat else ()
         gradients = (value.new_zeros(()) if g is None else g for g in found)
-    by_layer = (
-        [
-            torch.linalg.vector_norm(
-                torch.stack(torch._foreach_norm([next(gradients) for _ in layer]))
-            )
-            for layer in parameters
-        ]
-        if flat
-        else [torch.zeros((), device=tokens.device)] * len(parameters)
-    )
+    by_layer = [
+        torch.linalg.vector_norm(torch.stack(torch._foreach_norm([next(gradients) for _ in layer])))
+        if layer
+        else torch.zeros((), device=tokens.device)
+        for layer in parameters
+    ]
     snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None

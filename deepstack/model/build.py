@@ -118,13 +118,19 @@ def take_ways(
 
 
 def refuse_family(model: conf.Model) -> None:
-    """Raise ConfigError for a family that the scheme's paper has no equations for."""
+    """Raise ConfigError for a family that the scheme has no equations for, or the norm no sense."""
     scheme, _ = find_scheme(model.scheme, model.scheme_options)
     if model.family not in scheme.families:
         raise ConfigError(
-            f"model.family: found {model.family}, for which {scheme.label} states no coefficients; "
+            f"model.family: found {model.family}, for which {scheme.label} has no equations here; "
             f"allowed with model.scheme={scheme.name}: {', '.join(scheme.families)}",
             key="model.family",
+        )
+    if model.family != "encoder" and model.norm.kind == "batch":
+        raise ConfigError(
+            "model.norm.kind: found batch, whose statistics are over all positions, so that a "
+            "decoder would see those after it; allowed in a decoder: layer, rms, dynamic_tanh",
+            key="model.norm.kind",
         )
     if model.decoder_attention == "merged" and not scheme.merges:
         raise ConfigError(

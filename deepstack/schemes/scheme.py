@@ -94,7 +94,7 @@ class Scheme(nn.Module):
     More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
     at data first: `calibrate`.  Further keyword-only arguments of its `__init__` are its options in
     a configuration (`model.scheme_options`); `alpha`, `beta`, `gain` and `optim` are given those
-    of them that they name, and `place` if they name it.
+    of them that they name, and the first three `place` if they name it.
     """
 
     name: ClassVar[str]

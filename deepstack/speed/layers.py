@@ -71,7 +71,10 @@ def compiled(
     # torch looks whether an input has a gradient while it compiles, and warns itself of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    forwards: dict[type[nn.Module], Callable[[nn.Module, Stream, Tensor | None], Stream]] = {}
+    # torch allows a code object a few graphs: an encoder and a decoder that reads it have their own
+    forwards: dict[
+        tuple[type[nn.Module], bool], Callable[[nn.Module, Stream, Tensor | None], Stream]
+    ] = {}
 
     def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream, Tensor | None], Stream]:
         said("compiling a layer; this takes up to a minute, once for all layers")
@@ -82,9 +85,9 @@ def compiled(
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
-            kind = type(layer)
+            kind = type(layer), memory is None
             if kind not in forwards:
-                forwards[kind] = prepare(kind)
+                forwards[kind] = prepare(type(layer))
             x = forwards[kind](layer, x, memory)
         return x
 

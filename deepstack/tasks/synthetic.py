@@ -132,7 +132,9 @@ def markov(
             return Batch(shown, np.where(masked, tokens, IGNORE), masked)
         target = word[tokens]
         begin = np.full((batch_size, 1), states)
-        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, masked)
+        # No word of the target is shown, whether its state is or not.
+        said = np.ones(target.shape, dtype=bool)
+        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, said)
 
     def exact_loss(batch: Batch) -> float:
         if family == "decoder":

@@ -92,8 +92,8 @@ def text(
     spans = max(1, round(mask_rate * seq_len / span))
     if family == "encoder_decoder" and max(2, span) * spans > seq_len:
         raise ConfigError(
-            f"task.span: found {span}, and mask_rate {mask_rate:g} asks for {spans} of them in "
-            f"{seq_len} tokens; allowed at most {seq_len // max(2, span)}: change one of the three",
+            f"task.span: found {span}, and mask_rate {mask_rate:g} asks for {spans} spans of it in "
+            f"{seq_len} tokens, which hold {seq_len // max(2, span)}: lower one of the two",
             key="task.span",
         )
     longer = {"encoder": 0, "decoder": 1, "encoder_decoder": spans * (span - 1)}

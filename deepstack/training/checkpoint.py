@@ -120,7 +120,15 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint folder that `damage` found whole."""
     state = json.loads((path / STATE).read_text())
     parts = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
+    for name in ("weights", "optimizer"):
+        if name in parts:
+            parts[name] = {present_key(key): value for key, value in parts[name].items()}
     return Checkpoint(state.pop("step"), parts, state)
+
+
+def present_key(key: str) -> str:
+    """The name of a parameter as it is now: before there were decoders, stacks had none."""
+    return f"encoder.{key}" if key.startswith(("layers.", "entry_norm.", "final_norm.")) else key
 
 
 def damage(path: Path) -> str | None:
