@@ -335,11 +335,13 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     written = [Path(line) for line in result.stdout.splitlines()]
     assert {path.suffix for path in written} == {".png", ".svg", ".csv"}
     assert {path.parent for path in written} == {tmp_path / s / "figures" for s in ("one", "two")}
-    assert all(path.stat().st_size > 100 for path in written)
+    tables = [path.read_text().splitlines() for path in written if path.suffix == ".csv"]
+    assert all(len(lines) > 1 for lines in tables)
+    assert all(path.stat().st_size > 5000 for path in written if path.suffix != ".csv")
     names = {path.stem for path in written}
-    assert names == {
-        row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)
-    }
+    charts = {row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)}
+    assert names == charts - {"frontier"}
+    assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
     chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
     assert len(chosen.stdout.splitlines()) == 3
     assert deepstack("plot", "update_vs_dept", tmp_path).exit_code == 2
