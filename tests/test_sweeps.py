@@ -166,3 +166,27 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
     subprocess.run(command, check=True, capture_output=True)
     for run in find_runs(tmp_path):
         assert run.state == "done" and list(run.steps["step"]) == list(range(1, 701))
+
+
+def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 100_000}).items()]
+    words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2", *settings]
+    sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"])
+    try:
+        until(lambda: sum(run.state == "running" for run in find_runs(tmp_path)) == 2)
+    finally:
+        sweep.kill()
+        sweep.wait()
+    until(lambda: all(run.state == "interrupted" for run in find_runs(tmp_path)))
+
+
+def test_a_run_that_is_killed_fails_alone(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with Starter() as starter:
+        long, short = (
+            starter.start(["check", "x.yaml", *more], errors, {})
+            for more in ([], ["--plugin", "y.py"])
+        )
+        until(lambda: long.poll() is not None and short.poll() is not None)
+        assert (long.poll(), short.poll()) == (2, 2)
+        assert "y.py" in errors.read_text() or "x.yaml" in errors.read_text()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,9 +15,10 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.records import Run
 from deepstack.sweeps.plan import RUN_AGAIN, Cell
+from deepstack.sweeps.starter import Process, Starter
 from deepstack.training import choose_device, choose_threads
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Progress:
 
     cell: Cell
     state: str
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     gpu: str | None = None
     errors: Path | None = None
     began: float = 0.0
@@ -73,7 +73,7 @@ class Pool:
             entry.state = "waiting"
         handed_on = False
         self._free = gpu_slots(self.cells, self.workers)
-        with tempfile.TemporaryDirectory(prefix="deepstack-") as folder:
+        with tempfile.TemporaryDirectory(prefix="deepstack-") as folder, Starter() as starter:
             try:
                 while waiting or self._running():
                     number = self.stop()
@@ -86,7 +86,7 @@ class Pool:
                             assert entry.process is not None
                             entry.process.send_signal(number)
                     while waiting and len(self._running()) < self.workers:
-                        self._start(waiting.pop(0), Path(folder))
+                        self._start(starter, waiting.pop(0), Path(folder))
                     time.sleep(POLL_SECONDS)
                     for entry in self._running():
                         self._look_at(entry)
@@ -94,8 +94,7 @@ class Pool:
             finally:
                 for entry in self._running():
                     assert entry.process is not None
-                    entry.process.kill()
-                    entry.process.wait()
+                    entry.process.send_signal(signal.SIGKILL)
         return self.progress
 
     def _wanted(self, entry: Progress) -> bool:
@@ -107,29 +106,17 @@ class Pool:
     def _running(self) -> list[Progress]:
         return [p for p in self.progress if p.process is not None]
 
-    def _start(self, entry: Progress, folder: Path) -> None:
+    def _start(self, starter: Starter, entry: Progress, folder: Path) -> None:
         name = f"{self.progress.index(entry):06d}"
         config = folder / f"{name}.yaml"
         config.write_text(conf.to_yaml(entry.cell.config), encoding="utf-8")
         entry.errors = folder / f"{name}.err"
         entry.gpu = self._free.pop(0)
-        environment = dict(os.environ)
-        if entry.gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = entry.gpu
-        command = [sys.executable, "-m", "deepstack", "train", str(config), "--quiet"]
-        command += ["--out", str(self.out), "--study", self.study]
+        environment = {} if entry.gpu is None else {"CUDA_VISIBLE_DEVICES": entry.gpu}
+        words = ["train", str(config), "--quiet", "--out", str(self.out), "--study", self.study]
         for path in plugins.PATHS:
-            command += ["--plugin", str(path)]
-        with open(entry.errors, "wb") as errors:
-            entry.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=environment,
-                # A Ctrl-C on the terminal reaches the parent, which hands it on: once.
-                start_new_session=True,
-            )
+            words += ["--plugin", str(path)]
+        entry.process = starter.start(words, entry.errors, environment)
         entry.state, entry.began = "running", time.monotonic()
         self._read(entry)
         entry.first_step = entry.step
