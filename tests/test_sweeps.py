@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 import deepstack
 from deepstack import plugins
 from deepstack.config import Config, with_overrides
+from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
@@ -22,6 +24,7 @@ from deepstack.schemes import SCHEMES
 from deepstack.sweeps import default_workers, expand, plan
 from deepstack.sweeps.local import gpu_slots
 from deepstack.sweeps.plan import count_parameters
+from deepstack.sweeps.starter import Starter
 
 TINY = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 3,
@@ -151,12 +154,7 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
     command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]
     command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        logs = list(tmp_path.glob("*/*/steps.csv"))
-        if len(logs) == 2 and all(log.stat().st_size > 1000 for log in logs):
-            break
-        time.sleep(0.02)
+    until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
@@ -173,20 +171,41 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2", *settings]
     sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"])
     try:
-        until(lambda: sum(run.state == "running" for run in find_runs(tmp_path)) == 2)
+        until(lambda: [rows > 0 for rows in steps_made(tmp_path)] == [True, True])
     finally:
         sweep.kill()
         sweep.wait()
     until(lambda: all(run.state == "interrupted" for run in find_runs(tmp_path)))
 
 
-def test_a_run_that_is_killed_fails_alone(tmp_path: Path) -> None:
-    errors = tmp_path / "errors"
+def test_the_starter_tells_how_each_run_ended(tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("missing", "killed", "plan")]
+    missing = tmp_path / "missing.yaml"
     with Starter() as starter:
-        long, short = (
-            starter.start(["check", "x.yaml", *more], errors, {})
-            for more in ([], ["--plugin", "y.py"])
-        )
-        until(lambda: long.poll() is not None and short.poll() is not None)
-        assert (long.poll(), short.poll()) == (2, 2)
-        assert "y.py" in errors.read_text() or "x.yaml" in errors.read_text()
+        first = starter.start(["train", str(missing)], logs[0], {})
+        second = starter.start([*words_of(tmp_path, 100_000)], logs[1], {})
+        until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
+        second.send_signal(signal.SIGKILL)
+        third = starter.start(["list", "schemes"], logs[2], {})
+        until(lambda: None not in (first.poll(), second.poll(), third.poll()))
+    assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
+    assert "missing.yaml" in logs[0].read_text()
+    assert logs[1].read_text() == logs[2].read_text() == ""
+
+
+def words_of(out: Path, steps: int) -> list[str]:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
+    return ["train", str(example("quick")), *settings, "--out", str(out), "--quiet"]
+
+
+def steps_made(out: Path) -> list[int]:
+    """Rows of every run's log of steps so far."""
+    return [log.read_text().count("\n") - 1 for log in out.glob("*/*/steps.csv")]
+
+
+def until(come: Callable[[], bool]) -> None:
+    """Wait for something that must come to pass."""
+    deadline = time.monotonic() + 60
+    while not come():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -52,6 +52,7 @@ class Starter:
         self._torn = b""
         self._started: list[Process] = []
         self._ended: dict[int, int] = {}
+        self._closed = False
 
     def __enter__(self) -> Starter:
         return self
@@ -79,7 +80,8 @@ class Starter:
     def code_of(self, number: int) -> int | None:
         """Exit code of the run of that number, negative for a signal; None while it runs."""
         dead = self._server.poll()
-        self._listen()
+        if not self._closed:
+            self._listen()
         if number not in self._ended and dead is not None:
             # The kernel has told the runs to save and end; how each ended nobody knows.
             return dead or 1
@@ -87,11 +89,13 @@ class Starter:
 
     def close(self) -> None:
         """End the starter, and by that the runs that are left."""
-        for pipe in (self._server.stdin, self._server.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        assert self._server.stdin is not None and self._server.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._server.stdin.close()
         self._server.wait()
+        self._listen()
+        self._server.stdout.close()
+        self._closed = True
 
     def _listen(self) -> None:
         assert self._server.stdout is not None
