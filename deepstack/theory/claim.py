@@ -1,0 +1,132 @@
+"""What a claim is: a formula, what it predicts, what was measured, a verdict by a fixed rule."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from deepstack.registry import Registry
+
+SURE = 3.0  # standard errors within which a prediction and a measurement agree
+
+Relation = Literal["=", "<=", ">="]
+Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold"]
+
+
+class Source(NamedTuple):
+    """A document that states claims: its title, its address, and the papers that it is about."""
+
+    title: str
+    address: str
+    papers: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One number that a claim predicts: what it is, predicted, measured ± uncertainty.
+
+    relation: what the claim says of the measured number, '=', '<=' or '>=' the prediction.
+    uncertainty: one standard error of `measured`.  tolerance: the relative difference that the
+    claim itself allows ('about', 'for large d'), 0 where it claims equality.
+    stated: False for what the claim does not state and the report shows beside it: such a part has
+    no say in the verdict.
+    """
+
+    what: str
+    predicted: float
+    measured: float
+    uncertainty: float
+    relation: Relation = "="
+    tolerance: float = 0.0
+    stated: bool = True
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the measured number is what the claim says, to its uncertainty and tolerance."""
+        slack = SURE * self.uncertainty + self.tolerance * abs(self.predicted)
+        if not math.isfinite(self.measured):
+            return False
+        if self.relation == "=":
+            return abs(self.measured - self.predicted) <= slack
+        if self.relation == "<=":
+            return self.measured <= self.predicted + slack
+        return self.measured >= self.predicted - slack
+
+
+class Line(NamedTuple):
+    """A line of a claim's chart: points joined, or alone where `measured`."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    measured: bool = True
+    error: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a claim shows as a chart: axis labels with symbols and units, and lines."""
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out of a claim's experiment.
+
+    note: one to three sentences: what was done (sizes, number of draws), and where the claim does
+    not hold as stated, why.
+    """
+
+    parts: Sequence[Part]
+    note: str
+    curves: Curves | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the stated parts: all agree ('as a bound' if none is an equality), some, or none."""
+        stated = [part for part in self.parts if part.stated]
+        agreeing = [part for part in stated if part.agrees]
+        if not agreeing:
+            return "does not hold"
+        if len(agreeing) < len(stated):
+            return "holds in part"
+        return "holds" if any(part.relation == "=" for part in stated) else "holds as a bound"
+
+
+Experiment = Callable[[int], Finding]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim: its id, the formula (first line of the experiment's docstring), its source."""
+
+    id: str
+    formula: str
+    source: Source
+    experiment: Experiment = field(repr=False)
+
+    def measure(self, seed: int = 0) -> Finding:
+        """Make the experiment; the same seed gives the same numbers."""
+        return self.experiment(seed)
+
+
+CLAIMS: Registry[Claim] = Registry("claim")
+
+
+def claim(id: str, source: Source) -> Callable[[Experiment], Experiment]:
+    """Register an experiment, (seed) -> Finding, whose docstring opens with the formula."""
+
+    def register(function: Experiment) -> Experiment:
+        formula = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        CLAIMS.register(id, Claim(id, formula, source, function))
+        return function
+
+    return register
