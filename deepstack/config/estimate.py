@@ -150,10 +150,12 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
     }
     if config.log.layers_every != 0:
-        # held over the step: the weights before it; after it: gradients and differences of its own
+        # θ_0, kept by the host; held over the step: the weights before it; after it: gradients and
+        # differences of its own
         after = 2 * weights + saved_by_layers(config, _sizes(config, probe))
         during = terms["activations"] + terms["temporaries of the optimizer"]
-        terms["looks at every layer"] = weights + max(0, after - during)
+        kept = weights * (1 if on_gpu(config) else 2)
+        terms["looks at every layer"] = kept + max(0, after - during)
     return terms
 
 

@@ -6,7 +6,7 @@ that training uses, so that training goes on bit for bit as it would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +28,15 @@ class Snapshot:
     stream: (depth + 1, tokens), ‖x_l‖₂ of every token at every layer boundary, x_0 first;
     entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
     ‖z‖₂ of what its last norm reads;
-    grad_norm, param_norm, param_update_norm: (depth,), by layer.
+    grad_norm, param_norm, param_update_norm: (depth,), by layer;
+    schemes: those of the layers;
+    matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0.
     """
 
     sublayers: tuple[str, ...]
+    schemes: Sequence[Scheme]
+    matrices: Mapping[str, Tensor]
+    initial: Mapping[str, Tensor]
     stream: Tensor
     entering: Tensor
     branch: Tensor
@@ -56,12 +61,14 @@ def take(
     layer_banks: Sequence[Bank],
     tokens: Tensor,
     loss: Callable[[Tensor], Tensor],
+    *,
     before: Sequence[Tensor] | None,
+    initial: Sequence[Tensor],
 ) -> list[Snapshot]:
     """A snapshot of each stack of the model at its present parameters.
 
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
-    values of these banks before the last step, None at initialisation.
+    values of these banks before the last step, None at initialisation; initial: at θ_0.
     """
     parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
     with evaluating(model), watching(model) as seen, torch.enable_grad():
@@ -93,6 +100,9 @@ def take(
         snapshots.append(
             Snapshot(
                 sublayers=sublayers,
+                schemes=stack.schemes,
+                matrices=matrices(layer_banks, values, mine),
+                initial=matrices(layer_banks, initial, mine),
                 stream=boundaries,
                 entering=by_sublayer(seen[side].entering, boundaries, len(sublayers)),
                 branch=by_sublayer(seen[side].branch, boundaries, len(sublayers)),
@@ -105,6 +115,19 @@ def take(
             )
         )
     return snapshots
+
+
+def matrices(
+    banks: Sequence[Bank], values: Sequence[Tensor], chosen: Sequence[int]
+) -> dict[str, Tensor]:
+    """role -> (depth, n_out, n_in), of the matrices among the chosen banks with these values."""
+    found: dict[str, Tensor] = {}
+    for i in chosen:
+        if banks[i].start == "matrix":
+            device = banks[i].parameters[0].device
+            parts = values[i].to(device).chunk(len(banks[i].roles), dim=1)
+            found |= dict(zip(banks[i].roles, parts, strict=True))
+    return found
 
 
 def token_norm(x: Tensor) -> Tensor:

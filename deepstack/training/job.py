@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import ModelUpdate, evaluate, take
+from deepstack.diagnostics import ModelUpdate
 from deepstack.errors import DeepstackError, Interrupted, OutOfMemoryError
 from deepstack.model import build_model, take_ways, with_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
@@ -32,9 +32,10 @@ from deepstack.speed import (
 )
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.beats import evaluation_steps, snapshot_steps
+from deepstack.training.beats import evaluation_steps
 from deepstack.training.environment import choose_device, environment, torch_settings, ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
+from deepstack.training.looks import Looks
 from deepstack.training.meta import (
     columns_of,
     continued,
@@ -53,7 +54,6 @@ from deepstack.training.together import (
     held_folder,
     reductions,
     share_of,
-    whole_copy,
 )
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
@@ -78,8 +78,6 @@ class Job:
         self.first_step = 1
         self._last_step = 0
         self._saved = time.monotonic()
-        self._layers: dict[str, list[Tensor]] = {}
-        self._layer_steps: list[int] = []
 
     def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
         """Model, optimizer, probe and logs; where there is a checkpoint, as it left them."""
@@ -92,13 +90,13 @@ class Job:
         self.optimizer = make_optimizer(
             train, self.built.trained, optim=self.built.optim, capturable=ways.captured
         )
-        self._layer_banks = [bank for bank in self.built.banks if bank.in_layers]
         probe = self.task.probe_batch(config.log.probe_sequences)
-        self.probe_inputs, self.probe_targets = to_device(probe, self.device)
-        self.update = ModelUpdate(self.model, self.probe_inputs)
+        on_device = to_device(probe, self.device)
+        self.update = ModelUpdate(self.model, on_device[0])
+        self.looks = Looks(config, self.folder, self.built, on_device, self.processes)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
-        self.snapshot_steps = snapshot_steps(config.log.layers_every, train.steps)
+        self.snapshot_steps = self.looks.steps
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
         before = self.folder.read_meta()
         self._resume(before, environment, allow_env_change)
@@ -153,9 +151,7 @@ class Job:
             return
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
         self.update.load(found.parts["probe"])
-        layers = found.parts["layers"]
-        self._layer_steps = layers.pop("steps").tolist()
-        self._layers = {name: list(rows) for name, rows in layers.items()}
+        self.looks.load(found.parts["layers"])
 
     def begin(self) -> None:
         """Announce the run; on a fresh one, look at its initialisation."""
@@ -188,8 +184,7 @@ class Job:
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
             torch.manual_seed(dropout_seed(self.config.seed, step, self.processes.rank))
         self.built.at_step(step)
-        in_beat = step in self.snapshot_steps
-        self._before = [b.values().clone() for b in self._layer_banks] if in_beat else None
+        self.looks.prepare(step)
         batch = self.task.train_batch(step, self.config.train.batch_size)
         part, self._count = share_of(batch, self.built, self.processes)
         return to_device(part, self.device)
@@ -222,25 +217,7 @@ class Job:
 
     def snapshot(self, step: int) -> None:
         """Look at every layer and write what was seen; training is not disturbed."""
-        whole = whole_copy(self.config, self.built, self.device, self.processes)
-        before = self._before if step else None
-        self._before = None
-        if whole is None:
-            return
-        values = evaluate(
-            take(
-                whole.model,
-                [bank for bank in whole.banks if bank.in_layers],
-                self.probe_inputs,
-                lambda logits: mean_loss(logits, self.probe_targets),
-                [b.to(self.device) for b in before] if before else None,
-            )
-        )
-        for name, value in values.items():
-            self._layers.setdefault(name, []).append(value.cpu())
-            self.folder.write_layers(name, torch.stack(self._layers[name]).numpy())
-        self._layer_steps.append(step)
-        self.folder.write_layer_steps(self._layer_steps)
+        self.looks.take(step)
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
@@ -267,7 +244,7 @@ class Job:
             "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
-            "layers": ckpt.layer_records(self._layers, self._layer_steps),
+            "layers": self.looks.records(),
         }
         if self.processes.first:
             ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
