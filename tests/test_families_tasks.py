@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import types
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
-from deepstack.tasks import task_of
+from deepstack.errors import ConfigError, PluginError
+from deepstack.model import build_model
+from deepstack.model.decoding import generate
+from deepstack.schemes import Scheme
+from deepstack.tasks import Task, task, task_of
 from deepstack.tasks.synthetic import random_chain, stationary_distribution
 from deepstack.tasks.text import read_corpus
 
@@ -80,3 +85,34 @@ def test_a_cut_window_put_together_is_text() -> None:
 def test_a_decoder_of_text_predicts_the_next_byte() -> None:
     batch = task_of(config(model__family="decoder", task__name="text")).train_batch(3, 4)
     assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all() and batch.masked.all()
+
+
+@pytest.mark.parametrize(("families", "said"), [((), "some of"), (("encodr",), "encoder_decoder")])
+def test_a_scheme_of_no_known_family_is_refused(families: tuple[str, ...], said: str) -> None:
+    with pytest.raises(PluginError, match=f"the scheme lost.*{said}"):
+        body = {"families": families, "__doc__": "x <- x."}
+        types.new_class("Lost", (Scheme,), {"name": "lost", "label": "L", "paper": "none"},
+                        lambda namespace: namespace.update(body))  # fmt: skip
+
+
+def test_a_task_says_which_families_it_has_batches_for() -> None:
+    def vague(*, seq_len: int, seed: int, family: str) -> Task:
+        """A task."""
+        raise NotImplementedError
+
+    with pytest.raises(PluginError, match="must be a Literal"):
+        task("vague")(vague)
+
+
+def test_what_cannot_be_said_is_refused() -> None:
+    config = with_overrides(
+        Config(), {"model.family": "encoder_decoder", "task.name": "reverse", "task.seq_len": 4}
+    )
+    model = build_model(config, vocab_size=8).model
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="a source of 5 tokens, allowed at most 4"):
+        generate(model, tokens[:, :1], 2, source=tokens)
+    with pytest.raises(ConfigError, match="1 or more of each"):
+        generate(model, tokens[:, :1], 0, source=tokens[:, :4])
+    with pytest.raises(ConfigError, match="found 0 tokens"):
+        generate(model, tokens[:, :0], 2, source=tokens[:, :4])

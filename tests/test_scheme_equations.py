@@ -151,6 +151,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "pre_ln": twice(pre),
     "deepnorm": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_tight": deepnorm(lambda N: (2 * N) ** 0.25),
+    "deepnorm_rates": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_power": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_adam": deepnorm(lambda N: (2 * N) ** 0.5),
     "deepnorm_runtime_beta": twice(
@@ -295,8 +296,8 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
         x = layer(x)
     without = {
         "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_tight", "deepnorm_power",
-        "deepnorm_adam", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel", "admin", "rezero",
-        "skip_init", "t_fixup", "fixup", "real_former",
+        "deepnorm_adam", "deepnorm_rates", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel",
+        "admin", "rezero", "skip_init", "t_fixup", "fixup", "real_former",
     }  # fmt: skip
     assert (model.last.final_norm is None) == (name in without)
     if name == "residual":

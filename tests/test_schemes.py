@@ -44,6 +44,7 @@ GAINS: dict[str, Callable[[str, int, int], float]] = {
     "ds_init": lambda r, l, N: l**-0.5,
     "deepnorm": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
     "deepnorm_power": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_rates": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
     "deepnorm_tight": lambda r, l, N: (2 * N) ** -0.25 if r in VALUES else 1.0,
     "deepnorm_adam": lambda r, l, N: (2 * N) ** -0.5 if r in VALUES else 1.0,
     "sub_ln": lambda r, l, N: math.sqrt(math.log(2 * N)) if r in VALUES else 1.0,
@@ -59,6 +60,7 @@ VALUES = ("v", "o", "w1", "w2")
 ALPHAS = {
     "deepnorm_adam": (3.4641, 4.8990, 6.0, 14.1421, 20.0, 44.7214),
     "deepnorm_tight": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_rates": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
     "deepnorm_power": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
     "deepnorm_runtime_beta": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
     "keel": (12, 24, 36, 200, 400, 2000),

@@ -1,12 +1,14 @@
 """The theorem behind DeepNorm, as its proof has it: one small SGD step on the weight matrices.
 
 ‖ΔF‖ of DeepNorm does not depend on depth, Post-LN's grows faster than depth.
-Wang et al. 2022, arXiv:2203.00555, Theorem 4.2 and section 4.3.
+Wang et al. 2022, arXiv:2203.00555, Theorem 4.2 and section 4.3.  Under Adam, and with all
+parameters trained, it does depend on depth, unless learning rates fall as `deepnorm_rates` has it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +17,27 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
 from deepstack.model import build_model
+from deepstack.schemes.deep_norm import ADAM_GROWTH
 from deepstack.speed import make_step
 from deepstack.tasks import build_task
 from deepstack.training import make_optimizer, mean_loss, to_device
 
 DEPTHS = (6, 18, 50, 100, 200)
-SEEDS = range(5)
 # Small enough that half of it gives half of ‖ΔF‖ (tested below), large enough that what moves is
 # far above the rounding of fp32; in between, an exponent does not depend on it.
 LR = {"deepnorm": 1e-4, "post_ln": 1e-6}
+MATRICES = ("q", "k", "v", "o", "w1", "w2")
 
 
 @cache
-def update_after_one_step(scheme: str, depth: int, seed: int, lr: float) -> float:
+def update_after_one_step(
+    scheme: str,
+    depth: int,
+    seed: int,
+    lr: float,
+    optimizer: str = "sgd",
+    trained: str | tuple[str, ...] = MATRICES,
+) -> float:
     changes = {
         "model.scheme": scheme,
         "model.depth": depth,
@@ -35,8 +45,8 @@ def update_after_one_step(scheme: str, depth: int, seed: int, lr: float) -> floa
         "seed": seed,
         "task.seq_len": 16,
         "train.batch_size": 4,
-        "train.optimizer": "sgd",
-        "train.trainable": ["q", "k", "v", "o", "w1", "w2"],
+        "train.optimizer": optimizer,
+        "train.trainable": trained if trained == "all" else list(trained),
     }
     config = with_overrides(Config(), changes)
     task, cpu = build_task("text", {}, seq_len=16, seed=seed), torch.device("cpu")
@@ -45,7 +55,7 @@ def update_after_one_step(scheme: str, depth: int, seed: int, lr: float) -> floa
         lambda x, y: mean_loss(built.model(x), y),
         built.banks,
         built.trained,
-        make_optimizer(config.train, built.trained),
+        make_optimizer(config.train, built.trained, optim=built.optim),
         clip=None,
         max_loss=100.0,
         alive=torch.ones(()),
@@ -55,13 +65,11 @@ def update_after_one_step(scheme: str, depth: int, seed: int, lr: float) -> floa
     return update.measure()["model_update"].item()
 
 
-def exponent(scheme: str) -> float:
+def exponent(scheme: str, depths: tuple[int, ...] = DEPTHS, seeds: int = 5, **more: Any) -> float:
     """Slope of log mean ‖ΔF‖ over log depth."""
-    means = [
-        np.mean([update_after_one_step(scheme, depth, seed, LR[scheme]) for seed in SEEDS])
-        for depth in DEPTHS
-    ]
-    return float(np.polyfit(np.log(DEPTHS), np.log(means), 1)[0])
+    step = partial(update_after_one_step, scheme, lr=more.pop("lr", LR.get(scheme)), **more)
+    means = [np.mean([step(depth=N, seed=seed) for seed in range(seeds)]) for N in depths]
+    return float(np.polyfit(np.log(depths), np.log(means), 1)[0])
 
 
 @pytest.mark.parametrize("scheme", ["deepnorm", "post_ln"])
@@ -78,3 +86,24 @@ def test_deepnorms_update_does_not_depend_on_depth() -> None:
 
 def test_post_lns_update_grows_faster_than_depth() -> None:
     assert exponent("post_ln") > 1.0
+
+
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-5, "depths": (6, 24, 96), "seeds": 2}
+
+
+@pytest.mark.parametrize(
+    ("roles", "growth"), [(MATRICES, 1 / 2), (("bias",), 3 / 4), (("norm_gain", "norm_bias"), 1.0)]
+)
+def test_under_adam_each_role_moves_f_by_its_power_of_depth(
+    roles: tuple[str, ...], growth: float
+) -> None:
+    assert exponent("deepnorm", trained=roles, **ADAM) == pytest.approx(growth, abs=0.1)
+    assert ADAM_GROWTH[roles[0]] == growth
+
+
+def test_rates_by_depth_make_one_step_of_adam_the_same_at_every_depth() -> None:
+    assert exponent("deepnorm", trained="all", **ADAM) > 0.6
+    assert abs(exponent("deepnorm_rates", trained="all", **ADAM)) < 0.1
+    alike = [update_after_one_step(name, 6, 0, 1e-5, "adam", "all") for name in
+             ("deepnorm", "deepnorm_rates")]  # fmt: skip
+    assert alike[0] == alike[1]  # at the base depth nothing is changed

@@ -63,7 +63,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         "scheme": f"{scheme.label}: {scheme.equation}",
         "family": model.family,
         **coefficients,
-        "depth": model.depth,
+        **({} if len(sides) > 1 else {"depth": model.depth}),
         "steps": settings.train.steps,
         "tokens a step": settings.train.batch_size * settings.task.seq_len,
         "data": task.data.get("name"),

@@ -55,7 +55,7 @@ class Display(Observer):
     def started(self, run: Started) -> None:
         self.run = run
         self.console.print(
-            f"[bold]{run.label}[/bold], {run.depth} layers, {run.parameters:,} parameters "
+            f"[bold]{run.label}[/bold], {run.layers} layers, {run.parameters:,} parameters "
             f"on {run.device}"
         )
         self.console.print(f"[dim]{run.folder.path}[/dim]", highlight=False)

@@ -1,6 +1,7 @@
 """Configurations: what a YAML file may say, reading it, and what it will cost.  No torch."""
 
 from deepstack.config.estimate import (
+    depths,
     machine_memory,
     memory_estimate,
     memory_terms,
@@ -34,6 +35,7 @@ __all__ = [
     "Train",
     "annotated_defaults",
     "config_hash",
+    "depths",
     "json_schema",
     "load_config",
     "load_study",

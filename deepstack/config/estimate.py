@@ -44,6 +44,8 @@ def parameter_count(
     # dynamic_tanh has a scalar beside its gain
     gain = d * model.norm.gain + int(model.norm.kind == "dynamic_tanh")
     bias = d * model.norm.bias
+    own = model.norm.final_gain
+    final_gain = gain if own is None else gain + d * (own - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
         **dict.fromkeys(("q", "k", "v", "o"), every * d * d),
@@ -53,7 +55,7 @@ def parameter_count(
         "bias": (every * (4 * d + d_ff + d) + crossing * 4 * d) * model.bias,
         "norm_gain": sublayers * norms_per_sublayer * gain,
         "norm_bias": sublayers * norms_per_sublayer * bias,
-        "final_norm": (1 + bool(beside)) * (gain + bias) * int(final_norm),
+        "final_norm": (1 + bool(beside)) * (final_gain + bias) * int(final_norm),
         "scheme": every * scheme_parameters,
         "embedding": vocab_size * d,
         "position": positions(config) * d if model.positions == "learned" else 0,
@@ -149,10 +151,15 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
     }
+    if train.spectral_penalty:
+        # WᵀW of every matrix; gradients of its own, one bank of q, k, v or w1 at a time
+        bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * _FP32
+        terms["spectral penalty"] = 6 * by_role.get("q", 0) * _FP32 + 2 * bank
     if config.log.layers_every != 0:
         # θ_0, kept by the host; held over the step: the weights before it; after it: gradients and
-        # differences of its own
-        after = 2 * weights + saved_by_layers(config, _sizes(config, probe))
+        # differences of its own, and what the branches of sublayers gave
+        branches = 3 * depth * probe * positions(config) * config.model.d_model * _FP32
+        after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + branches
         during = terms["activations"] + terms["temporaries of the optimizer"]
         kept = weights * (1 if on_gpu(config) else 2)
         terms["looks at every layer"] = kept + max(0, after - during)
@@ -258,19 +265,19 @@ def readable(size: float) -> str:
 
 SIZES = (
     "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
-    "train.batch_size", "log.probe_sequences",
+    "train.batch_size", "log.probe_sequences", "model.decoder_depth",
 )  # fmt: skip
 
 
 def _get(config: Config, key: str) -> int:
     section, name = key.split(".")
-    return int(getattr(getattr(config, section), name))
+    return int(getattr(getattr(config, section), name) or 0)  # 0 where it follows another
 
 
 def _largest(config: Config) -> str:
     usual = Config()
     given = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
-    return max(given, key=lambda key: _get(config, key) / _get(usual, key))
+    return max(given, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
 
 
 def _changed(config: Config, key: str, value: int) -> Config:

@@ -74,6 +74,8 @@ class Norm(_Section):
     """Whether the norms of the layers have a gain."""
     bias: bool = True
     """Whether the norms of the layers have a bias."""
+    final_gain: bool | None = None
+    """Whether the final norm has a gain; null: as the others.  A folded model with a tied head."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """What is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
@@ -205,6 +207,8 @@ class Train(_Section):
     """Steps over which the learning rate rises linearly to lr."""
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Decay of matrices and embeddings; biases, gains and scalars never decay."""
+    spectral_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: dict[Role, Annotated[float, Field(ge=0, le=1e6)]] = {}
@@ -235,6 +239,23 @@ class Log(_Section):
     """Sequences in the fixed batch on which the model update is measured."""
     layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
+    skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
+    """How many layers a record leaves out in turn, to see what the probe loss is without each."""
+    attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
+    """Steps between records of which roles and layers moved F: a forward of the probe for each."""
+    first_order: bool = False
+    """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
+
+    @field_validator("first_order")
+    @classmethod
+    def _first_order_is_of_attribution(cls, first_order: bool, info: Any) -> bool:
+        if first_order and info.data.get("attribution_every") == 0:
+            raise PydanticCustomError(
+                "relation",
+                "found true, unused under log.attribution_every=0; allowed false, or another "
+                "log.attribution_every",
+            )
+        return first_order
 
 
 class Runtime(_Section):

@@ -3,6 +3,9 @@
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
 from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating
+from deepstack.registry import import_all
+
+import_all(__name__, __path__)  # what a module defines registers itself
 
 __all__ = [
     "COLUMNS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,18 +11,27 @@ from torch import Tensor
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.registry import Registry
 
-Diagnostic = Callable[[Snapshot], Tensor]
+Values = Tensor | Mapping[str, Tensor]
+Diagnostic = Callable[[Snapshot], Values]
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 SYMBOLS: dict[str, str] = {}
+UNITS: dict[str, str] = {}
+PARTS: dict[str, tuple[str, ...]] = {}
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
-def diagnostic(name: str, symbol: str) -> Callable[[Diagnostic], Diagnostic]:
-    """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer."""
+def diagnostic(
+    name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
+) -> Callable[[Diagnostic], Diagnostic]:
+    """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer.
+
+    It may also give part -> (depth,), for some of `parts`, none of them where there is nothing to
+    say: each becomes a file of its own, `<name>_<part>`.
+    """
 
     def register(function: Diagnostic) -> Diagnostic:
         DIAGNOSTICS.register(name, function)
-        SYMBOLS[name] = symbol
+        SYMBOLS[name], UNITS[name], PARTS[name] = symbol, unit, parts
         return function
 
     return register
@@ -82,7 +91,9 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for name, function in DIAGNOSTICS.items():
         value = function(snapshot)
-        if value.ndim == 1:
+        if isinstance(value, Mapping):
+            values |= {f"{name}_{part}": of_part for part, of_part in value.items()}
+        elif value.ndim == 1:
             values[name] = value
         else:
             parts = enumerate(snapshot.sublayers)
@@ -95,6 +106,6 @@ def describe() -> dict[str, tuple[str, str, str]]:
     described: dict[str, tuple[str, str, str]] = {}
     for name, function in DIAGNOSTICS.items():
         sentence = (inspect.getdoc(function) or "").split("\n")[0]
-        for key in (name, *(f"{name}_{part}" for part in SUBLAYERS)):
-            described[key] = (SYMBOLS[name], "", sentence)
+        for key in (name, *(f"{name}_{part}" for part in PARTS[name])):
+            described[key] = (SYMBOLS[name], UNITS[name], sentence)
     return described

@@ -6,16 +6,18 @@ that training uses, so that training goes on bit for bit as it would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
+from deepstack.diagnostics.watch import measured, watching
 from deepstack.model import Transformer
+from deepstack.model.sublayers import NTK, FeedForward
 from deepstack.schemes import Scheme, visible
 from deepstack.speed import Bank, layer_norms
 
@@ -25,35 +27,49 @@ class Snapshot:
     """What was seen of one stack at one step; diagnostics are pure functions of it.
 
     sublayers: the names of a layer's sublayers, of which there are S.
-    stream: (depth + 1, tokens), ‖x_l‖₂ of every token at every layer boundary, x_0 first;
-    entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
-    ‖z‖₂ of what its last norm reads;
-    grad_norm, param_norm, param_update_norm: (depth,), by layer;
     schemes: those of the layers;
-    matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0.
+    matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0;
+    scaled: whether products with them are divided by sqrt(n_in) (`model.init.distribution: ntk`).
+
+    states: (depth + 1, batch, seq, d), the stream at every layer boundary, x_0 first; stream:
+    (depth + 1, tokens), ‖x_l‖₂ of every token there.
+    entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
+    ‖z‖₂ of what its last norm reads; branch_variance, norm_variance: the same of G and z, the
+    variance over the d coordinates; norm_slope: max_i |g_i|/σ(z), g the norm's gain;
+    alpha: (depth, S), the alpha of z = alpha x + G(x), NaN where z is not that;
+    delta_in, delta_sum, delta_norm_in, delta_norm_out: (depth, S), the norm of the loss's gradient
+    by what enters a sublayer, by its residual sum, by what its last norm reads, and gives;
+    entropy: sublayer -> (depth,), mean entropy of its attention weights;
+    grad_norm, param_norm, param_update_norm: (depth,), by layer;
+    loss: the probe loss; skip_loss: (depth,), the same without a layer, NaN where it was not tried;
+    None where that was not asked for; shared: what one diagnostic leaves for another.
     """
 
     sublayers: tuple[str, ...]
     schemes: Sequence[Scheme]
     matrices: Mapping[str, Tensor]
     initial: Mapping[str, Tensor]
+    scaled: bool
+    states: Tensor
     stream: Tensor
     entering: Tensor
     branch: Tensor
+    branch_variance: Tensor
     norm_input: Tensor
+    norm_variance: Tensor
+    norm_slope: Tensor
+    alpha: Tensor
+    delta_in: Tensor
+    delta_sum: Tensor
+    delta_norm_in: Tensor
+    delta_norm_out: Tensor
+    entropy: Mapping[str, Tensor]
     grad_norm: Tensor
     param_norm: Tensor
     param_update_norm: Tensor
-
-
-@dataclass
-class Seen:
-    """Norms by token, in the order in which the forward pass met them."""
-
-    stream: list[Tensor] = field(default_factory=list)
-    entering: list[Tensor] = field(default_factory=list)
-    branch: list[Tensor] = field(default_factory=list)
-    norm_input: list[Tensor] = field(default_factory=list)
+    loss: Tensor
+    skip_loss: Tensor | None = None
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 def take(
@@ -64,23 +80,27 @@ def take(
     *,
     before: Sequence[Tensor] | None,
     initial: Sequence[Tensor],
+    skipped: int = 0,
 ) -> list[Snapshot]:
     """A snapshot of each stack of the model at its present parameters.
 
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
-    values of these banks before the last step, None at initialisation; initial: at θ_0.
+    values of these banks before the last step, None at initialisation; initial: at θ_0; skipped:
+    how many layers are left out in turn, one forward pass each.
     """
     parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
     with evaluating(model), watching(model) as seen, torch.enable_grad():
+        # Leaves of their own: the gradient goes down to the first sublayer, and no further.
+        inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         memory = None
-        for (side, stack), x0 in zip(model.stacks.items(), model.inputs(tokens), strict=True):
+        for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
             for x in stack.stream(x0, memory):
-                seen[side].stream.append(token_norm(visible(x)))
+                seen[side].states.append(visible(x).detach())
             memory = stack.leave(x)
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-        found = torch.autograd.grad(value, flat, allow_unused=True) if flat else ()
+        found = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
         gradients = (value.new_zeros(()) if g is None else g for g in found)
     by_layer = [
         torch.linalg.vector_norm(torch.stack(torch._foreach_norm([next(gradients) for _ in layer])))
@@ -88,30 +108,39 @@ def take(
         else torch.zeros((), device=tokens.device)
         for layer in parameters
     ]
+    without = losses_without(model, tokens, loss, skipped) if skipped else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
     for side, stack in model.stacks.items():
+        depth, sublayers = len(stack.layers), stack.schemes[0].sublayers
         mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
         norms = layer_norms([values[i] for i in mine])
-        own, by_layer = by_layer[: len(stack.layers)], by_layer[len(stack.layers) :]
-        boundaries = torch.stack(seen[side].stream)
-        sublayers = stack.schemes[0].sublayers
+        own, by_layer = by_layer[:depth], by_layer[depth:]
+        states = torch.stack(seen[side].states)
+        feed_forward = stack.layers[0].get_submodule("feed_forward")
+        found_here: dict[str, Any] = dict(measured(seen[side], depth, len(sublayers)))
+        seen[side].sublayers.clear()
         snapshots.append(
             Snapshot(
                 sublayers=sublayers,
                 schemes=stack.schemes,
                 matrices=matrices(layer_banks, values, mine),
                 initial=matrices(layer_banks, initial, mine),
-                stream=boundaries,
-                entering=by_sublayer(seen[side].entering, boundaries, len(sublayers)),
-                branch=by_sublayer(seen[side].branch, boundaries, len(sublayers)),
-                norm_input=by_sublayer(seen[side].norm_input, boundaries, len(sublayers)),
+                scaled=isinstance(feed_forward, FeedForward) and feed_forward.linear is NTK.linear,
+                states=states,
+                stream=states.norm(dim=-1).flatten(1),
+                **found_here,
+                entropy={
+                    name: torch.stack(rows) for name, rows in seen[side].entropy.items() if rows
+                },
                 grad_norm=torch.stack(own),
                 param_norm=norms,
                 param_update_norm=layer_norms([moved[i] for i in mine])
                 if moved
                 else torch.zeros_like(norms),
+                loss=value.detach(),
+                skip_loss=without[side] if without else None,
             )
         )
     return snapshots
@@ -128,63 +157,3 @@ def matrices(
             parts = values[i].to(device).chunk(len(banks[i].roles), dim=1)
             found |= dict(zip(banks[i].roles, parts, strict=True))
     return found
-
-
-def token_norm(x: Tensor) -> Tensor:
-    """‖x‖₂ of every token: (batch, seq, d) -> (batch * seq,)."""
-    return x.detach().norm(dim=-1).flatten()
-
-
-def by_sublayer(norms: list[Tensor], like: Tensor, count: int) -> Tensor:
-    """A list over the sublayers of all layers in turn as (depth, count, tokens).
-
-    NaN where a scheme has no such thing, or does not go through `residual` once a sublayer.
-    like: (depth + 1, tokens).
-    """
-    depth, tokens = len(like) - 1, like.shape[1]
-    if len(norms) != count * depth:
-        return torch.full((depth, count, tokens), float("nan"), device=like.device)
-    return torch.stack(norms).view(depth, count, tokens)
-
-
-@contextmanager
-def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
-    """Record what every `residual` of a stack is given, while the block runs its plain layers.
-
-    The symbols of a scheme's equation are the arguments of its `residual`, so these are what is
-    wrapped: x on entry, G(…), and what the last of the sublayer's norms reads.
-    """
-    seen = {side: Seen() for side in model.stacks}
-    before = [layer.running for layer in model.layers]
-    for layer in model.layers:
-        layer.running = layer.modules_in_order()  # plain: gradients are asked for
-        own = seen[layer.scheme.place.side]
-        layer.scheme.residual = spy(layer.scheme, own)  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        for layer, running in zip(model.layers, before, strict=True):
-            layer.running = running
-            del layer.scheme.residual
-
-
-def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
-    """The scheme's own residual, which also records the norms of x, G and the norm's input."""
-
-    def residual(
-        x: Tensor, G: Callable[[Tensor], Tensor], *norms: Callable[[Tensor], Tensor], **more: Any
-    ) -> Tensor:
-        def branch(y: Tensor) -> Tensor:
-            out = G(y)
-            seen.branch.append(token_norm(out))
-            return out
-
-        def last_norm(z: Tensor) -> Tensor:
-            seen.norm_input.append(token_norm(z))
-            return norms[-1](z)
-
-        seen.entering.append(token_norm(x))
-        watched = (*norms[:-1], last_norm) if norms else ()
-        return type(scheme).residual(scheme, x, branch, *watched, **more)
-
-    return residual

@@ -31,6 +31,11 @@ def generate(
     encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or where
     there are more tokens than positions.  The model is left in evaluation mode.
     """
+    if length < 1 or not tokens.shape[1]:
+        raise ConfigError(
+            f"generate: found {tokens.shape[1]} tokens to begin with and {length} to say; allowed "
+            "1 or more of each"
+        )
     said = []
     step = decoder_of(model, source)
     logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]
@@ -54,6 +59,12 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
             "model.family: found one that says nothing, or a source without an encoder; "
             "allowed decoder, and encoder_decoder with a source",
             key="model.family",
+        )
+    if source is not None and source.shape[1] > model.source_len:
+        raise ConfigError(
+            f"task.seq_len: found a source of {source.shape[1]} tokens, allowed at most "
+            f"{model.source_len}, the positions that this model has for one",
+            key="task.seq_len",
         )
     model.eval()
     with torch.no_grad(), model.statistics("followed"):

@@ -28,9 +28,12 @@ class Stack(nn.Module):
         self.place = place
         d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
         scheme, options = find_scheme(model.scheme, model.scheme_options)
+        last = ("final_norm", "final_norm")
 
         def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
-            said = model.norm.model_dump(exclude={"kind"})
+            said = model.norm.model_dump(exclude={"kind", "final_gain"})
+            if roles == last and model.norm.final_gain is not None:
+                said["gain"] = model.norm.final_gain
             return NORMS[model.norm.kind](width, roles=roles, **said)
 
         causal = place.side == "decoder"
@@ -62,7 +65,6 @@ class Stack(nn.Module):
             return made
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
-        last = ("final_norm", "final_norm")
         self.entry_norm = make_norm(d) if scheme.entry_norm else None
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.through: Through = run_layers

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.schemes.norms import in_fp32
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 from deepstack.speed.parameter import parameter
 
 
@@ -22,6 +22,7 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
     N^2, and no two layers are the same to a compiler.
     """
 
+    families = FAMILIES
     uniform = False
     entry_norm = True
     final_norm = True
@@ -85,8 +86,6 @@ class RealFormer(Scheme, name="real_former", label="RealFormer", paper="arXiv:20
     mean: the softmax takes S_l / l.  The authors' code has it, for 30 layers or more
     (`use_running_mean` in google-research/realformer); the paper's equation has the sum.
     """
-
-    families = "encoder", "decoder"
 
     def __init__(
         self,

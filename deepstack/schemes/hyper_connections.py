@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 from deepstack.speed.parameter import parameter
 
 
@@ -68,6 +68,7 @@ class HyperConnections(
     grows n times, or 2 n + 1 with what A makes of it.
     """
 
+    families = FAMILIES
     final_norm = True
 
     def __init__(

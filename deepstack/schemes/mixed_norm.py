@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
@@ -19,7 +19,6 @@ class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
     Post-LN in the first floor(share N) layers, Pre-LN in the others; a final norm.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -46,7 +45,6 @@ class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:25
     wired post-norm around the attention's sum.  A final norm.  The paper's norm is RMS.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
     norms_per_sublayer = 0
 
@@ -71,6 +69,7 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
     Two streams: Post-LN's x and a Pre-LN-like sum r of all branches, r_0 = s x_0.
     """
 
+    families = FAMILIES
     final_norm = True
 
     def __init__(
@@ -114,6 +113,8 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
     anew.  `start` takes one of admin-torch's closed forms instead, n the sublayers of the stack
     (2N): 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one' sqrt(n), 'linear' 1 (its O(log n), O(1), O(n)).
     """
+
+    families = FAMILIES
 
     def __init__(
         self,

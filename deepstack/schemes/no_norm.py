@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import ALONE, Parts, Place, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, FAMILIES, Parts, Place, Scheme, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
@@ -18,6 +18,7 @@ class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887"):
     One trained scalar a a layer, shared by its sublayers; no norm anywhere.
     """
 
+    families = FAMILIES
     norms_per_sublayer = 0
     normalised = False
 
@@ -35,6 +36,7 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
     One trained scalar a sublayer, at the end of its branch; no norm.
     """
 
+    families = FAMILIES
     norms_per_sublayer = 0
     normalised = False
 
@@ -102,6 +104,7 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
     start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer.
     """
 
+    families = FAMILIES
     norms_per_sublayer = 0
     normalised = False
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.schemes.scheme import ALONE, Norm, Parts, Place, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices that the output of a sublayer is linear in: q and k only weigh."""
@@ -20,6 +20,8 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
 
     Matrices start Xavier with gain 1.  No final norm: every sublayer already ends in one.
     """
+
+    families = FAMILIES
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))
@@ -40,6 +42,7 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     nothing else; alpha is a constant and is not trained.  No final norm.
     """
 
+    families = FAMILIES
     merges = False  # the table counts three sublayers in a layer of a decoder that reads an encoder
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -78,6 +81,8 @@ class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv
     leaves open; matrices chooses.
     """
 
+    families = FAMILIES
+
     def __init__(
         self,
         layer: int,
@@ -106,6 +111,8 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365"):
     Xavier's deviation times scale / sqrt(l) (the paper's distribution is 'model.init.distribution:
     xavier_uniform').  The authors' code scales the variance by l^(-1/2): exponent 0.25.
     """
+
+    families = FAMILIES
 
     def __init__(
         self,
@@ -137,6 +144,8 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
     its last norm (in a decoder, u is what leaves cross-attention).  The authors' code also
     multiplies every matrix of the layers by N^(-1/2), which the paper does not say: rescale.
     """
+
+    families = FAMILIES
 
     def __init__(
         self,
@@ -171,7 +180,6 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
     its attention no outer norm.  Matrices start Xavier with gain 1.
     """
 
-    families = "encoder", "decoder"
     norms_per_sublayer = 2  # inside of the branch, and after the addition
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -211,6 +219,8 @@ class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:23
     lie well below train.steps; its default is a secondary source's.  F_0 is measured
     with a_0 = 0, so that ‖ΔF‖ has the ramp in it.
     """
+
+    families = FAMILIES
 
     ramp: Tensor
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.schemes.scheme import ALONE, Norm, Optim, Parts, Place, Scheme, Sublayer
+from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Optim, Parts, Place, Scheme, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
@@ -20,6 +20,7 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
     before the prediction layer.
     """
 
+    families = FAMILIES
     final_norm = True
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
@@ -35,6 +36,7 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423"):
     whose cross-attention has no second norm and gain 1.
     """
 
+    families = FAMILIES
     merges = False  # the gains count three sublayers in a layer of a decoder that reads an encoder
     final_norm = True
 
@@ -75,7 +77,6 @@ class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:21
     head, before W_o as in the paper (fairseq's code applies it after).  Shleifer et al. 2021.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
@@ -100,7 +101,6 @@ class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2
     The output matrices o and w2 start at 1/sqrt(2N) of the others, as in the authors' code.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
     norms_per_sublayer = 2
 
@@ -118,7 +118,6 @@ class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732"):
     Norms around every sublayer, one on the embedding and one at the end.  The paper's norm is RMS.
     """
 
-    families = "encoder", "decoder"
     entry_norm = True
     final_norm = True
     norms_per_sublayer = 2
@@ -133,7 +132,6 @@ class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arX
     l is the layer, the same for attention and feed-forward; the final norm is not scaled.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
     factor: Tensor
 
@@ -151,7 +149,6 @@ class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:21
     s (d_model) starts at 0.1 up to 18 layers, at 1e-5 up to 24 and at 1e-6 beyond, or at `start`.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -184,7 +181,6 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
     base, but for attention's logits, which stay divided by sqrt(d_head) and not d_head.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -215,7 +211,6 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
     and not d_head.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(
@@ -257,7 +252,6 @@ class DeepScaleLM(Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXi
     for the start of every matrix are not applied: matrices start as the configuration says.
     """
 
-    families = "encoder", "decoder"
     final_norm = True
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor, nn
 
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
 from deepstack.schemes.norms import StackNorm
@@ -101,7 +101,7 @@ class Scheme(nn.Module):
     label: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
-    families: ClassVar[tuple[Family, ...]] = FAMILIES
+    families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
     merges: ClassVar[bool] = True  # whether one merged attention may stand for two sublayers
     entry_norm: ClassVar[bool] = False
     final_norm: ClassVar[bool] = False
@@ -113,6 +113,11 @@ class Scheme(nn.Module):
     def __init_subclass__(cls, *, name: str, label: str, paper: str) -> None:
         super().__init_subclass__()
         cls.name, cls.label, cls.paper = name, label, paper
+        if not cls.families or not set(cls.families) <= set(FAMILIES):
+            raise PluginError(
+                f"the scheme {name}: families is {cls.families!r}; allowed: some of "
+                f"{', '.join(FAMILIES)}"
+            )
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 

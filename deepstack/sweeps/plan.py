@@ -39,7 +39,8 @@ class Cell:
         """Layers times tokens times steps: what the cells are ordered by, cheap first."""
         train, model = self.config.train, self.config.model
         per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
-        return model.depth * train.batch_size * self.config.task.seq_len * train.steps * per_layer
+        layers = sum(conf.depths(self.config))
+        return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
 
 
 def expand(base: conf.Config, grid: Mapping[str, Sequence[Any]]) -> list[conf.Config]:

@@ -129,6 +129,11 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
                 raise PluginError(
                     f"task {name!r}: option {key!r} needs a type annotation and a default"
                 )
+        if "family" in parameters and not get_args(get_type_hints(function)["family"]):
+            raise PluginError(
+                f"task {name!r}: parameter 'family' must be a Literal of the families it has "
+                "batches for, as in Literal['encoder', 'decoder']"
+            )
         TASKS.register(name, function)
         return function
 

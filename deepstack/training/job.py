@@ -45,6 +45,7 @@ from deepstack.training.meta import (
 )
 from deepstack.training.observer import LogFile, Observer, Observers, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
+from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
 from deepstack.training.together import (
@@ -85,6 +86,7 @@ class Job:
         ways = self.ways = ways_of(config, self.device, self.processes)
         self.built = build_together(config, self.task, self.device, self.processes)
         self.model = self.built.model
+        self.penalised = SpectralPenalty(config, self.built, self.processes)
         self.model.train(config.model.dropout > 0)
         take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
         self.optimizer = make_optimizer(
@@ -93,7 +95,7 @@ class Job:
         probe = self.task.probe_batch(config.log.probe_sequences)
         on_device = to_device(probe, self.device)
         self.update = ModelUpdate(self.model, on_device[0])
-        self.looks = Looks(config, self.folder, self.built, on_device, self.processes)
+        self.looks = Looks(config, self.folder, self.built, on_device, self.processes, self.update)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.snapshot_steps = self.looks.steps
@@ -104,12 +106,13 @@ class Job:
         meta = meta_of(config, self.task, self.built.banks.count(), environment, command)
         meta = continued(before, meta)
         self.folder.write_meta(meta)
-        self.folder.write_columns(columns_of(config, self.task, self.update))
+        self.folder.write_columns(columns_of(config, self.task, self.update, self.looks.columns()))
         columns = (*EVALS_COLUMNS, *self.evaluation.floors)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = self.first_step - 1 if self.first_step > 1 else -1
         self.evals = self.folder.log("evals", columns, tolerance=tolerance).open(start)
+        self.looks.open(start, tolerance)
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
@@ -160,7 +163,7 @@ class Job:
             Started(
                 folder=self.folder,
                 label=SCHEMES[self.config.model.scheme].label,
-                depth=self.config.model.depth,
+                depths=[len(stack.layers) for stack in self.model.stacks.values()],
                 parameters=sum(self.built.banks.count().values()),
                 first_step=self.first_step,
                 steps=self.config.train.steps,
@@ -202,7 +205,7 @@ class Job:
         """Mean loss of a batch, or what this process's share adds to it."""
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
-        return mean_loss(logits, targets, self._count)
+        return self.penalised(mean_loss(logits, targets, self._count))
 
     def record(self, step: int, measured: Measured) -> None:
         """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
@@ -216,7 +219,7 @@ class Job:
         return self.recorder.divergence is not None
 
     def snapshot(self, step: int) -> None:
-        """Look at every layer and write what was seen; training is not disturbed."""
+        """Look at layers and roles and write what was seen; training is not disturbed."""
         self.looks.take(step)
         self.recorder.pause()
 
@@ -237,8 +240,8 @@ class Job:
         self.recorder.flush()
         if self.diverged():
             return
-        self.recorder.steps.flush()
-        self.evals.flush()
+        for log in self._logs():
+            log.flush()
         state = {"logs": {log.path.stem: log.sha256_upto(step) for log in self._logs()}}
         parts = {
             "weights": self.built.state(),
@@ -253,7 +256,7 @@ class Job:
         self.recorder.pause()
 
     def _logs(self) -> list[Any]:
-        return [self.recorder.steps, self.evals]
+        return [self.recorder.steps, self.evals, *self.looks.logs]
 
     def agreed(self, signal: int | None) -> int:
         """The signal that this process or another one was sent, or 0."""
@@ -272,8 +275,8 @@ class Job:
     def finish(self) -> Run:
         """Write what is left, keep the weights of a run that is done, and say how it ended."""
         self.recorder.flush()
-        self.recorder.steps.flush()
-        self.evals.flush()
+        for log in self._logs():
+            log.flush()
         found = self.recorder.divergence
         if found is None:
             step = self.config.train.steps
@@ -299,7 +302,7 @@ class Job:
 
     def close(self) -> None:
         """Close the logs that were opened."""
-        for name in ("recorder", "evals"):
+        for name in ("recorder", "evals", "looks"):
             if hasattr(self, name):
                 getattr(self, name).close()
 

@@ -1,4 +1,4 @@
-"""The slow beat: every layer looked at, and what was seen written to the run folder."""
+"""The slow beats: every layer looked at, and which parameters moved F, written as they are due."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import evaluate, take
+from deepstack.diagnostics import ModelUpdate, evaluate, take
+from deepstack.diagnostics import attribution as parts
+from deepstack.diagnostics.bound import NAMES, speaks_of
 from deepstack.model.build import Built
-from deepstack.records import RunFolder
+from deepstack.records import AppendLog, RunFolder
 from deepstack.speed import Processes
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import snapshot_steps
@@ -19,7 +21,7 @@ from deepstack.training.together import whole_copy
 
 
 class Looks:
-    """Looks at every layer on the probe batch; training is not disturbed by one.
+    """Looks at every layer, and at every role, on the probe batch; training is not disturbed.
 
     Made before a checkpoint is loaded: what it finds the parameters to be is θ_0.
     """
@@ -31,43 +33,83 @@ class Looks:
         built: Built,
         probe: tuple[Tensor, Tensor],
         processes: Processes,
+        update: ModelUpdate,
     ) -> None:
         self.config, self.folder, self.built, self.processes = config, folder, built, processes
         self.inputs, self.targets = probe
-        self.steps = snapshot_steps(config.log.layers_every, config.train.steps)
+        self.update = update
+        self.layer_steps = snapshot_steps(config.log.layers_every, config.train.steps)
+        # At θ_0 nothing has moved: there is no row for step 0.
+        self.part_steps = snapshot_steps(config.log.attribution_every, config.train.steps) - {0}
+        self.steps = self.layer_steps | self.part_steps
+        self.parts = parts.parts_of(built.model, built.banks.all) if self.part_steps else []
         self._banks = [bank for bank in built.banks if bank.in_layers]
-        self._initial = [on_host(b.values()) for b in self._banks] if self.steps else []
+        kept = built.banks.all if self.parts else self._banks
+        self._initial = {b.key: on_host(b.values()) for b in kept} if self.steps else {}
         self._before: list[Tensor] | None = None
         self._values: dict[str, list[Tensor]] = {}
         self._taken: list[int] = []
+        self.logs: list[AppendLog] = []
+
+    def open(self, replay_from: int, tolerance: float) -> None:
+        """Open the files that are written row by row; rows after that step are compared."""
+        names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
+        for name in names if self.parts else ():
+            log = self.folder.log(name, ("step", *self.columns()), tolerance=tolerance)
+            self.logs.append(log.open(replay_from))
+
+    def columns(self) -> dict[str, tuple[str, str, str]]:
+        """What the columns of attribution.csv are, but for the step; empty where there is none."""
+        return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
     def prepare(self, step: int) -> None:
-        """Remember the parameters before a step after which there is a look."""
-        here = step in self.steps
+        """Remember the parameters before a step after which layers are looked at."""
+        here = step in self.layer_steps
         self._before = [bank.values().clone() for bank in self._banks] if here else None
 
     def take(self, step: int) -> None:
-        """Look at every layer and write what was seen."""
+        """Look at what is due after this step and write what was seen."""
         device = self.inputs.device
         whole = whole_copy(self.config, self.built, device, self.processes)
         before, self._before = self._before if step else None, None
         if whole is None:
             return
+        if step in self.layer_steps:
+            self._look(whole, step, [b.to(device) for b in before] if before else None)
+        if step in self.part_steps:
+            self._attribute(whole, step)
+
+    def _look(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
+        banks = [bank for bank in whole.banks if bank.in_layers]
         values = evaluate(
             take(
                 whole.model,
-                [bank for bank in whole.banks if bank.in_layers],
+                banks,
                 self.inputs,
                 lambda logits: mean_loss(logits, self.targets),
-                before=[b.to(device) for b in before] if before else None,
-                initial=self._initial,
+                before=before,
+                initial=[self._initial[bank.key] for bank in banks],
+                skipped=self.config.log.skipped_layers,
             )
         )
+        if not speaks_of(self.config.model):
+            without = {n: v for n, v in values.items() if n.startswith(NAMES)}
+            values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         for name, value in values.items():
             self._values.setdefault(name, []).append(value.cpu())
             self.folder.write_layers(name, torch.stack(self._values[name]).numpy())
         self._taken.append(step)
         self.folder.write_layer_steps(self._taken)
+
+    def _attribute(self, whole: Built, step: int) -> None:
+        about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
+        rows = [parts.attribute(*about, start=self.update.initial)]
+        # The very number of steps.csv: what the probe measured after the step.
+        rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
+        if self.config.log.first_order:
+            rows.append(parts.first_order(*about))
+        for log, row in zip(self.logs, rows, strict=True):
+            log.write({"step": step, **{name: value.item() for name, value in row.items()}})
 
     def records(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the looks so far."""
@@ -77,6 +119,11 @@ class Looks:
         """Take from a checkpoint what `records` gave."""
         self._taken = records["steps"].tolist()
         self._values = {name: list(rows) for name, rows in records.items() if name != "steps"}
+
+    def close(self) -> None:
+        """Close the logs."""
+        for log in self.logs:
+            log.close()
 
 
 def on_host(values: Tensor) -> Tensor:

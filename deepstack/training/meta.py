@@ -120,8 +120,16 @@ def meta_of(
     }
 
 
-def columns_of(config: conf.Config, task: Task, update: ModelUpdate) -> dict[str, Any]:
-    """columns.json: every column's symbol, unit and sentence, so that charts need no model."""
+def columns_of(
+    config: conf.Config,
+    task: Task,
+    update: ModelUpdate,
+    attribution: dict[str, tuple[str, str, str]],
+) -> dict[str, Any]:
+    """columns.json: every column's symbol, unit and sentence, so that charts need no model.
+
+    attribution: those of attribution.csv, empty where the run has none.
+    """
 
     def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
         keys = ("symbol", "unit", "description")
@@ -131,6 +139,7 @@ def columns_of(config: conf.Config, task: Task, update: ModelUpdate) -> dict[str
     return {
         "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING),
         "layers": entries(describe()),
+        "attribution": entries(attribution),
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deepstack.records import RunFolder, trouble
@@ -17,13 +17,18 @@ class Started:
 
     folder: RunFolder
     label: str
-    depth: int
+    depths: Sequence[int]  # of each stack
     parameters: int
     first_step: int
     steps: int
     device: str
     references: Mapping[str, float]
     unrelated: float
+
+    @property
+    def layers(self) -> str:
+        """'6', or '6 + 12' where there are an encoder and a decoder."""
+        return " + ".join(map(str, self.depths))
 
 
 class Observer:
@@ -88,7 +93,7 @@ class PlainLines(Observer):
     def started(self, run: Started) -> None:
         self.run = run
         self.line(
-            f"{run.label}, {run.depth} layers, {run.parameters:,} parameters on {run.device}: "
+            f"{run.label}, {run.layers} layers, {run.parameters:,} parameters on {run.device}: "
             f"steps {run.first_step} to {run.steps} in {run.folder.path}"
         )
 

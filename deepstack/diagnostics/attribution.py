@@ -1,0 +1,241 @@
+"""Where ‖ΔF‖ comes from: the change of one group of parameters at a time, put in alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deepstack import config as conf
+from deepstack.diagnostics.update import evaluating
+from deepstack.model import Transformer
+from deepstack.schemes import Scheme
+from deepstack.speed import Bank, run_layers
+
+RANGES = 4
+SCHEDULE, WHOLE = "schedule", "whole"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group of parameters: one role in all layers and outside of them, or a range of layers.
+
+    pieces: key of a bank -> (layers, index of the role in the bank) of what belongs to the part.
+    is_role: the roles together are all parameters once, and so are the ranges together.
+    """
+
+    name: str
+    sentence: str
+    pieces: Mapping[str, list[tuple[slice, int]]]
+    is_role: bool
+
+    def put_in(self, bank: Bank, values: Tensor, others: Tensor) -> Tensor:
+        """A copy of `values` (depth, …) which has this part from `others`, of the same shape."""
+        mixed, count = values.clone(), len(bank.roles)
+        for layers, index in self.pieces.get(bank.key, ()):
+            mixed.chunk(count, dim=1)[index][layers] = others.chunk(count, dim=1)[index][layers]
+        return mixed
+
+
+def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
+    """The parts that a model is looked at in: every role it has, then the ranges of its layers.
+
+    The layers of each stack are cut into four ranges (fewer where it has fewer layers), named by
+    their layers, which are numbered on from an encoder to its decoder.  `outside`: what lies
+    outside of the layers.
+    """
+    there = {role for bank in banks for role in bank.roles}
+    parts = []
+    for role in [*(r for r in conf.ROLES if r in there), *sorted(there - {*conf.ROLES})]:
+        pieces = {
+            bank.key: [(slice(None), bank.roles.index(role))]
+            for bank in banks
+            if role in bank.roles
+        }
+        parts.append(Part(role, f"The parameters of role {role}, in whatever layer.", pieces, True))
+
+    def whole_rows(stack: str | None, rows: slice) -> dict[str, list[tuple[slice, int]]]:
+        mine = [bank for bank in banks if bank.stack == stack]
+        return {bank.key: [(rows, i) for i in range(len(bank.roles))] for bank in mine}
+
+    before = 0
+    for side, stack in model.stacks.items():
+        depth = len(stack.layers)
+        count = min(RANGES, depth)
+        for i in range(count):
+            first, end = depth * i // count, depth * (i + 1) // count
+            name = f"layers_{before + first + 1}_{before + end}"
+            sentence = f"All parameters of layers {before + first + 1} to {before + end}."
+            parts.append(Part(name, sentence, whole_rows(side, slice(first, end)), False))
+        before += depth
+    sentence = "All parameters outside of the layers."
+    parts.append(Part("outside", sentence, whole_rows(None, slice(None)), False))
+    return parts
+
+
+def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
+    """Column -> symbol, unit, one sentence, without the step, in the order of the files."""
+    columns = {p.name: (f"‖ΔF_{{{p.name.replace('_', ' ')}}}‖", "", p.sentence) for p in parts}
+    if follows_step(model):
+        columns[SCHEDULE] = (
+            "‖ΔF_{schedule}‖",
+            "",
+            "What the scheme itself changes with the step, parameters as at initialisation.",
+        )
+    return columns | {WHOLE: ("‖ΔF‖", "", "All of it at once: the model update of the step.")}
+
+
+def follows_step(model: Transformer) -> bool:
+    """Whether the scheme has something that changes with the step and is no parameter."""
+    return type(model.schemes[0]).at_step is not Scheme.at_step
+
+
+def attribute(
+    model: Transformer,
+    banks: Sequence[Bank],
+    initial: Mapping[str, Tensor],
+    tokens: Tensor,
+    parts: Sequence[Part],
+    start: Tensor,
+) -> dict[str, Tensor]:
+    """‖F(θ_0 + Δθ_part) − F(θ_0)‖ of every part: mean over probe tokens of the 2-norm.
+
+    initial: key of a bank -> θ_0, (depth, …); start: F_0 as it was measured before training, which
+    `schedule` is the distance from.  Each part costs one forward pass of the probe (none where it
+    has not moved), and θ_0 one more; the parameters are put back as they were, bit for bit.
+    """
+    values: dict[str, Tensor] = {}
+    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model):
+        first = model.hidden(tokens)
+        for part in parts:
+            moved = first
+            mine = [bank for bank in banks if bank.key in part.pieces]
+            mixed = {b.key: part.put_in(b, b.values(), present[b.key]) for b in mine}
+            changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
+            for bank in changed:
+                bank.copy_(mixed[bank.key])
+            if changed:
+                moved = model.hidden(tokens)
+            for bank in changed:
+                bank.copy_(initial[bank.key])
+            values[part.name] = distance(moved - first)
+    if follows_step(model):
+        values[SCHEDULE] = distance(first - start)
+    return values
+
+
+def first_order(
+    model: Transformer,
+    banks: Sequence[Bank],
+    initial: Mapping[str, Tensor],
+    tokens: Tensor,
+    parts: Sequence[Part],
+) -> dict[str, Tensor]:
+    """‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ: `whole`.
+
+    By forward-mode differentiation, exact to rounding: about three forward passes a part.  The
+    vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
+    """
+    values: dict[str, Tensor] = {}
+    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model), plain(model):
+        moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
+        zero = {key: torch.zeros_like(value) for key, value in moved.items()}
+        whole: Tensor | None = None
+        for part in parts:
+            mine = [bank for bank in banks if bank.key in part.pieces]
+            tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
+            vector = push_forward(model, mine, tangents, tokens)
+            values[part.name] = distance(vector)
+            if part.is_role:
+                whole = vector if whole is None else whole + vector
+    assert whole is not None
+    return values | {WHOLE: distance(whole)}
+
+
+def push_forward(
+    model: Transformer, banks: Sequence[Bank], tangents: Mapping[str, Tensor], tokens: Tensor
+) -> Tensor:
+    """J t at the present parameters, (batch, seq, d_model).  t: key of a bank -> (depth, …)."""
+    named = dict(model.named_parameters())
+    # The math kernel is the one that has a forward mode on every device.
+    with quiet(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        duals = {
+            f"model.{name}": forward_ad.make_dual(named[name].detach(), tangent)
+            for bank in banks
+            for name, tangent in zip(names_of(bank), tangents[bank.key], strict=True)
+        }
+        F = functional_call(Hidden(model), duals, (tokens,))
+        tangent = forward_ad.unpack_dual(F).tangent
+        return torch.zeros_like(F) if tangent is None else tangent.clone()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warning about how some of its own derivatives are written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+        yield
+
+
+class Hidden(nn.Module):
+    """F as what a module gives, so that parameters can be given to it."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model.hidden(tokens)
+
+
+def names_of(bank: Bank) -> list[str]:
+    """The names in the model of the parameters that a bank holds, one a row of it."""
+    if bank.stack is None:
+        return [bank.key]
+    prefix = f"{bank.stack}.layers."
+    name = bank.key.removeprefix(prefix)
+    return [f"{prefix}{layer}.{name}" for layer in range(len(bank.values()))]
+
+
+def distance(moved: Tensor) -> Tensor:
+    """Mean over tokens of ‖·‖₂, the norm of the model update."""
+    return moved.norm(dim=-1).mean()
+
+
+@contextmanager
+def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The parameters are θ_0 inside of the block, which is given θ_t, and θ_t again after it."""
+    present = {bank.key: bank.values().clone() for bank in banks}
+    try:
+        for bank in banks:
+            bank.copy_(initial[bank.key])
+        yield present
+    finally:
+        for bank in banks:
+            bank.copy_(present[bank.key])
+
+
+@contextmanager
+def plain(model: Transformer) -> Iterator[None]:
+    """Layers run one after the other, as modules: what forward-mode differentiation can follow."""
+    layers, stacks = model.layers, list(model.stacks.values())
+    before = [(layer.running, layer.scheme._norms) for layer in layers]
+    ways = [stack.through for stack in stacks]
+    for layer in layers:
+        layer.fuse(False)
+    for stack in stacks:
+        stack.through = run_layers
+    try:
+        yield
+    finally:
+        for layer, (running, norms) in zip(layers, before, strict=True):
+            layer.running, layer.scheme._norms = running, norms
+        for stack, through in zip(stacks, ways, strict=True):
+            stack.through = through

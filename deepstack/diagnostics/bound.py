@@ -1,0 +1,168 @@
+"""The right-hand side of DeepNet's Theorem 4.2, sublayer by sublayer, from the present weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.schemes import Scheme
+
+# sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and what the
+# operation between them leaves of a second moment: ReLU half, a weighted mean at most all
+MATRICES = {
+    "attention": ("v", "o", 1.0),
+    "cross_attention": ("cross_v", "cross_o", 1.0),
+    "feed_forward": ("w1", "w2", 0.5),
+}
+NAMES = ("bound", "effective_gain")
+
+
+class Terms(NamedTuple):
+    """The symbols of the theorem, each (depth, S), S the sublayers of a layer.
+
+    alpha: NaN where the sublayer is not LN(alpha x + G(x)); v, w: effective gains;
+    moved: ‖θ_t − θ_0‖ of the sublayer's two matrices of the value path.
+    """
+
+    alpha: Tensor
+    v: Tensor
+    w: Tensor
+    moved: Tensor
+
+
+@diagnostic("bound", "√(v²+w²)/α·‖θ_i,t − θ_i,0‖")
+def bound(snapshot: Snapshot) -> Tensor:
+    """√(v² + w²)/α · ‖θ_i,t − θ_i,0‖, a sublayer's term of the bound on ‖ΔF‖ of Theorem 4.2.
+
+    Summed over all sublayers of an encoder or a decoder it is the theorem's right-hand side.  Of an
+    encoder-decoder (Theorem 4.3) the encoder's sum is multiplied by the sum over the decoder's
+    cross-attentions of `effective_gain`, and the decoder's sum added.  Gains are those of the
+    present weights: w² = n_in Var(W_1)/2 and v² = n_in Var(W_2) of a feed-forward with ReLU, w² =
+    n_in Var(W_v) and v² = n_in Var(W_o) of an attention.  NaN where the theorem does not speak of
+    the sublayer (see `alphas`, `speaks_of`).  For real steps it is an estimate and no bound: it
+    counts lengths as if changes were independent of what they are applied to.
+    Wang et al. 2022, arXiv:2203.00555, section 4.3.
+    """
+    t = terms(snapshot)
+    return torch.sqrt(t.v**2 + t.w**2) / t.alpha * t.moved
+
+
+@diagnostic("effective_gain", "v·w/α")
+def effective_gain(snapshot: Snapshot) -> Tensor:
+    """v w/α, what a sublayer multiplies a change of what its branch reads by, in the same theorem.
+
+    Over the cross-attentions of a decoder its sum is the factor of the encoder in Theorem 4.3.
+    """
+    t = terms(snapshot)
+    return t.v * t.w / t.alpha
+
+
+def terms(snapshot: Snapshot) -> Terms:
+    """The symbols of the theorem for every sublayer of a stack."""
+    columns = []
+    for name in snapshot.sublayers:
+        inner, outer, kept = MATRICES[name]
+        W, V = snapshot.matrices[inner], snapshot.matrices[outer]
+        w = torch.sqrt(W.shape[-1] * variance(W) * kept)
+        v = torch.sqrt(V.shape[-1] * variance(V))
+        changes = [m - snapshot.initial[r].to(m.device) for r, m in ((inner, W), (outer, V))]
+        lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
+        columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
+    v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
+    found = [alphas(scheme, W.shape[-1], W.device) for scheme in snapshot.schemes]
+    return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
+
+
+def variance(matrices: Tensor) -> Tensor:
+    """Variance of the entries of each matrix, (depth, n_out, n_in) -> (depth,)."""
+    return matrices.flatten(1).var(dim=1, correction=0)
+
+
+def speaks_of(model: conf.Model) -> bool:
+    """Whether the theorem's norms, products and activation are those of the model.
+
+    LayerNorm or RMSNorm, since its derivation uses ‖∂LN(z)/∂z‖ = √d/‖z‖ of each token; ReLU; and
+    products x Wᵀ, which the NTK parameterisation divides by √n_in.
+    """
+    standard = model.init.distribution != "ntk"
+    return model.norm.kind in ("layer", "rms") and model.activation == "relu" and standard
+
+
+@torch.no_grad()
+def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
+    """α of each sublayer of a layer that is LN(α x + G(x)), found by trying it; NaN where not.
+
+    The scheme's own layer is run once with sublayers and norms that give random numbers and keep
+    what they are given.  A sublayer is of the theorem's form when its branch reads x itself, the
+    one norm reads c_1 x + c_2 g for some numbers c_1 and c_2 (g: what the branch gave), and what
+    the norm gives is what the next sublayer reads: α = c_1/c_2.  So nothing about a scheme is
+    taken on trust, neither its name nor its `alpha`.  What cannot be of that form is not tried: a
+    last norm of the stack's own, more streams than one, something put inside of sublayers, and one
+    attention that reads both streams.
+    """
+    kind, place = type(scheme), scheme.place
+    reads = place.family == "encoder_decoder" and place.side == "decoder"
+    merged = reads and len(scheme.sublayers) == 2
+    streams = kind.enter is not Scheme.enter or kind.leave is not Scheme.leave
+    unknown = [math.nan] * len(scheme.sublayers)
+    if merged or streams or kind.final_norm or len(scheme.slots):
+        return unknown
+    random = torch.Generator().manual_seed(0)
+    found: list[float] = []
+    expected = draw(d_model, random, device)
+    stream = expected
+
+    def residual(x: Tensor, G: Callable[[Tensor], Tensor], *norms: Any, **more: Any) -> Tensor:
+        nonlocal expected
+        g, out = draw(d_model, random, device), draw(d_model, random, device)
+        entered, given, read = x.clone(), [], []
+
+        def branch(y: Tensor) -> Tensor:
+            given.append(y.clone())
+            return g.clone()
+
+        def norm(z: Tensor) -> Tensor:
+            read.append(z.clone())
+            return out
+
+        left = kind.residual(scheme, x, branch, *(norm for _ in norms), **more)
+        once = len(given) == len(read) == 1
+        follows = once and torch.equal(entered, expected) and torch.equal(given[0], entered)
+        plain = follows and torch.equal(left, out)
+        found.append(ratio(read[0], entered, g) if plain else math.nan)
+        expected = left
+        return left
+
+    scheme.residual = residual  # type: ignore[method-assign]
+    try:
+        last = scheme.layer(stream, *(lambda y: y for _ in scheme.sublayers))
+    finally:
+        del scheme.residual
+    whole = len(found) == len(unknown) and isinstance(last, Tensor) and torch.equal(last, expected)
+    return found if whole else unknown
+
+
+def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:
+    """c_1/c_2 of z = c_1 x + c_2 g, or NaN where z is not of that form.
+
+    A vector in the place of c_1, such as Admin's, passes while it is one number to a hundredth.
+    """
+    columns = torch.stack([x.flatten(), g.flatten()], dim=1).double().cpu()
+    target = z.flatten().double().cpu()
+    found = torch.linalg.lstsq(columns, target).solution
+    if (columns @ found - target).norm() > 0.01 * target.norm():
+        return math.nan
+    c1, c2 = found.tolist()
+    return c1 / c2 if abs(c2) > 1e-6 * abs(c1) else math.inf
+
+
+def draw(d_model: int, random: torch.Generator, device: torch.device) -> Tensor:
+    """A stream of two tokens, (1, 2, d_model), of no random state but its own."""
+    return torch.randn(1, 2, d_model, generator=random).to(device)

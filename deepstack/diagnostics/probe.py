@@ -1,0 +1,382 @@
+"""What is measured of a PyTorch model that deepstack did not build: F, its layers, its groups.
+
+Nothing here changes the model: modes, random states, gradients and parameters are afterwards what
+they were before, bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+
+T = TypeVar("T")
+
+Hidden = str | nn.Module | Callable[[nn.Module, Any], Tensor] | None
+"""What gives F: the name of a module or the module itself, whose output it is; a function of model
+and batch; or None for what the model returns."""
+
+Layers = str | Sequence[nn.Module] | None
+"""The layers: the name of what holds them, or themselves; None for the longest ModuleList."""
+
+Groups = Mapping[str, str | Sequence[str]]
+"""Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""
+
+WHOLE = ("whole", "unexplained")
+REST = "rest"
+
+
+class Subject:
+    """A model under observation: F on the probe batch, ‖x_l‖ after each layer, shares of ‖ΔF‖.
+
+    F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
+    the model cannot be looked at as asked, saying what to type.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
+        self.model, self.batch = model, copied(batch)
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            kind = type(model).__name__
+            raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
+        self.modules = dict(model.named_modules())
+        self.layers_name, self.layers = self._layers(layers)
+        self._watched = [last_module(layer) for layer in self.layers]
+        self._source = self._module(hidden) if isinstance(hidden, str) else hidden
+        self.f_name = hidden if isinstance(hidden, str) else "given" if hidden else "output"
+        # before F: the width of the stream says whether an output is a hidden state
+        self.width: int | None = self._stream()[-1][1] if self.layers else None
+        self.initial = self.hidden()
+        self.normalised = self._leaves_a_norm()
+
+    def hidden(self) -> Tensor:
+        """F on the probe batch, (…, width), detached."""
+        with undisturbed(self.model):
+            return self._hidden()
+
+    def _hidden(self) -> Tensor:
+        source = self._source
+        if isinstance(source, nn.Module):
+            with outputs_of([source], lambda x: x) as seen:
+                self._run()
+            found = seen[0]
+            if found is None:
+                raise ConfigError(f"hidden: {self.f_name} gives no tensor in model(batch)")
+        elif source is not None:
+            found = source(self.model, self.batch)
+            if not isinstance(found, Tensor):
+                kind = type(found).__name__
+                raise ConfigError(f"hidden: the function gave {kind}; it must give a tensor")
+        else:
+            returned = self._run()
+            found = tensor_of(returned)
+            if found is None or found.ndim < 2 or self.width not in (None, found.shape[-1]):
+                raise ConfigError(self._no_hidden_state(returned, found))
+        # a copy: a model may give the same storage twice
+        return as_float(dense(found.detach())).clone()
+
+    def stream_norm(self) -> Tensor:
+        """Mean over tokens of ‖x_l‖₂, the stream that leaves each layer, (layers,)."""
+        return torch.stack([norm for norm, _ in self._stream()]).float()
+
+    def _stream(self) -> list[tuple[Tensor, int]]:
+        """Mean ‖x_l‖₂ and width of what leaves each layer."""
+
+        def seen_of(x: Tensor) -> tuple[Tensor, int]:
+            x = as_float(dense(x.detach()))
+            return x.norm(dim=-1).mean(), x.shape[-1]
+
+        with undisturbed(self.model), outputs_of(self._watched, seen_of) as seen:
+            self._run()
+        if None in seen:
+            raise ConfigError(
+                f"layers: number {seen.index(None) + 1} of {self.layers_name} gives no tensor in "
+                "model(batch); name what holds the layers, as in layers='encoder.layers', or "
+                "layers=() for no values by layer"
+            )
+        return [found for found in seen if found is not None]
+
+    def by_layer(self, tensors: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
+        """Norm of what belongs to the parameters of each layer, (layers,); NaN where it has none.
+
+        tensors: a parameter -> its value, its gradient, its change.
+        """
+        found = []
+        for layer in self.layers:
+            parts = [tensors(p) for p in layer.parameters() if p.requires_grad]
+            norm = norm_of([part for part in parts if part is not None])
+            found.append(norm.to(self.initial.device))
+        return torch.stack(found) if found else torch.zeros(0)
+
+    @torch.no_grad()
+    def attribution(
+        self, groups: Mapping[str, Sequence[str]], start: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """‖F(θ_0 + Δθ_g) − F_0‖ for each group g, the whole ‖ΔF‖, and what is left unexplained.
+
+        All are means over tokens.  groups: name -> names of parameters; start: θ_0, with buffers.
+        `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): what groups do together.
+        """
+        moved = self.hidden() - self.initial
+        together = torch.zeros_like(moved)
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        found = {}
+        for name, members in groups.items():
+            kept = set(members)
+            with holding({tensors[n]: v for n, v in start.items() if n not in kept}):
+                alone = self.hidden() - self.initial
+            together += alone
+            found[name] = alone.norm(dim=-1).mean()
+        found["whole"] = moved.norm(dim=-1).mean()
+        found["unexplained"] = (moved - together).norm(dim=-1).mean()
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the trained parameters and of the buffers that a checkpoint has, by name."""
+        kept = self.model.state_dict().keys()
+        buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
+        return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
+
+    def groups(self, wanted: Groups | None) -> dict[str, list[str]]:
+        """Name -> names of parameters: every trained parameter is in one group.
+
+        None: of a layer, one a child (`self_attn`, `linear1`, …), else one a child of the model.
+        Those that no pattern takes are the group `rest`.  Raises ConfigError for a pattern that
+        takes none, and for a parameter that two take.
+        """
+        if wanted is None:
+            found: dict[str, list[str]] = {}
+            for name in self.parameters:
+                found.setdefault(self._child(name), []).append(name)
+            return found
+        taken: dict[str, str] = {}
+        for group, patterns in wanted.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
+                raise ConfigError(
+                    f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
+                    f"step, {REST}, {', '.join(WHOLE)}"
+                )
+            for pattern in [patterns] if isinstance(patterns, str) else patterns:
+                names = [name for name in self.parameters if fnmatchcase(name, pattern)]
+                if not names:
+                    near = nearest(pattern, list(self.parameters)) or next(iter(self.parameters))
+                    raise ConfigError(
+                        f"groups: {group}: no trained parameter is named {pattern!r}; "
+                        f"one is named {near!r}"
+                    )
+                for name in names:
+                    if taken.setdefault(name, group) != group:
+                        raise ConfigError(f"groups: {name} is in {taken[name]} and in {group}")
+        rest = [name for name in self.parameters if name not in taken]
+        made = {g: [n for n, of in taken.items() if of == g] for g in wanted}
+        return made | ({REST: rest} if rest else {})
+
+    def _child(self, name: str) -> str:
+        """The group of a parameter where none are given."""
+        for key, module in self.modules.items():
+            if any(module is layer for layer in self.layers) and name.startswith(f"{key}."):
+                return name[len(key) + 1 :].split(".")[0]
+        return name.split(".")[0]
+
+    def _run(self) -> Any:
+        """model(batch), as a batch of this kind is given."""
+        batch = self.batch
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
+
+    def _module(self, name: str) -> nn.Module:
+        if name not in self.modules:
+            near = nearest(name, list(self.modules))
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"the model has no module {name!r}{hint}")
+        return self.modules[name]
+
+    def _layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
+        if isinstance(layers, str):
+            found = list(self._module(layers).children())
+            if not found:
+                raise ConfigError(f"layers: {layers!r} holds no modules")
+            return layers, found
+        if layers is not None:
+            return "those given", list(layers)
+        lists = {n: m for n, m in self.modules.items() if isinstance(m, nn.ModuleList) and len(m)}
+        if not lists:
+            raise ConfigError(
+                "layers: the model has no ModuleList; name what holds the layers, as in "
+                "layers='blocks', or layers=() for no values by layer"
+            )
+        name = max(lists, key=lambda n: len(lists[n]))
+        return name, list(lists[name])
+
+    def _no_hidden_state(self, returned: Any, found: Tensor | None) -> str:
+        """What to type where the model's output is not F."""
+        names = {m: n for n, m in self.modules.items() if n}
+        order = count()
+        with undisturbed(self.model):
+            with outputs_of(list(names), lambda x: (next(order), x.shape)) as seen:
+                self._run()
+        ran = sorted(
+            (*found, name) for found, name in zip(seen, names.values(), strict=True) if found
+        )
+        fits = [n for _, shape, n in ran if len(shape) > 1 and self.width in (None, shape[-1])]
+        what = type(returned).__name__ if found is None else f"of shape {tuple(found.shape)}"
+        width = f" of width {self.width}" if self.width else ""
+        return (
+            f"hidden: what model(batch) returns is {what}, no hidden state{width}; name the module "
+            f"whose output is F, as in hidden={(fits or ['encoder'])[-1]!r}\n"
+            f"modules with such an output: {', '.join(fits[-6:]) or 'none'}; or give a function of "
+            "model and batch"
+        )
+
+    def _leaves_a_norm(self) -> bool:
+        """Whether F is what a module called a norm has given, so that it has a scale of its own."""
+        norms = [m for m in self.modules.values() if "norm" in type(m).__name__.lower()]
+        with undisturbed(self.model):
+            # hooks may choose another kernel (nn.TransformerEncoder), so both passes have them
+            with outputs_of(norms, lambda x: None):
+                F = self._hidden()
+
+            def is_F(x: Tensor) -> bool:
+                found = as_float(dense(x.detach()))
+                return found.shape == F.shape and torch.equal(found, F)
+
+            with outputs_of(norms, is_F) as seen:
+                self._hidden()
+        return any(seen)
+
+
+def last_module(layer: nn.Module) -> nn.Module:
+    """What gives the stream after a layer: itself, or the last child of one that only holds others.
+
+    A ModuleList is never called: x-transformers keeps a sublayer's norm, block and residual in one.
+    """
+    while isinstance(layer, (nn.ModuleList, nn.ModuleDict)) and len(layer):
+        layer = list(layer.children())[-1]
+    return layer
+
+
+def tensor_of(output: Any) -> Tensor | None:
+    """The hidden state among what a module gives: a tensor, `last_hidden_state`, or the first."""
+    if isinstance(output, Tensor):
+        return output
+    named = getattr(output, "last_hidden_state", None)
+    if named is None and isinstance(output, Mapping):
+        named = output.get("last_hidden_state")
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(output, (tuple, list)) and output:
+        return tensor_of(output[0])
+    return None
+
+
+def dense(x: Tensor) -> Tensor:
+    """(batch, seq, d), or all tokens of a nested tensor side by side, (tokens, d)."""
+    return torch.cat(x.unbind()) if x.is_nested else x
+
+
+def as_float(x: Tensor) -> Tensor:
+    """float64 as it is, everything else as float32."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def norm_of(tensors: Sequence[Tensor]) -> Tensor:
+    """sqrt(sum ‖t‖²), 0-d, as the norm of the norms; NaN for none."""
+    if not tensors:
+        return torch.tensor(float("nan"))
+    parts = torch._foreach_norm([t.detach() for t in tensors])
+    device = parts[0].device  # a model may lie on several
+    return torch.linalg.vector_norm(torch.stack([part.to(device).float() for part in parts]))
+
+
+def copied(batch: Any) -> Any:
+    """The batch with copies of its tensors, so that a loader may use its memory again.
+
+    Raises ConfigError for what is neither a tensor nor a tuple, list or mapping.
+    """
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return {key: copied_value(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map(copied_value, batch)) if type(batch) in (tuple, list) else batch
+    raise ConfigError(
+        f"batch: found {type(batch).__name__}; allowed a tensor, given as model(batch), a tuple or "
+        "list, as model(*batch), or a mapping, as model(**batch)"
+    )
+
+
+def copied_value(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, no autocast; modes and random states are then as before."""
+    training = [module for module in model.modules() if module.training]
+    devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
+    device = next((t.device.type for t in model.parameters()), "cpu")
+    plain, numbers = random.getstate(), np.random.get_state()
+    for module in training:
+        module.training = False
+    try:
+        with (
+            torch.random.fork_rng(devices=[d.index for d in devices]),
+            torch.no_grad(),
+            torch.autocast(device, enabled=False),
+        ):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        random.setstate(plain)
+        np.random.set_state(numbers)
+
+
+@contextmanager
+def outputs_of(
+    modules: Sequence[nn.Module], take: Callable[[Tensor], T]
+) -> Iterator[list[T | None]]:
+    """What `take` makes of what each module gives, the last time it runs inside the block.
+
+    None where a module gives no tensor.
+    """
+    seen: list[T | None] = [None] * len(modules)
+
+    def hook(index: int) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            found = tensor_of(output)
+            seen[index] = None if found is None else take(found)
+
+        return keep
+
+    handles = [module.register_forward_hook(hook(i)) for i, module in enumerate(modules)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """The parameters have these values inside the block, and their own storage again afterwards."""
+    own = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, data in own.items():
+            parameter.data = data

@@ -1,0 +1,113 @@
+"""What happens to signals on their way: gradients through norms and residual sums, attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.snapshot import Snapshot
+
+
+@diagnostic("beta_ln", "β_{LN}")
+def beta_ln(snapshot: Snapshot) -> Tensor:
+    """β_LN = ‖δ_r‖/‖δ_o‖ of the last norm of each sublayer, δ the gradient by what it reads, gives.
+
+    δ_r goes by way of the norm alone.  Zhang et al. 2019, arXiv:1908.11365, section 3.
+    """
+    return snapshot.delta_norm_in / snapshot.delta_norm_out
+
+
+@diagnostic("beta_rc", "β_{RC}")
+def beta_rc(snapshot: Snapshot) -> Tensor:
+    """β_RC = ‖δ_z‖/‖δ_r‖ of each sublayer, δ the gradient by what enters it and by its residual sum
+
+    δ_z is the whole gradient there, by all the ways that the stream goes on.  NaN where what enters
+    is not of the stream (hyper-connections).  Zhang et al. 2019, arXiv:1908.11365, section 3.
+    """
+    return snapshot.delta_in / snapshot.delta_sum
+
+
+@diagnostic("beta_ln_predicted", "1/sqrt(α² + Var G)")
+def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
+    """1/sqrt(α² + Var G), what β_LN is where x has variance 1, is independent of G(x), and gains 1.
+
+    Var G: over the coordinates, mean over probe tokens.  NaN where the last norm of a sublayer does
+    not read α x + G(x).  The variance of that sum is what the Jacobian of LN divides by.
+    """
+    return (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
+
+
+@diagnostic("ln_input_variance", "Var z")
+def ln_input_variance(snapshot: Snapshot) -> Tensor:
+    """Variance over the d coordinates of what the last norm of a sublayer reads, mean over tokens.
+
+    The biased one, that LN itself divides by.
+    """
+    return snapshot.norm_variance.mean(dim=-1)
+
+
+@diagnostic("ln_jacobian", "‖∂LN(z)/∂z‖₂")
+def ln_jacobian(snapshot: Snapshot) -> Tensor:
+    """max |g|/σ(z), the spectral norm of the last norm's Jacobian in a sublayer, mean over tokens.
+
+    LN's Jacobian is diag(g) Q/σ, Q = I − (11ᵀ + z̄z̄ᵀ)/d up to epsilon, a projection.  With equal
+    gains g the number is exact (d >= 3); with others it is an upper bound, and the third largest
+    |g| in the place of the largest a lower one.  With g = 1 it is sqrt(d)/‖z − mean(z)‖.
+    RMSNorm: Q = I − z̄z̄ᵀ/d, rms(z) for σ(z).  NaN for other norms.  Xiong et al. 2020,
+    arXiv:2002.04745, Lemma 3, has it as O(sqrt(d)/‖z‖).
+    """
+    return snapshot.norm_slope.mean(dim=-1)
+
+
+@diagnostic("grad_norm_predicted", "‖∂L/∂θ_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)")
+def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
+    """Gradient norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
+
+    Effective gains of the present weights, E[W²] the mean square of the entries: attention w² =
+    d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
+    below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
+    sublayer above is not LN(α x + G(x)), and in a decoder with cross-attention, whose branch hardly
+    depends on x.  What a derivation of DeepNet predicts of ‖∂F/∂θ_i‖, i = 1..2N.
+    """
+    if snapshot.sublayers != ("attention", "feed_forward"):
+        return torch.full_like(snapshot.grad_norm, float("nan"))
+    power = {
+        role: W.square().mean(dim=(1, 2)) * (1.0 if snapshot.scaled else W.shape[2])
+        for role, W in snapshot.matrices.items()
+    }
+    both = [power["v"] * power["o"], power["w1"] / 2 * power["w2"]]
+    vw = torch.stack(both, dim=1).double()
+    square = snapshot.alpha.double().square()
+    ratio = ((square - vw).clamp(min=0) / (square + vw)).sqrt().prod(dim=1)
+    above = torch.cat([ratio[1:], ratio.new_ones(1)])
+    falling = above.flip(0).cumprod(dim=0).flip(0)
+    return (snapshot.grad_norm[-1] * falling).to(snapshot.grad_norm.dtype)
+
+
+@diagnostic("update_to_weight", "‖θ_l,t − θ_l,t−1‖/‖θ_l‖")
+def update_to_weight(snapshot: Snapshot) -> Tensor:
+    """Norm of the last step's change of each layer's parameters over the norm of the parameters."""
+    return snapshot.param_update_norm / snapshot.param_norm
+
+
+@diagnostic("attention_entropy", "H", unit="nats", parts=("attention", "cross_attention"))
+def attention_entropy(snapshot: Snapshot) -> dict[str, Tensor]:
+    """H = −Σ_j p_j ln p_j of the attention weights, mean over sequences, heads and positions.
+
+    ln n where all n positions that are read weigh alike; 0 where one weighs all.  A causal position
+    i reads i positions.  Zhai et al. 2023, arXiv:2303.06296, follow it through training.
+    """
+    return dict(snapshot.entropy)
+
+
+@diagnostic("skip_loss", "L without layer l", unit="nats", parts=())
+def skip_loss(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
+    """Probe loss with one layer replaced by the identity (log.skipped_layers of them are tried)."""
+    return {} if snapshot.skip_loss is None else snapshot.skip_loss
+
+
+@diagnostic("skip_loss_increase", "L without layer l − L", unit="nats", parts=())
+def skip_loss_increase(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
+    """What replacing a layer by the identity adds to the probe loss: what the layer contributes."""
+    return {} if snapshot.skip_loss is None else snapshot.skip_loss - snapshot.loss

@@ -1,0 +1,51 @@
+"""What a layer contributes: the loss of the model without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deepstack.diagnostics.update import evaluating
+from deepstack.model import Transformer
+from deepstack.model.layer import Layer
+
+
+def losses_without(
+    model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor], count: int
+) -> dict[str, Tensor]:
+    """L with layer l replaced by the identity on the stream, x_l = x_{l−1}: side -> (depth,).
+
+    tokens: (batch, seq); loss: logits -> mean loss; count: how many layers are tried, one forward
+    pass each, spread over those of all stacks; NaN for the others.  Nothing is trained in between.
+    Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, remove layers so.
+    """
+    layers = model.layers
+    found = torch.full((len(layers),), float("nan"), device=tokens.device)
+    with torch.no_grad(), evaluating(model):
+        for index in spread(len(layers), count):
+            found[index] = loss(logits_without(model, tokens, layers[index]))
+    sizes = [len(stack.layers) for stack in model.stacks.values()]
+    return dict(zip(model.stacks, found.split(sizes), strict=True))
+
+
+def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor:
+    """The model's logits when one layer hands on what it was given."""
+    memory = None
+    for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
+        x = stack.enter(x0)
+        for layer in stack.layers:
+            x = x if layer is skipped else layer(x, memory)
+        memory = stack.leave(x)
+    logits: Tensor = model.head(memory, model.embedding)
+    return logits
+
+
+def spread(total: int, count: int) -> list[int]:
+    """`count` of 0, …, total − 1, evenly and with both ends; all of them where they are fewer."""
+    if count >= total:
+        return list(range(total))
+    if count == 1:
+        return [total - 1]
+    return [round(i * (total - 1) / (count - 1)) for i in range(count)]

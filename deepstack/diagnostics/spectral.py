@@ -1,0 +1,75 @@
+"""Spectral norms of many matrices at once, by power iteration."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.model.initialise import IN_SUBLAYERS
+
+ITERATIONS, VECTORS = 50, 8
+# A matrix of zeros has no direction: what is divided by stays above this.
+TINY = 1e-30
+
+
+def start_vectors(n: int, count: int, device: torch.device) -> Tensor:
+    """The fixed vectors that iteration starts from, (n, count), drawn with a seed of their own.
+
+    One may happen to be nearly orthogonal to what is looked for; of several hardly all.
+    """
+    return torch.randn(n, count, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def tall(W: Tensor) -> Tensor:
+    """W or its transpose, the one with as few columns as it may have: (count, m, n), n <= m."""
+    return W if W.shape[1] >= W.shape[2] else W.transpose(1, 2)
+
+
+def top_singular_vectors(W: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """v ← WᵀWv/‖WᵀWv‖ from each of the start vectors; the one with the largest ‖Wv‖: (count, n, 1).
+
+    W: (count, m, n), n <= m; start: (n, vectors).  The largest eigenvalue of WᵀW is ‖W‖₂².
+    """
+    gram = torch.bmm(W.transpose(1, 2), W)
+    v = start.expand(len(W), -1, -1)
+    for _ in range(iterations):
+        v = torch.bmm(gram, v)
+        v = v / v.norm(dim=1, keepdim=True).clamp(min=TINY)
+    best = torch.bmm(W, v).norm(dim=1).argmax(dim=1)  # (count,)
+    return v.gather(2, best[:, None, None].expand(-1, v.shape[1], 1))
+
+
+def spectral_norms(W: Tensor, iterations: int = ITERATIONS, vectors: int = VECTORS) -> Tensor:
+    """‖W‖₂ = max ‖Wv‖/‖v‖ of each matrix, from below: W (count, n_out, n_in) -> (count,).
+
+    What it falls short by, relatively, of random square matrices with the usual 50 iterations of 8
+    vectors: at n = 32 5e-6 on average and 1e-3 at most, at n = 512 4e-4 and 2e-3.
+    """
+    W = tall(W)
+    start = start_vectors(W.shape[2], vectors, W.device)
+    return torch.bmm(W, top_singular_vectors(W, start, iterations)).squeeze(2).norm(dim=1)
+
+
+def operator_norms(snapshot: Snapshot) -> dict[str, Tensor]:
+    """role -> ‖W‖₂ of what a product with its matrix does, (depth,)."""
+    if "operator_norms" not in snapshot.shared:
+        snapshot.shared["operator_norms"] = {
+            role: spectral_norms(W) * (W.shape[2] ** -0.5 if snapshot.scaled else 1.0)
+            for role, W in snapshot.matrices.items()
+        }
+    norms: dict[str, Tensor] = snapshot.shared["operator_norms"]
+    return norms
+
+
+@diagnostic("spectral_norm", "‖W‖₂", parts=IN_SUBLAYERS)
+def spectral_norm(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Spectral norm ‖W‖₂ of each matrix of a layer, by power iteration, from below."""
+    return operator_norms(snapshot)
+
+
+@diagnostic("spectral_log_product", "Σ ln ‖W‖₂")
+def spectral_log_product(snapshot: Snapshot) -> Tensor:
+    """Sum over the matrices of each layer of ln ‖W‖₂: the logarithm of a Lipschitz bound."""
+    return torch.stack([norms.log() for norms in operator_norms(snapshot).values()]).sum(dim=0)

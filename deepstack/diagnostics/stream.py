@@ -1,0 +1,99 @@
+"""The stream from layer to layer: how far it turns, and how many directions its tokens have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.snapshot import Snapshot
+
+# Numbers of the stream that are worked on at a time, in double precision: 8 MiB.
+AT_ONCE = 2**20
+
+
+@diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π")
+def angular_distance(snapshot: Snapshot) -> Tensor:
+    """(1/π) arccos(x_{l−1}·x_l/(‖x_{l−1}‖‖x_l‖)), mean over probe tokens: how far a layer turns x.
+
+    0: not at all, 1/2: to the side, 1: around.  Gromov et al. 2024, arXiv:2403.17887, equation 2,
+    take the last token of each sequence, which in a causal model has read all others; here every
+    token counts, since in an encoder none is special.
+    """
+
+    def angle(states: Tensor) -> Tensor:
+        unit = states / states.norm(dim=-1, keepdim=True)
+        # arccos(c) loses half the digits near c = 1, where deep stacks are (Kahan 2006, section 12)
+        apart, along = unit[1:] - unit[:-1], unit[1:] + unit[:-1]
+        half = torch.atan2(apart.norm(dim=-1), along.norm(dim=-1))
+        return (2 / math.pi * half).flatten(1).mean(dim=1)
+
+    return in_chunks(snapshot.states, angle, overlap=1)
+
+
+@diagnostic("effective_rank", "erank X_l")
+def effective_rank(snapshot: Snapshot) -> Tensor:
+    """exp(−Σ p_i ln p_i), p_i = σ_i/Σσ, σ the singular values of the centred tokens of x_l.
+
+    One matrix a layer: all probe tokens, (tokens, d), less their mean; at most min(tokens − 1, d).
+    0 where all tokens are the same.  Roy and Vetterli 2007, 'The effective rank'.
+    """
+
+    def rank(states: Tensor) -> Tensor:
+        X = states.flatten(1, 2)
+        X = X - X.mean(dim=1, keepdim=True)
+        if X.shape[1] < X.shape[2]:
+            X = X.transpose(1, 2)
+        # σ² as eigenvalues: in double precision σ is right to 1e-8 of the largest.
+        square = torch.linalg.eigvalsh(torch.bmm(X.transpose(1, 2), X)).clamp(min=0)
+        sigma = square.sqrt()
+        total = sigma.sum(dim=1)
+        p = sigma / total.clamp(min=torch.finfo(sigma.dtype).tiny)[:, None]
+        return torch.where(total > 0, torch.special.entr(p).sum(dim=1).exp(), 0.0)
+
+    return in_chunks(snapshot.states[1:], rank)
+
+
+@diagnostic("rank_collapse", "‖X_l − 1x̄ᵀ‖/‖X_l‖")
+def rank_collapse(snapshot: Snapshot) -> Tensor:
+    """‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of a sequence's tokens, mean over sequences: 0 where all are alike.
+
+    X: (seq, d), x_l of one sequence; x̄ its mean over the tokens; ‖X‖_{1,∞} = sqrt(‖X‖_1 ‖X‖_∞),
+    the largest sums of absolute values in a column and in a row.  Dong et al. 2021,
+    arXiv:2103.03404, section 2, take for x̄ what makes the norm of the difference least.
+    """
+
+    def collapse(states: Tensor) -> Tensor:
+        rest = states - states.mean(dim=2, keepdim=True)
+        return (composite_norm(rest) / composite_norm(states)).mean(dim=1)
+
+    return in_chunks(snapshot.states[1:], collapse)
+
+
+def composite_norm(X: Tensor) -> Tensor:
+    """sqrt(‖X‖_1 ‖X‖_∞) of the last two axes."""
+    size = X.abs()
+    return (size.sum(dim=-2).amax(dim=-1) * size.sum(dim=-1).amax(dim=-1)).sqrt()
+
+
+def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int = 0) -> Tensor:
+    """A function of the stream at several boundaries, a few at a time, in double precision.
+
+    states: (boundaries, batch, seq, d); overlap: how many boundaries a result reads beyond its own.
+    NaN where a boundary is not finite.
+    """
+    count = len(states) - overlap
+    length = max(1, AT_ONCE // states[0].numel())
+    found = []
+    for first in range(0, count, length):
+        part = states[first : first + length + overlap].double()
+        good = torch.isfinite(part).flatten(1).all(dim=1)
+        values = function(torch.where(good[:, None, None, None], part, 0.0))
+        for shift in range(overlap + 1):
+            own = good[shift : shift + len(values)]
+            values = torch.where(own, values, float("nan"))
+        found.append(values)
+    return torch.cat(found).to(states.dtype)

@@ -1,0 +1,256 @@
+"""What is seen of a model while it makes one forward and one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepstack.model import Transformer
+from deepstack.model.cross_attention import CrossAttention, MergedAttention, by_head
+from deepstack.model.sublayers import Attention
+from deepstack.schemes import LayerNorm, Scheme
+from deepstack.schemes.norms import RMSNorm
+
+# Sublayers measured at a time: enough that launching costs nothing, few enough to need no memory.
+TOGETHER = 128
+# What z may differ from alpha x + G(x) by, relative to ‖z‖: rounding, and nothing that is meant.
+SAME = 1e-4
+
+
+@dataclass
+class Sublayer:
+    """One call of a scheme's `residual`.
+
+    x, G, z: (batch, seq, d): what enters, what the branch gives, what the last norm reads; norm:
+    that norm; sums: whether the norm's output is what leaves, and the branch reads x itself, so
+    that z can be alpha x + G(x).
+    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch: 'in' by x (by all
+    the ways that x goes), 'sum' by the residual sum, 'norm_in' and 'norm_out' by what the last norm
+    reads (by way of the norm alone) and gives.
+    """
+
+    x: Tensor
+    G: Tensor | None = None
+    z: Tensor | None = None
+    norm: nn.Module | None = None
+    sums: bool = False
+    deltas: dict[str, Tensor] = field(default_factory=dict)
+
+
+DELTAS = ("in", "sum", "norm_in", "norm_out")
+
+
+@dataclass
+class Seen:
+    """What one stack showed.
+
+    states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
+    order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer.
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    sublayers: list[Sublayer] = field(default_factory=list)
+    entropy: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+@contextmanager
+def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
+    """Note what every `residual` of a stack is given, while the block runs its plain layers.
+
+    The symbols of a scheme's equation are the arguments of its `residual`, so these are what is
+    wrapped: x on entry, G(…), and what the last of the sublayer's norms reads and gives.
+    """
+    seen = {side: Seen() for side in model.stacks}
+    before = [(layer.running, layer.scheme._norms) for layer in model.layers]
+    undo: list[Callable[[], None]] = []
+    for layer in model.layers:
+        layer.running = layer.modules_in_order()  # plain: gradients are asked for
+        own = seen[layer.scheme.place.side]
+        layer.scheme.bind_norms(False)  # as modules, whose gain and epsilon can be read
+        layer.scheme.residual = spy(layer.scheme, own)  # type: ignore[method-assign]
+        for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
+            undo += listen(module, own.entropy.setdefault(name, []))
+    try:
+        yield seen
+    finally:
+        for layer, (running, norms) in zip(model.layers, before, strict=True):
+            layer.running, layer.scheme._norms = running, norms
+            del layer.scheme.residual
+        for put_back in undo:
+            put_back()
+
+
+def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
+    """The scheme's own residual, which also notes x, G, the norm's input, and their gradients."""
+
+    def residual(
+        x: Tensor, G: Callable[[Tensor], Tensor], *norms: Callable[[Tensor], Tensor], **more: Any
+    ) -> Tensor:
+        here = Sublayer(x.detach())
+        seen.sublayers.append(here)
+        note(here.deltas, "in", x)
+        read: list[bool] = []
+        normed: list[tuple[Tensor, Tensor]] = []
+
+        def branch(y: Tensor) -> Tensor:
+            out = G(y)
+            here.G = out.detach()
+            read.append(y is x)
+            return out
+
+        def last_norm(z: Tensor) -> Tensor:
+            z = z.view_as(z)  # a name of its own: other readers of z have no say in its gradient
+            here.z = z.detach()
+            here.norm = norms[-1] if isinstance(norms[-1], nn.Module) else None
+            note(here.deltas, "norm_in", z)
+            out = norms[-1](z)
+            note(here.deltas, "norm_out", out)
+            normed.append((z, out))
+            return out
+
+        watched = (*norms[:-1], last_norm) if norms else ()
+        out = type(scheme).residual(scheme, x, branch, *watched, **more)
+        ends_in_norm = bool(normed) and out is normed[-1][1]
+        here.sums = ends_in_norm and read == [True]
+        if out.shape == x.shape:  # else x is not of the stream that G is added to
+            note(here.deltas, "sum", normed[-1][0] if ends_in_norm else out)
+        return out
+
+    return residual
+
+
+def note(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
+    """Let the backward pass put the norm of the gradient by x here."""
+    if x.requires_grad:
+        x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
+
+
+def listen(module: nn.Module, found: list[Tensor]) -> list[Callable[[], None]]:
+    """Make an attention note the mean entropy of its weights; what undoes it."""
+    if isinstance(module, Attention) and "logits" in module.slots:
+        attention, weigh = module, module.weigh
+
+        def weighed(
+            q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
+        ) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                logits, _ = attention.slots["logits"](scaled_logits(q, k), before)
+                found.append(mean_entropy(logits, causal))
+            return weigh(q, k, v, before, causal)
+
+        return [replaced(module, "weigh", weighed)]
+    if isinstance(module, Attention):
+        causal, project = module.causal, module.project
+
+        def projected(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = project(x)
+            with torch.no_grad():
+                found.append(mean_entropy(scaled_logits(q, k), causal))
+            return q, k, v
+
+        return [replaced(module, "project", projected)]
+    if isinstance(module, (CrossAttention, MergedAttention)):
+        reader, attend = module, module.attend
+
+        def attended(x: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+            with torch.no_grad():
+                q = by_head(reader.linear(x, reader.q, reader.q_bias), reader.n_heads)
+                found.append(mean_entropy(scaled_logits(q, k), causal=False))
+            return attend(x, k, v, *more)
+
+        return [replaced(module, "attend", attended)]
+    return []
+
+
+def replaced(module: nn.Module, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Put a function in the place of a method of this one module; what undoes it."""
+    setattr(module, name, function)
+    return lambda: delattr(module, name)
+
+
+def scaled_logits(q: Tensor, k: Tensor) -> Tensor:
+    """q kᵀ / sqrt(d_head), (batch, head, seq, source)."""
+    return torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+
+
+def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
+    """Mean over sequences, heads and positions of −Σ_j p_j ln p_j, p = softmax(logits), in nats."""
+    if causal:
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(later, float("-inf"))
+    return torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
+
+
+def measured(seen: Seen, depth: int, count: int) -> dict[str, Tensor]:
+    """What a stack showed, by name: (depth, count, tokens), or (depth, count) for a whole batch.
+
+    NaN where a scheme has no such thing, or does not go through `residual` once a sublayer.
+    count: the sublayers of a layer.
+    """
+    found, first = seen.sublayers, seen.states[0]
+    if len(found) != count * depth:
+        nothing = first.new_full(first.shape[:2], float("nan")).flatten()
+        by_token = {name: nothing.expand(depth, count, -1) for name in BY_TOKEN}
+        return by_token | {name: nothing[:1].expand(depth, count) for name in BY_BATCH}
+    parts = [measure(found[i : i + TOGETHER]) for i in range(0, len(found), TOGETHER)]
+    return {
+        name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
+        for name in parts[0]
+    }
+
+
+BY_TOKEN = ("entering", "branch", "branch_variance", "norm_input", "norm_variance", "norm_slope")
+BY_BATCH = ("alpha", *(f"delta_{name}" for name in DELTAS))
+
+
+def measure(found: list[Sublayer]) -> dict[str, Tensor]:
+    """The same of some sublayers, flat: (sublayers, tokens) or (sublayers,)."""
+    x = torch.stack([one.x for one in found]).flatten(1, 2)  # (sublayers, tokens, d)
+    nothing = torch.full_like(x[0], float("nan"))
+    nan = nothing[0, 0]
+
+    def flat(values: list[Tensor | None]) -> Tensor:
+        return torch.stack([nothing if v is None else v.flatten(0, 1) for v in values])
+
+    G, z = flat([one.G for one in found]), flat([one.z for one in found])
+    rest = z - G
+    alpha = (rest * x).sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
+    off = (rest - alpha[:, None, None] * x).flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
+    is_sum = torch.tensor([one.sums for one in found], device=x.device) & (off < SAME)
+    deltas = {
+        f"delta_{name}": torch.stack([one.deltas.get(name, nan) for one in found])
+        for name in DELTAS
+    }
+    return deltas | {
+        "entering": x.norm(dim=-1),
+        "branch": G.norm(dim=-1),
+        "branch_variance": G.var(dim=-1, correction=0),
+        "norm_input": z.norm(dim=-1),
+        "norm_variance": z.var(dim=-1, correction=0),
+        "norm_slope": slope(z, [one.norm for one in found]),
+        "alpha": torch.where(is_sum, alpha, nan),
+    }
+
+
+def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
+    """max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
+
+    z: (sublayers, tokens, d).  NaN for norms of other kinds, and where there is none.
+    """
+    values = torch.full_like(z[..., 0], float("nan"))
+    for kind in (LayerNorm, RMSNorm):
+        rows = [i for i, norm in enumerate(norms) if type(norm) is kind]
+        if rows:
+            some = [norm for norm in norms if isinstance(norm, kind)]
+            own = z[rows]
+            power = own.var(dim=-1, correction=0) if kind is LayerNorm else own.square().mean(-1)
+            one = own.new_ones(())
+            gains = [one if n.gain is None else n.gain.detach().abs().max() for n in some]
+            eps = own.new_tensor([norm.eps for norm in some])[:, None]
+            values[rows] = torch.stack(gains)[:, None] * (power + eps).rsqrt()
+    return values

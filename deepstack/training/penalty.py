@@ -1,0 +1,78 @@
+"""The spectral norm as a regulariser: a term of the gradient that pulls large norms down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.diagnostics.spectral import start_vectors, tall, top_singular_vectors
+from deepstack.errors import ConfigError
+from deepstack.model.build import Built
+from deepstack.speed import Bank, Processes
+from deepstack.speed.banks import joined
+from deepstack.speed.sharded import ShardedBanks
+
+# Of a power iteration that begins anew at every step: v is then a function of the weights alone,
+# and nothing has to be saved for a run to go on byte for byte.
+ITERATIONS, VECTORS = 10, 4
+
+
+class SpectralPenalty:
+    """L + λ/2 Σ ‖W‖₂², over the matrices of all layers that are trained, in the gradient alone.
+
+    The loss that is logged, and that ends a run, stays the task's: the value of what `__call__`
+    gives is that of what it is given, bit for bit, while its gradient by W has λ W v vᵀ besides, v
+    the right singular vector, found by power iteration (10 times from 4 fixed vectors) and not
+    differentiated.  So the gradient's norm, and its clipping, are those of both.  W is what a
+    product does: under the NTK parameterisation the matrix over sqrt(n_in).  λ = 0 costs nothing.
+    Raises ConfigError where parameters are cut over processes.  Yoshida and Miyato 2017,
+    arXiv:1705.10941, section 3; where theirs goes on from the last step's vector, this starts anew.
+    """
+
+    def __init__(self, config: conf.Config, built: Built, processes: Processes) -> None:
+        # Gradients are summed over the processes, each of which has the whole penalty.
+        self.strength = config.train.spectral_penalty / processes.size
+        self.scaled = config.model.init.distribution == "ntk"
+        self.banks: list[Bank] = []
+        if not self.strength:
+            return
+        if isinstance(built.banks, ShardedBanks):
+            raise ConfigError(
+                "train.spectral_penalty: it needs whole matrices, and runtime.parallel="
+                "fully_sharded cuts them; allowed with runtime.parallel=data",
+                key="train.spectral_penalty",
+            )
+        self.banks = [b for b in built.trained if b.in_layers and b.start == "matrix"]
+        small = {min(shape_of(bank)) for bank in self.banks}
+        device = next(built.model.parameters()).device
+        self.start = {n: start_vectors(n, VECTORS, device) for n in small}
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """The task's loss, whose gradient is that of the loss with the penalty."""
+        if not self.banks:
+            return loss
+        added = self.strength / 2 * self.squares()
+        return loss + (added - added.detach())
+
+    def squares(self) -> Tensor:
+        """Σ ‖W‖₂² over the matrices, 0-d."""
+        return torch.stack([self.square(bank).sum() for bank in self.banks]).sum()
+
+    def square(self, bank: Bank) -> Tensor:
+        """‖W‖₂² of each matrix of a bank, (depth * roles,)."""
+        n_out, n_in = shape_of(bank)
+        W = bank.shaped(joined(list(bank.parameters))).reshape(-1, n_out, n_in)
+        W = tall(W)
+        with torch.no_grad():
+            v = top_singular_vectors(W, self.start[W.shape[2]], ITERATIONS)
+        square = torch.bmm(W, v).square().sum(dim=(1, 2))
+        return square / n_in if self.scaled else square
+
+
+def shape_of(bank: Bank) -> Sequence[int]:
+    """(n_out, n_in) of one matrix: the roles of a bank are equal slices of its rows."""
+    rows, columns = bank.shape
+    return rows // len(bank.roles), columns
