@@ -50,6 +50,7 @@ def make_run(
             "layers": {"grad_norm": {"symbol": "‖∂L/∂θ_l‖", "unit": ""}},
             "scheme": {"name": scheme, "label": LABELS[scheme], "normalised": normalised},
             "f0_norm": 8.0,
+            "stacks": {"encoder": depth},
             "references": known if references is None else references,
         }
     )
@@ -68,6 +69,12 @@ def make_run(
     if layers is not None:
         folder.write_layers("grad_norm", layers)
         folder.write_layers("stream_norm", -layers)
+        for part in ("attention", "feed_forward"):
+            folder.write_layers(f"bound_{part}", np.abs(layers))
+        (folder.path / "attribution.csv").unlink(missing_ok=True)
+        with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
+            for step, value in enumerate(values, start=1):
+                log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
         folder.write_layer_steps(list(range(1, len(layers) + 1)))
     folder.write_status(state, len(values))
     return folder.path

@@ -174,6 +174,10 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     assert {path.stem for path in written} == {"loss_vs_step", "update_vs_step"}
     assert all(path.parent == tmp_path / "study" / "figures" for path in written)
     assert [line.split(" is not drawn: ")[0] for line in said] == [
+        "attribution_vs_depth",
+        "attribution_vs_step",
+        "bound_vs_depth",
+        "bound_vs_measured",
         "final_loss_vs_depth",
         "frontier",
         "grad_norm_by_layer",
@@ -182,7 +186,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
         "outcomes",
         "update_vs_depth",
     ]
-    assert "all have N = 6" in said[-1] and "log.layers_every" in said[2]
+    assert "all have N = 6" in said[-1] and "log.layers_every" in said[6]
     with pytest.raises(NothingMatchedError, match="needs runs of two depths") as caught:
         draw(tmp_path / "study", ["update_vs_depth"])
     assert caught.value.exit_code == 7

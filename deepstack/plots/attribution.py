@@ -1,0 +1,333 @@
+"""Which roles the model update comes from: shares against depth, with exponents, and the step."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.config import ROLES
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import band_handle
+from deepstack.plots.page import Handle, Page, typeset
+from deepstack.plots.series import Series, caption_of, split, spread, title_of
+from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
+from deepstack.plots.update import Fit, power_law, unrelated
+from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PANELS = 4
+SCHEDULE = "schedule"
+
+# Blue: what the theorem speaks of; red: what stands beside the matrices; green: outside of layers.
+COLOURS = {
+    "q": "#DCE9F5", "k": "#BCD4EA", "v": "#94BEDD", "o": "#61A0CD", "w1": "#327FBA",
+    "w2": "#0E559B", "cross_q": "#E4E1F0", "cross_k": "#C6C3E0", "cross_v": "#A19BC9",
+    "cross_o": "#6F5BA6", "bias": "#FBD9B5", "norm_gain": "#F29A4A", "norm_bias": "#C8500A",
+    "final_norm": "#7A2A04", "scheme": "#333333", "embedding": "#8CCB9B", "position": "#2E8B57",
+    "head": "#C9C9C9", SCHEDULE: "#888888",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One panel: at each x the mean over seeds of every role's part, of its share, and of what the
+    parts add up to over the whole.  shares, parts: role -> one value an x."""
+
+    name: str
+    x: list[int]
+    shares: dict[str, list[float]]
+    parts: dict[str, list[float]]
+    whole: list[float]
+    ratio: list[Spread]
+
+
+def logged(run: Run) -> pd.DataFrame | None:
+    """attribution.csv of a run without a torn last line, or None."""
+    import pandas as pd
+
+    try:
+        data = run.folder.log("attribution", ("step",)).path.read_bytes()
+    except FileNotFoundError:
+        return None
+    table = pd.read_csv(io.BytesIO(data[: data.rfind(b"\n") + 1])) if b"\n" in data else None
+    return table if table is not None and len(table) else None
+
+
+def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
+    """The runs that have an attribution.csv with a row.  Raises NothingMatchedError for none."""
+    found = {run: table for run in runs if (table := logged(run)) is not None}
+    if not found:
+        raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
+    return found
+
+
+def stack(name: str, groups: Sequence[tuple[int, pd.DataFrame]]) -> Stacked:
+    """The means over the rows of each group, one a seed.  A row in which nothing moved is none."""
+    there = parts_of([rows for _, rows in groups])
+    made = Stacked(name, [], {r: [] for r in there}, {r: [] for r in there}, [], [])
+    for x, rows in groups:
+        parts = rows.reindex(columns=there).fillna(0.0).to_numpy(float)
+        whole = rows["whole"].to_numpy(float)
+        sums = parts.sum(axis=1)
+        good = np.isfinite(sums) & (sums > 0) & np.isfinite(whole) & (whole > 0)
+        if not good.any():
+            continue
+        parts, sums, whole = parts[good], sums[good], whole[good]
+        made.x.append(x)
+        made.whole.append(float(whole.mean()))
+        made.ratio.append(spread_of((sums / whole).tolist()))
+        for i, role in enumerate(there):
+            made.parts[role].append(float(parts[:, i].mean()))
+            made.shares[role].append(float((parts[:, i] / sums).mean()))
+    return made
+
+
+def parts_of(tables: Sequence[pd.DataFrame]) -> list[str]:
+    """The parts that make up the whole: roles, or the groups that a probed model was given."""
+    known = [role for role in (*ROLES, SCHEDULE) if any(role in rows for rows in tables)]
+    if known:
+        return known
+    names = dict.fromkeys(str(name) for rows in tables for name in rows)
+    return [name for name in names if name not in ("step", "whole", "unexplained")]
+
+
+def colours_of(roles: Sequence[str]) -> list[Any]:
+    """A colour for each: a role's own, or for groups dark to light."""
+    return [COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)]
+
+
+def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], table: Table) -> None:
+    """Shares in the upper row of panels; in the lower one, what they add up to over the whole."""
+    columns = len(stacks)
+    edges = [v for s in stacks for r in s.ratio for v in (r.mean, r.low, r.high)]
+    low, high = extent([*(v for v in edges if v > 0), 1.0])
+    for i, one in enumerate(stacks):
+        above, below = page.axes[i], page.axes[columns + i]
+        above.set_title(one.name)
+        heights = [one.shares.get(role, [0.0] * len(one.x)) for role in roles]
+        colours = colours_of(roles)
+        above.stackplot(one.x, heights, colors=colours, edgecolor="white", linewidth=0.25)
+        above.set_ylim(0, 1)
+        above.grid(False)
+        draw_ratio(below, one)
+        log_axis(below, "y", low, high)
+        record(table, one, roles)
+    page.axes[0].set_ylabel("share: part / sum of parts")
+    page.axes[columns].set_ylabel("sum of parts / whole")
+    for i, axes in enumerate(page.axes):
+        if i < columns:
+            axes.tick_params(labelbottom=False)
+            axes.set_xlabel("")
+        if i % columns:
+            axes.tick_params(labelleft=False)
+
+
+def draw_ratio(axes: Axes, one: Stacked) -> None:
+    """The sum of the parts over the whole, with its band, and a line at 1."""
+    axes.axhline(1.0, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
+    axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker="o", ms=2.4)
+    low, high = np.array([(r.low, r.high) for r in one.ratio]).T
+    known = np.isfinite(low).tolist()
+    axes.fill_between(one.x, low, high, where=known, color="black", alpha=0.18, lw=0)
+
+
+def record(table: Table, one: Stacked, roles: Sequence[str]) -> None:
+    """The rows of what is drawn: a share's value is the part itself, a ratio's the whole."""
+    for i, x in enumerate(one.x):
+        n = one.ratio[i].n
+        for role in roles:
+            if role in one.shares:
+                table.add(
+                    panel=one.name, series=role, kind="share", x=x, n=n,
+                    y=one.shares[role][i], value=one.parts[role][i],
+                )  # fmt: skip
+        table.add(
+            panel=one.name, series="sum of parts / whole", kind="ratio", x=x, n=n,
+            y=one.ratio[i].mean, low=one.ratio[i].low, high=one.ratio[i].high, value=one.whole[i],
+        )  # fmt: skip
+
+
+def moving(stacks: Sequence[Stacked]) -> list[str]:
+    """The roles that have a part anywhere, in the order in which they are stacked."""
+    known = [role for role in (*ROLES, SCHEDULE) if any(role in s.parts for s in stacks)]
+    names = dict.fromkeys([*known, *(name for s in stacks for name in s.parts)])
+    return [n for n in names if any(value > 0 for s in stacks for value in s.parts.get(n, ()))]
+
+
+def notes_of() -> list[str]:
+    """What is stacked, and why it need not add up."""
+    return [
+        typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
+        typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
+    ]
+
+
+@chart("attribution_vs_depth")
+def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """Shares of the roles in the model update against depth, with the exponent of each part."""
+    tables = tables_of(runs)
+    used = list(tables)
+    whole = [run for run in used if not diverged(run)] or used
+    shared = set.intersection(*(set(tables[run]["step"].tolist()) for run in whole))
+    if options.at_step is None and not shared:
+        raise NothingMatchedError("the runs share no step in attribution.csv")
+    step = int(max(shared)) if options.at_step is None else options.at_step
+    rows = {run: table[table["step"] == step] for run, table in tables.items()}
+    used = [run for run in used if len(rows[run])]
+    if not used:
+        raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
+    depths = sorted({int(run.get("model.depth", 0)) for run in used})
+    if len(depths) < 2:
+        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
+    series, follows = split(used)
+    shown = spread(series, MOST_PANELS)
+    stacks, chosen = [], []
+    for s in shown:
+        one = stack(s.label, [(depth, joined(s.at(depth), rows)) for depth in s.depths])
+        if one.x:
+            stacks.append(one)
+            chosen.append(s)
+    if not stacks:
+        raise NothingMatchedError(f"nothing has moved at step {step}")
+    roles = moving(stacks)
+    table = Table()
+    page = Page(2, len(stacks), height=1.35)
+    draw_stacks(page, stacks, roles, table)
+    left_out = False
+    for i, (one, s) in enumerate(zip(stacks, chosen, strict=True)):
+        for axes in (page.axes[i], page.axes[len(stacks) + i]):
+            depth_axis(axes, depths)
+        page.axes[i].set_xlabel("")
+        fitted = unsaturated(one, s)
+        left_out |= len(fitted) < len(one.x)
+        page.legend_below(
+            len(stacks) + i, entries(one, roles, fitted, table), "exponent of N, ± standard error"
+        )
+    notes = [f"step {step}", *notes_of(), *caption_of(used, follows)]
+    if len(shown) < len(series):
+        notes.append(f"{len(shown)} of {len(series)} settings")
+    if left_out:
+        notes.append("depths at which ‖ΔF‖ is saturated are left out of the fits")
+    if len(used) < len(runs):
+        notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
+    title = "Where the model update comes from, against depth"
+    figure = page.finish(title, title_of(used, series), notes, lines(table))
+    return Chart(figure, table.frame(), title)
+
+
+def joined(runs: Sequence[Run], rows: dict[Run, pd.DataFrame]) -> pd.DataFrame:
+    """The rows of several runs below each other."""
+    import pandas as pd
+
+    return pd.concat([rows[run] for run in runs], ignore_index=True)
+
+
+def unsaturated(one: Stacked, s: Series) -> list[int]:
+    """Which of a panel's points are below saturation: their places in `one.x`."""
+    found = []
+    for i, (depth, value) in enumerate(zip(one.x, one.whole, strict=True)):
+        levels = [unrelated(run, "model_update") for run in s.at(depth)]
+        if value <= SATURATED * float(np.mean(levels)):
+            found.append(i)
+    return found
+
+
+def entries(
+    one: Stacked, roles: Sequence[str], fitted: Sequence[int], table: Table
+) -> list[Handle]:
+    """The legend of a panel: each role with the exponent of its part in depth, and the whole."""
+
+    def exponent(name: str, values: Sequence[float]) -> str:
+        good = [i for i in fitted if values[i] > 0]
+        fit = power_law([one.x[i] for i in good], [values[i] for i in good]) if good else None
+        if fit is not None:
+            table.add(
+                panel=one.name, series=name, kind="fit", n=fit.n, exponent=fit.exponent,
+                standard_error=fit.standard_error,
+            )  # fmt: skip
+        return f"{name.replace('_', ' ')}: {words_of(fit)}"
+
+    handles: list[Handle] = []
+    colours = dict(zip(roles, colours_of(roles), strict=True))
+    for role in reversed([r for r in roles if any(v > 0 for v in one.parts.get(r, ()))]):
+        label = exponent(role, one.parts[role])
+        handles.append(Patch(color=colours[role], lw=0, label=label))
+    handles.append(Line2D([], [], color="none", label=exponent("whole", one.whole)))
+    return handles
+
+
+def words_of(fit: Fit | None) -> str:
+    """`0.52 ± 0.03`, or what there is of it."""
+    if fit is None:
+        return "no fit"
+    if math.isnan(fit.standard_error):
+        return f"{fit.exponent:.2f} ({fit.n} points)"
+    return f"{fit.exponent:.2f} ± {fit.standard_error:.2f}"
+
+
+def lines(table: Table) -> list[Handle]:
+    """The legend of the lower panels."""
+    handles: list[Handle] = [
+        Line2D([], [], color="black", marker="o", ms=2.4, label="sum of the parts / whole"),
+        Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label="parts add up to the whole"),
+    ]
+    return handles + band_handle(table)
+
+
+@chart("attribution_vs_step")
+def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
+    """Shares of the roles in the model update against the step, a panel a depth or a setting."""
+    tables = tables_of(runs)
+    used = list(tables)
+    series, follows = split(used)
+    notes = []
+    if len(series) == 1:
+        depths = series[0].depths
+        panels = [(f"N = {d}", series[0].at(d)) for d in spread(depths, MOST_PANELS)]
+        if len(depths) > MOST_PANELS:
+            notes.append(f"{MOST_PANELS} of {len(depths)} depths")
+    else:
+        shown = spread(series, MOST_PANELS)
+        panels = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])) for s in shown]
+        if any(len(s.depths) > 1 for s in shown):
+            notes.append("each at its greatest depth")
+        if len(series) > MOST_PANELS:
+            notes.append(f"{MOST_PANELS} of {len(series)} settings")
+    stacks = []
+    for name, members in panels:
+        rows = joined(members, tables)
+        steps = sorted({int(step) for step in rows["step"]})
+        stacks.append(stack(name, [(step, rows[rows["step"] == step]) for step in steps]))
+    stacks = [one for one in stacks if len(one.x) > 1]
+    if not stacks:
+        raise NothingMatchedError(
+            "needs two steps or more in attribution.csv at which something has moved"
+        )
+    roles = moving(stacks)
+    table = Table()
+    page = Page(2, len(stacks), height=1.35)
+    draw_stacks(page, stacks, roles, table)
+    for i, one in enumerate(stacks):
+        for axes in (page.axes[i], page.axes[len(stacks) + i]):
+            step_axis(axes, one.x[0], one.x[-1])
+        page.axes[i].set_xlabel("")
+    handles: list[Handle] = [
+        Patch(color=colour, lw=0, label=role.replace("_", " "))
+        for role, colour in zip(roles, colours_of(roles), strict=True)
+    ]
+    title = "Where the model update comes from, against step"
+    caption = notes + notes_of() + caption_of(used, follows)
+    figure = page.finish(title, title_of(used, series), caption, handles + lines(table))
+    return Chart(figure, table.frame(), title)

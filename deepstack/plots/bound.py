@@ -1,0 +1,221 @@
+"""The right-hand side of DeepNet's theorem beside the model update that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import Panel, draw_curves
+from deepstack.plots.page import Handle, Page, typeset
+from deepstack.plots.series import caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
+from deepstack.plots.update import Fit, fit_points, unrelated
+from deepstack.plots.values import (
+    SATURATED,
+    Point,
+    diverged,
+    draw_points,
+    mark_handles,
+    points_of,
+    with_steps,
+)
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RIGHT = "right-hand side"
+RATIO = "right-hand side / measured"
+LINE = {"color": GREY, "lw": 0.9, "ls": (0, (5, 1.6))}
+
+
+def right_hand_side(run: Run) -> pd.DataFrame | None:
+    """step, bound, measured and ratio at every look at the layers after which F had moved.
+
+    bound: of an encoder or a decoder (Theorem 4.2) the sum of the terms of all sublayers; of both
+    (Theorem 4.3) the encoder's sum times the sum over cross-attentions of v w/α, and the decoder's.
+    None where the run has no such terms, or where the theorem does not speak of its scheme.
+    """
+    import pandas as pd
+
+    names = run.layer_names()
+    found = {name: run.layers(name) for name in names if name.startswith("bound_")}
+    depths = run.columns.get("stacks", {})
+    if not found or not depths:
+        return None
+    steps = next(iter(found.values()))[0]
+
+    def total(first: int, end: int, sublayers: Sequence[str]) -> np.ndarray:
+        parts = [found[f"bound_{name}"][1][:, first:end] for name in sublayers]
+        return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
+
+    own = ("attention", "feed_forward")
+    if len(depths) == 1:
+        bound = total(0, next(iter(depths.values())), own)
+    else:
+        first, end = depths["encoder"], sum(depths.values())
+        factor = run.layers("effective_gain_cross_attention")[1][:, first:end].astype(float)
+        encoder = factor.sum(axis=1) * total(0, first, own)
+        bound = encoder + total(first, end, (*own, "cross_attention"))
+    table = pd.DataFrame({"step": steps, "bound": bound})
+    measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
+    table = table.merge(measured, on="step")
+    table = table[(table["bound"] > 0) & (table["measured"] > 0) & np.isfinite(table["bound"])]
+    table["ratio"] = table["bound"] / table["measured"]
+    return table if len(table) else None
+
+
+def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
+    """The runs of which the theorem speaks.  Raises NothingMatchedError when there is none."""
+    runs = with_steps(runs)
+    if not any(name.startswith("bound_") for run in runs for name in run.layer_names()):
+        raise NothingMatchedError("no run has the terms of the bound (log.layers_every is 0?)")
+    found = {run: table for run in runs if (table := right_hand_side(run)) is not None}
+    if not found:
+        raise NothingMatchedError(
+            "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
+            "after a step: no run is of that form and has a look at its layers after one"
+        )
+    return found
+
+
+def left_out(runs: Sequence[Run], used: Sequence[Run]) -> list[str]:
+    """A note on the runs of which the theorem does not speak."""
+    count = len(runs) - len(used)
+    return [f"{count} of {len(runs)} runs are not of the theorem's form"] if count else []
+
+
+@chart("bound_vs_measured")
+def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
+    tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
+    if not tables:
+        raise NothingMatchedError("no run has two looks at its layers after a step")
+
+    def prepare(panel: Panel) -> None:
+        panel.axes.axhline(1.0, zorder=1.5, **LINE)  # type: ignore[arg-type]
+        panel.table.add(panel=panel.name, series="equal", kind="level", y=1.0)
+
+    return draw_curves(
+        list(tables),
+        "ratio",
+        chart="bound_vs_measured",
+        title="Theorem 4.2: right-hand side over measured model update",
+        y_label="right-hand side / ‖ΔF‖",
+        options=options,
+        prepare=prepare,
+        handles=[Line2D([], [], **LINE, label="equal: below it is no bound")],  # type: ignore[arg-type]
+        source=lambda run: tables[run],
+    )
+
+
+@chart("bound_vs_depth")
+def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
+    tables = tables_of(runs)
+    whole = [run for run in tables if not diverged(run)] or list(tables)
+    shared = set.intersection(*(set(tables[run]["step"].tolist()) for run in whole))
+    if options.at_step is None and not shared:
+        raise NothingMatchedError("the runs share no step with a look at their layers")
+    step = int(max(shared)) if options.at_step is None else options.at_step
+    used = [run for run in tables if step in tables[run]["step"].to_numpy()]
+    if not used:
+        raise NothingMatchedError(f"no run looked at its layers at step {step}")
+    depths = sorted({depth_of(run) for run in used})
+    if len(depths) < 2:
+        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
+
+    def value(run: Run, column: str) -> float:
+        table = tables[run]
+        return float(table[table["step"] == step][column].iloc[0])
+
+    series, follows = split(used)
+    table = Table()
+    page = Page(1, 2, height=1.9)
+    both, quotient = page.axes
+    both.set_title(f"both, step {step}")
+    quotient.set_title(f"ratio, step {step}")
+    entries: list[Handle] = []
+    drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
+    for i, s in enumerate(series):
+        style = line_style(i, len(series)) | {"linestyle": "-"}  # dotted is the other side
+        measured = points_of(
+            s.depths,
+            s.at,
+            lambda run: value(run, "measured"),
+            lambda run: SATURATED * unrelated(run, "model_update"),
+        )
+        marks = {point.depth: point.mark for point in measured}
+        found = {"measured": measured}
+        for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
+            points = points_of(s.depths, s.at, lambda run, c=column: value(run, c))  # type: ignore[misc]
+            found[name] = [Point(p.depth, p.value, marks[p.depth]) for p in points]
+        draw_points(both, measured, style)
+        x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
+        both.plot(x, y, color=style["color"], ls=":", lw=1.0)
+        draw_points(quotient, found[RATIO], style)
+        fits = {name: fit_points(points) for name, points in found.items()}
+        for name, points in found.items():
+            drawn[name] += points
+            record(table, name, s.label, points, fits[name])
+        label = f"{s.label}: {words_of(fits['measured'])}, dotted {words_of(fits[RIGHT])}"
+        entries.append(Line2D([], [], **style, label=label))
+    both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
+    quotient.set_ylabel("right-hand side / ‖ΔF‖")
+    quotient.axhline(1.0, zorder=1.5, **LINE)  # type: ignore[arg-type]
+    log_axis(both, "y", *extent(edges([*drawn["measured"], *drawn[RIGHT]])))
+    log_axis(quotient, "y", *extent([1.0, *edges(drawn[RATIO])]))
+    for axes in page.axes:
+        depth_axis(axes, depths)
+    page.legend_below(0, entries, "exponents of N, ± standard error")
+    handles: list[Handle] = [
+        Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
+        Line2D([], [], **LINE, label="equal: below it is no bound"),  # type: ignore[arg-type]
+    ]
+    handles += mark_handles({p.mark for p in drawn["measured"]})
+    if note := seeds_note(p.value.n for p in drawn["measured"]):
+        label = f"± 1 standard deviation, {note}"
+        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    title = "Theorem 4.2 and the measured model update against depth"
+    notes = left_out(runs, used) + caption_of(used, follows)
+    if {"saturated", "diverged"} & {p.mark for p in drawn["measured"]}:
+        notes.append("hollow points are left out of the fits")
+    figure = page.finish(title, title_of(used, series), notes, handles)
+    return Chart(figure, table.frame(), title)
+
+
+def edges(points: Sequence[Point]) -> list[float]:
+    """The ends of the bands, as far as a log axis has room for them."""
+    least = min(p.value.mean for p in points) / 3
+    ends = [end for p in points for end in (p.value.mean, p.value.low, p.value.high)]
+    return [max(end, least) for end in ends if math.isfinite(end)]
+
+
+def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: Fit | None) -> None:
+    """The rows of one line, and of its fit."""
+    for point in points:
+        mean, low, high, n = point.value
+        table.add(
+            panel=panel, series=series, kind="point", x=point.depth, y=mean, low=low, high=high,
+            n=n, mark=point.mark or None,
+        )  # fmt: skip
+    if fit is not None:
+        table.add(
+            panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
+            standard_error=fit.standard_error,
+        )  # fmt: skip
+
+
+def words_of(fit: Fit | None) -> str:
+    """`0.52 ± 0.03`, or what there is of it."""
+    if fit is None:
+        return "no fit"
+    error = "" if math.isnan(fit.standard_error) else f" ± {fit.standard_error:.2f}"
+    return f"{fit.exponent:.2f}{error}"

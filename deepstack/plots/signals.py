@@ -1,0 +1,222 @@
+"""What happens to the gradient in each sublayer: through its norm, and over its residual sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.layers import sides_note
+from deepstack.plots.page import Handle, Page, typeset
+from deepstack.plots.series import SEED, Series, caption_of, seeds_note, split, spread, title_of
+from deepstack.plots.style import COLOURS, DASHES, GREY, extent, log_axis, number, round_stride
+from deepstack.plots.values import overlay
+from deepstack.records import Run
+
+MOST_ROWS = 4
+KINDS = {
+    "attention": "attention",
+    "cross_attention": "cross-attention",
+    "feed_forward": "feed-forward",
+}
+# Reported for Post-LN by Zhang et al. 2019, arXiv:1908.11365, section 3.
+PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
+WORDS = {"β_LN": "through the norm", "β_RC": "over the residual sum", "β_LN·β_RC": "both"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One quantity of one kind of sublayer: (seeds, records, layers)."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def at(self, record: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation over the seeds, by layer; NaN for the one of one seed."""
+        found = self.values[:, record]
+        several = len(found) > 1
+        nothing = np.full(found.shape[1], math.nan)
+        return found.mean(axis=0), found.std(axis=0, ddof=1) if several else nothing
+
+
+def read(members: Sequence[Run], name: str) -> Rows | None:
+    """A diagnostic of all seeds, at the records that they share; None where one lacks it."""
+    if not all(name in run.layer_names() for run in members):
+        return None
+    found = [run.layers(name) for run in members]
+    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found)))
+    values = [v[[steps.tolist().index(s) for s in shared]] for steps, v in found]
+    rows = Rows(np.array(shared), np.array(values, dtype=float))
+    return rows if len(shared) and np.isfinite(rows.values).any() else None
+
+
+@chart("gradient_ratios")
+def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
+    """Ratios β_LN, β_RC and their product by layer and sublayer, at the first and last record."""
+    usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
+    if not usable:
+        raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
+    series, follows = split(usable)
+    shown = spread(series, MOST_ROWS)
+    page = Page(len(shown), 3, height=1.25)
+    table = Table()
+    steps: set[int] = set()
+    kinds: set[str] = set()
+    published: list[Handle] = []
+    for row, one in enumerate(shown):
+        axes = page.axes[3 * row : 3 * row + 3]
+        label = f"{one.label}, N\u00a0=\u00a0{one.depths[-1]}"
+        for panel, symbol in zip(axes, WORDS, strict=True):
+            written = in_braces(symbol)
+            panel.set_title(f"{label}: {written}" if len(shown) > 1 else written)
+            draw_published(panel, symbol, table, f"{label}: {symbol}")
+        drawn = draw_setting(axes, one, label, table)
+        kinds |= drawn[0]
+        steps |= drawn[1]
+        for panel, symbol in zip(axes, WORDS, strict=True):
+            name = f"{label}: {symbol}"
+            published = overlay(panel, options, "gradient_ratios", table, name) or published
+    if not kinds:
+        raise NothingMatchedError("β_LN and β_RC: no value is finite")
+    for column, symbol in enumerate(WORDS):
+        values = [r["y"] for r in table.rows if str(r["panel"]).endswith(f": {symbol}")]
+        low, high = extent(values)
+        for panel in page.axes[column::3]:
+            log_axis(panel, "y", low, high)
+            panel.set_ylabel(f"{in_braces(symbol)}, {WORDS[symbol]}")
+    for panel in page.axes[: -3 or None]:
+        panel.set_xlabel("")
+    notes = sides_note(usable) + caption_of(usable, follows)
+    if any(len(one.depths) > 1 for one in shown):
+        notes.insert(0, "each at its greatest depth")
+    if len(series) > len(shown):
+        notes.insert(0, f"{len(shown)} of {len(series)} settings")
+    title = "Gradient ratios by layer"
+    entries = handles(kinds, sorted(steps), len({run.get(SEED, 0) for run in usable}))
+    figure = page.finish(title, title_of(usable, series), notes, entries + published)
+    return Chart(figure, table.frame(), title)
+
+
+def in_braces(symbol: str) -> str:
+    """The symbol with both of its letters as subscripts."""
+    return typeset(symbol.replace("_LN", "_{LN}").replace("_RC", "_{RC}"))
+
+
+def draw_setting(
+    axes: Sequence[Axes], one: Series, label: str, table: Table
+) -> tuple[set[str], set[int]]:
+    """The three panels of a setting; which kinds of sublayer it has, and the steps drawn."""
+    members = one.at(one.depths[-1])
+    kinds: set[str] = set()
+    steps: set[int] = set()
+    depth = 1
+    first = members[0].columns.get("stacks", {}).get("encoder", 0)  # where a decoder begins
+    for kind, colour in zip(KINDS, COLOURS, strict=False):
+        ln, rc = (read(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
+        expected = read(members, f"beta_ln_predicted_{kind}")
+        product = Rows(ln.steps, ln.values * rc.values) if ln and rc else None
+        for panel, symbol, rows in zip(axes, WORDS, (ln, rc, product), strict=True):
+            if rows is None:
+                continue
+            kinds.add(kind)
+            depth = rows.values.shape[2]
+            records = sorted({0, len(rows.steps) - 1})
+            steps |= {int(rows.steps[i]) for i in records}
+            for style, record in zip(("-", DASHES[1]), records, strict=False):
+                name = f"{KINDS[kind]}, step {int(rows.steps[record])}"
+                draw_line(
+                    panel, rows, record, {"color": colour, "ls": style}, first,
+                    table, f"{label}: {symbol}", name, "line",
+                )  # fmt: skip
+            if symbol == "β_LN" and expected is not None:
+                draw_line(
+                    panel, expected, 0, {"color": colour, "ls": DASHES[2], "lw": 0.7}, first,
+                    table, f"{label}: {symbol}", f"{KINDS[kind]}, predicted", "predicted",
+                )  # fmt: skip
+    for panel in axes:
+        layer_axis(panel, depth)
+    return kinds, steps
+
+
+def draw_line(
+    axes: Axes,
+    rows: Rows,
+    record: int,
+    style: dict[str, object],
+    first: int,
+    table: Table,
+    panel: str,
+    name: str,
+    kind: str,
+) -> None:
+    """One line over the layers with its band; broken after layer `first`, where a stack ends."""
+    mean, deviation = rows.at(record)
+    layers = np.arange(1, len(mean) + 1)
+    good = np.isfinite(mean) & (mean > 0)
+    marker = "o" if int(good.sum()) <= 24 else None
+    for part in (layers <= first, layers > first):
+        chosen = good & part
+        axes.plot(layers[chosen], mean[chosen], marker=marker, ms=1.8, **style)  # type: ignore[arg-type]
+    band = good & np.isfinite(deviation) & (mean - deviation > 0)
+    if kind == "line" and band.any():
+        low, high = mean - deviation, mean + deviation
+        for part in (layers <= first, layers > first):
+            where, colour = (band & part).tolist(), str(style["color"])
+            axes.fill_between(layers, low, high, where=where, color=colour, alpha=0.15, lw=0)
+    for layer in layers[good]:
+        i = layer - 1
+        table.add(
+            panel=panel, series=name, kind=kind, x=int(layer), y=mean[i],
+            low=mean[i] - deviation[i], high=mean[i] + deviation[i], n=len(rows.values),
+        )  # fmt: skip
+
+
+def draw_published(axes: Axes, symbol: str, table: Table, panel: str) -> None:
+    """The published range as a band, and the line at 1 that says growing or vanishing."""
+    axes.axhline(1.0, color=GREY, lw=0.6, zorder=1)
+    table.add(panel=panel, series="neither grows nor vanishes", kind="level", y=1.0)
+    if symbol in PUBLISHED:
+        low, high = PUBLISHED[symbol]
+        axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)
+        for edge in (low, high):
+            table.add(panel=panel, series="published", kind="reference", y=edge)
+
+
+def handles(kinds: set[str], steps: Sequence[int], seeds: int) -> list[Handle]:
+    """Legend entries: colours are kinds of sublayer, dashes are steps."""
+    entries: list[Handle] = [
+        Line2D([], [], color=colour, label=KINDS[kind])
+        for kind, colour in zip(KINDS, COLOURS, strict=False)
+        if kind in kinds
+    ]
+    first, last = steps[0], steps[-1]
+    entries.append(Line2D([], [], color=GREY, ls="-", label=f"step {first}"))
+    if last != first:
+        entries.append(Line2D([], [], color=GREY, ls=DASHES[1], label=f"step {last}"))
+    words = f"1/sqrt(α² + Var G), step {first}"
+    entries.append(Line2D([], [], color=GREY, ls=DASHES[2], lw=0.7, label=words))
+    entries.append(Patch(color=GREY, alpha=0.18, lw=0, label="published for Post-LN"))
+    if seeds > 1:
+        label = f"± 1 standard deviation, {seeds_note([seeds])}"
+        entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    return entries
+
+
+def layer_axis(axes: Axes, depth: int) -> None:
+    """Layers 1 to N, both ends labelled."""
+    stride = round_stride(depth, 4)
+    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
+    ticks = sorted({1, *inner, depth})
+    axes.set_xlim(1 - 0.03 * depth, depth * 1.03 if depth > 1 else 2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_ticklabels([number(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("layer l")

@@ -1,0 +1,104 @@
+"""Loss against learning rate, a curve a depth: is the best rate at one depth so at others?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import grid
+from deepstack.plots.frontier import LR, lr_of
+from deepstack.plots.loss import masked, validation_levels, where
+from deepstack.plots.outcomes import places
+from deepstack.plots.page import Handle, Page
+from deepstack.plots.series import caption_of, depth_of, seeds_note, title_of
+from deepstack.plots.style import GREY, extent, log_axis, shade
+from deepstack.plots.values import (
+    Spread,
+    diverged,
+    draw_levels,
+    last_row,
+    level_handles,
+    spread_of,
+)
+from deepstack.records import Run
+
+
+@chart("loss_vs_lr")
+def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
+    """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
+    final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
+    if len({lr_of(run) for run in final}) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    column = "loss_masked" if masked(final) else "loss"
+    names = places(final, but=[LR])
+    panels: dict[str, dict[int, dict[float, list[Run]]]] = {}
+    for run in sorted(final, key=lambda run: (depth_of(run), lr_of(run))):
+        place = names[str(run.path)]
+        name = ", ".join(part for part in (place.row, place.panel) if part)
+        panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
+        panels[name][depth_of(run)][lr_of(run)].append(run)
+    depths = sorted({depth_of(run) for run in final})
+    page = Page(*grid(len(panels)), panels=len(panels), height=1.9)
+    table, counts = Table(), []
+    levels = validation_levels(final)
+    for axes, (panel, by_depth) in zip(page.axes, panels.items(), strict=True):
+        axes.set_title(panel if len(panels) > 1 else "")
+        draw_levels(axes, levels, table, panel)
+        for depth, by_rate in by_depth.items():
+            found = {rate: at(members, column) for rate, members in by_rate.items()}
+            best = min((r for r in found if found[r].n), key=lambda r: found[r].mean, default=None)
+            colour = shade(len(depths) - 1 - depths.index(depth), len(depths))
+            draw(axes, found, best, colour)
+            counts += [spread.n for spread in found.values() if spread.n]
+            for rate, spread in found.items():
+                gone = sum(map(diverged, by_rate[rate]))
+                table.add(panel=panel, series=f"N = {depth}", kind="best" if rate == best else
+                          "point", x=rate, y=spread.mean, low=spread.low, high=spread.high,
+                          n=spread.n, mark=f"{gone} diverged" if gone else None)  # fmt: skip
+    rows = [row for row in table.rows if row["kind"] in ("point", "best")]
+    finite = [row[key] for row in rows for key in ("y", "low", "high") if math.isfinite(row[key])]
+    finite += [level for _, level in levels]
+    margin = 0.05 * (max(finite) - min(finite)) or 0.1
+    low, high = extent([row["x"] for row in rows])
+    for axes in page.axes:
+        log_axis(axes, "x", low, high)
+        axes.set_ylim(min(finite) - margin, max(finite) + margin)
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(f"validation loss{where(final)} (nats)")
+    page.outer_labels_only()
+    handles: list[Handle] = [
+        Line2D([], [], marker="o", color=shade(len(depths) - 1 - i, len(depths)), label=f"N = {n}")
+        for i, n in enumerate(depths)
+    ]
+    handles.append(Line2D([], [], ls="none", marker="o", ms=9, mfc="none", mec=GREY, label="best"))
+    handles += level_handles(levels)
+    if note := seeds_note(counts):
+        label = f"± 1 standard deviation, {note}"
+        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    gone = sum(map(diverged, final))
+    notes = caption_of(final) + ([f"{gone} diverged runs are left out"] if gone else [])
+    title = "Final validation loss against learning rate"
+    figure = page.finish(title, title_of(final, ()), notes, handles)
+    return Chart(figure, table.frame(), title)
+
+
+def at(runs: list[Run], column: str) -> Spread:
+    """The mean over the seeds that did not diverge: those have no final loss."""
+    found = [last_row(run.evals, [column]) for run in runs if not diverged(run)]
+    return spread_of([loss for loss in found if loss is not None])
+
+
+def draw(axes: Any, found: dict[float, Spread], best: float | None, colour: Any) -> None:
+    """A curve with its band, and a ring around its lowest point."""
+    rates = [rate for rate in found if found[rate].n]
+    axes.plot(rates, [found[r].mean for r in rates], color=colour, marker="o", ms=3, lw=1)
+    known = [r for r in rates if found[r].n > 1]
+    axes.fill_between(known, [found[r].low for r in known], [found[r].high for r in known],
+                      color=colour, alpha=0.18, lw=0)  # fmt: skip
+    if best is not None:
+        axes.plot(best, found[best].mean, marker="o", ms=9, mfc="none", mec=colour, ls="none")

@@ -1,0 +1,56 @@
+"""A look at a small model, for the tests of diagnostics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepstack.config import Config, with_overrides
+from deepstack.diagnostics import Snapshot, evaluate, take
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.tasks import task_of
+from deepstack.training import mean_loss, to_device
+
+CPU = torch.device("cpu")
+SMALL = {
+    "model.depth": 3, "model.d_model": 16, "task.name": "reverse", "task.seq_len": 8,
+    "train.batch_size": 4, "log.probe_sequences": 3,
+}  # fmt: skip
+
+
+class Look:
+    """A small model with numbers that training could have left, and one look at it."""
+
+    def __init__(self, skipped: int = 0, **changes: Any) -> None:
+        keys = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+        self.config = with_overrides(Config(), keys)
+        self.task = task_of(self.config)
+        self.built: Built = build_model(self.config, vocab_size=self.task.vocab_size)
+        self.model = self.built.model
+        self.tokens, self.targets = to_device(self.task.probe_batch(3), CPU)
+        if self.built.starts_from_data:
+            self.built.calibrate(self.tokens)
+        random = torch.Generator().manual_seed(5)
+        with torch.no_grad():  # gains, biases and scalars of a trained stack are not 1 and 0
+            for p in self.model.parameters():
+                if p.ndim == 1:
+                    p += 0.1 * torch.randn(p.shape, generator=random)
+        self.banks = [bank for bank in self.built.banks if bank.in_layers]
+        self.skipped = skipped
+
+    def loss(self, logits: Tensor) -> Tensor:
+        return mean_loss(logits, self.targets)
+
+    def snapshots(self) -> list[Snapshot]:
+        values = [bank.values().clone() for bank in self.banks]
+        before = [v + 0.01 for v in values]
+        return take(
+            self.model, self.banks, self.tokens, self.loss,
+            before=before, initial=values, skipped=self.skipped,
+        )  # fmt: skip
+
+    def values(self) -> dict[str, Tensor]:
+        return evaluate(self.snapshots())
