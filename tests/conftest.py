@@ -13,6 +13,7 @@ from deepstack.diagnostics.layers import DIAGNOSTICS
 from deepstack.plots.chart import CHARTS
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import TASKS
+from deepstack.theory import CLAIMS
 
 torch.set_num_threads(1)
 
@@ -28,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays_registered() -> Iterator[None]:
     """What a test's plugin registers would be in the lists that the tests after it go through."""
-    registries = (SCHEMES, TASKS, DIAGNOSTICS, CHARTS, PEERS)
+    registries = (SCHEMES, TASKS, DIAGNOSTICS, CHARTS, PEERS, CLAIMS)
     before = [dict(registry._objects) for registry in registries]
     loaded, paths = dict(plugins.LOADED), list(plugins.PATHS)
     yield

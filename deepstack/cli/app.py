@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from deepstack.errors import DeepstackError
 
-COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list", "bench")
+COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list", "theory", "bench", "export")
 
 
 class Group(TyperGroup):

@@ -1,4 +1,4 @@
-"""deepstack list schemes|tasks|diagnostics|charts"""
+"""deepstack list schemes|tasks|diagnostics|charts|claims"""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Kind(StrEnum):
     tasks = "tasks"
     diagnostics = "diagnostics"
     charts = "charts"
+    claims = "claims"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +32,7 @@ def list_(
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """List what deepstack knows: schemes, tasks, diagnostics or charts."""
+    """List what deepstack knows: schemes, tasks, diagnostics, charts or claims."""
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
@@ -40,6 +41,7 @@ def list_(
         Kind.tasks: lambda: task_rows(nested=json),
         Kind.diagnostics: diagnostic_rows,
         Kind.charts: chart_rows,
+        Kind.claims: lambda: claim_rows(nested=json),
     }[kind]()
     emit(rows, json, markdown=markdown)
 
@@ -141,6 +143,20 @@ def chart_rows() -> list[dict[str, Any]]:
     from deepstack.plots import CHARTS
 
     return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
+
+
+def claim_rows(nested: bool) -> list[dict[str, Any]]:
+    """Id, formula and source of every claim that `deepstack theory` measures."""
+    from deepstack.theory import all_claims
+
+    return [
+        {
+            "name": claim.id,
+            "formula": claim.formula,
+            "source": claim.source._asdict() if nested else claim.source.title,
+        }
+        for claim in all_claims()
+    ]
 
 
 def first_sentence(function: Any) -> str:

@@ -17,7 +17,8 @@ def emit(rows: Sequence[Mapping[Any, Any]], as_json: bool, *, markdown: bool = F
         typer.echo(json.dumps([{k: plain(v) for k, v in row.items()} for row in rows], indent=2))
         return
     if markdown:
-        lines = [names, ["---"] * len(names), *([text(r.get(n)) for n in names] for r in rows)]
+        cells_of = ([text(row.get(n)).replace("|", "\\|") for n in names] for row in rows)
+        lines = [names, ["---"] * len(names), *cells_of]
         typer.echo("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
         return
     from rich.box import SIMPLE_HEAD
@@ -31,9 +32,9 @@ def emit(rows: Sequence[Mapping[Any, Any]], as_json: bool, *, markdown: bool = F
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(text(row.get(name)) for name in names))
-    console = Console()
+    console = Console(markup=False)  # E[x²] is no style
     if not console.is_terminal:  # a pipe has no width: never cut what another program reads
-        console = Console(width=10_000)
+        console = Console(width=10_000, markup=False)
     # Written by typer, not by rich, which leaves with an error when the reader has gone.
     with console.capture() as captured:
         console.print(table)

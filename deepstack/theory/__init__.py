@@ -1,12 +1,28 @@
 """The claims of the documents that deepstack grew from, each a small measured experiment."""
 
-from importlib import import_module
+from deepstack.registry import import_all
+from deepstack.theory.claim import (
+    CLAIMS,
+    Claim,
+    Curves,
+    Finding,
+    Line,
+    Part,
+    Source,
+    all_claims,
+    claim,
+)
 
-from deepstack.theory.claim import CLAIMS, Claim, Curves, Finding, Line, Part, claim
+import_all(__name__, __path__)  # what a module claims registers itself
 
-ROOMS: tuple[str, ...] = ()
-
-for _name in ROOMS:
-    import_module(f"deepstack.theory.{_name}")
-
-__all__ = ["CLAIMS", "Claim", "Curves", "Finding", "Line", "Part", "claim"]
+__all__ = [
+    "CLAIMS",
+    "Claim",
+    "Curves",
+    "Finding",
+    "Line",
+    "Part",
+    "Source",
+    "all_claims",
+    "claim",
+]

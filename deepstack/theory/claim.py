@@ -6,7 +6,10 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
 
 from deepstack.registry import Registry
 
@@ -43,6 +46,15 @@ class Part:
     tolerance: float = 0.0
     stated: bool = True
 
+    @classmethod
+    def mean(
+        cls, what: str, predicted: float, draws: Sequence[float] | Tensor, **more: Any
+    ) -> Part:
+        """A part whose measured number is the mean of independent draws, ± its standard error."""
+        values = torch.as_tensor(draws, dtype=torch.float64)
+        error = values.std().item() / math.sqrt(len(values))
+        return cls(what, predicted, values.mean().item(), error, **more)
+
     @property
     def agrees(self) -> bool:
         """Whether the measured number is what the claim says, to its uncertainty and tolerance."""
@@ -64,6 +76,12 @@ class Line(NamedTuple):
     y: Sequence[float]
     measured: bool = True
     error: Sequence[float] | None = None
+
+    @classmethod
+    def mean(cls, label: str, x: Sequence[float], draws: Tensor, measured: bool = True) -> Line:
+        """The mean of draws (count, len(x)) at each x, ± its standard error."""
+        error = (draws.std(dim=0) / math.sqrt(len(draws))).tolist()
+        return cls(label, x, draws.mean(dim=0).tolist(), measured, error)
 
 
 @dataclass(frozen=True)
@@ -121,11 +139,16 @@ class Claim:
 CLAIMS: Registry[Claim] = Registry("claim")
 
 
+def all_claims() -> list[Claim]:
+    """Every claim, C1, C2, …, in the order of their numbers."""
+    return [CLAIMS[name] for name in sorted(CLAIMS, key=lambda name: (len(name), name))]
+
+
 def claim(id: str, source: Source) -> Callable[[Experiment], Experiment]:
     """Register an experiment, (seed) -> Finding, whose docstring opens with the formula."""
 
     def register(function: Experiment) -> Experiment:
-        formula = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        formula = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
         CLAIMS.register(id, Claim(id, formula, source, function))
         return function
 

@@ -1,0 +1,173 @@
+"""deepstack export RUN"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deepstack.cli.options import Json, Plugins, load_plugins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deepstack.config import Config
+    from deepstack.model.build import Built
+    from deepstack.records import RunFolder
+
+
+def register(app: typer.Typer) -> None:
+    app.command("export")(export)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FILE_OR_DIR", help="A new folder, or x.safetensors.")
+    ],
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Fold gain and bias of norms into what reads them.")
+    ] = False,
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie",
+            help="With --fold: fold the last norm too, a tied head becoming a matrix.",
+        ),
+    ] = False,
+    plugin: Plugins = [],
+    json: Json = False,
+) -> None:
+    """Write a trained model as plain tensors with a config; with --fold, its norms without gains.
+
+    --fold writes nothing unless the model before and after computes the same.
+    """
+    from deepstack import config as conf
+    from deepstack.cli.tables import emit, text
+    from deepstack.errors import ConfigError, DifferenceError
+    from deepstack.model.build import build_model
+    from deepstack.model.fold import compare, forward_times
+    from deepstack.model.fold import fold as folded
+    from deepstack.model.plain import export_paths, fill, values_of
+    from deepstack.records import RunFolder
+    from deepstack.training import torch_settings
+
+    if untie and not fold:
+        raise ConfigError("--untie is found without --fold, which is what needs it; add --fold")
+    load_plugins(plugin)
+    folder = RunFolder(run)
+    if not folder.exists():
+        raise ConfigError(f"{run} is no run: expected a folder with a config.yaml, as in results/")
+    for path in export_paths(to):
+        if path.exists():
+            raise ConfigError(f"{path} is there already; give another name with --to")
+    config, built, step, inputs = trained_model(folder)
+    values = values_of(built.model)
+    facts: dict[str, Any] = {
+        "run": folder.name,
+        "step": step,
+        "scheme": config.model.scheme,
+        "folded": fold,
+        "parameters": sum(built.banks.count().values()),
+    }
+    if fold:
+        config_after, after = folded(config, built, untie=untie)
+        found = compare((config, values), (config_after, after), inputs, step=step)
+        facts |= {
+            "largest difference (float64)": found.float64,
+            "largest difference (float32)": found.float32,
+            "largest logit": found.largest,
+            "rounding of the model itself (float32)": found.rounding,
+        }
+        if not found.equal:
+            raise DifferenceError(
+                f"folded, {run} computes something else: logits of up to {found.largest:.3g} "
+                f"differ by {found.float64:.1e} in float64 and {found.float32:.1e} in float32; "
+                "nothing was written"
+            )
+        small = build_model(config_after, vocab_size=len(after["embedding"]), draw=False)
+        small.at_step(step)
+        fill(small.model, after)
+        facts["parameters folded"] = sum(small.banks.count().values())
+        with torch_settings(config, built.model.embedding.device) as facts["threads"]:
+            facts |= timed(forward_times, {"": built.model, " folded": small.model}, inputs)
+        config, built, values = config_after, small, values_of(small.model)
+    facts["files"] = [str(path) for path in export_paths(to)]
+    write(to, conf.to_yaml(config), built, values, facts)
+    if json:
+        emit([facts], True)
+    else:
+        emit([{"what": key, "value": text(value)} for key, value in facts.items()], False)
+
+
+def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
+    """Configuration, model and step of the newest whole checkpoint, and a batch of its task."""
+    import torch
+
+    from deepstack import config as conf
+    from deepstack.errors import NothingMatchedError
+    from deepstack.model.build import build_model
+    from deepstack.plugins import require_plugins
+    from deepstack.tasks import task_of
+    from deepstack.training import checkpoint as ckpt
+
+    require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+    config = conf.load_config(folder.config_path, [])
+    damaged: list[str] = []
+    found = ckpt.newest(folder, damaged)
+    for problem in damaged:
+        typer.echo(f"not used: {problem}", err=True)
+    if found is None:
+        state = folder.read_status().get("state", "interrupted")
+        raise NothingMatchedError(
+            f"{folder.path} has no whole checkpoint to export (its run is {state}); "
+            "a run that is done keeps its weights, a diverged one has none"
+        )
+    task = task_of(config)
+    built = build_model(config, vocab_size=task.vocab_size, draw=False)
+    built.load(found.parts["weights"])
+    built.at_step(found.step)
+    batch = task.validation_batch(0, config.train.batch_size)
+    return config, built, found.step, torch.from_numpy(batch.inputs)
+
+
+def timed(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:
+    """Median time of a forward pass of each model, and of the ratio within a round."""
+    import statistics
+    from time import perf_counter
+
+    times = measure(models, inputs, perf_counter)
+    before, after = times.values()
+    ratios = sorted(b / a for b, a in zip(before, after, strict=True))
+    quarter = len(ratios) // 4
+    rows: dict[str, Any] = {
+        f"forward ms{name}": statistics.median(found) * 1000 for name, found in times.items()
+    }
+    return rows | {
+        "forward time over folded": statistics.median(ratios),
+        "middle half of the rounds": f"{ratios[quarter]:.3f} to {ratios[-1 - quarter]:.3f}",
+        "batch": " x ".join(map(str, inputs.shape)),
+    }
+
+
+def write(
+    to: Path, config: str, built: Built, values: dict[str, Tensor], facts: dict[str, Any]
+) -> None:
+    """The three files of an export; raises ResourceError when the disk refuses."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    from deepstack.model.plain import export_paths, to_plain
+    from deepstack.records import trouble
+
+    paths = export_paths(to)
+    with trouble(paths.weights):
+        paths.weights.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(to_plain(built.model, values), paths.weights)
+        except SafetensorError as error:  # how it reports what the disk refused
+            raise OSError(str(error)) from error
+        paths.config.write_text(config, encoding="utf-8")
+        paths.about.write_text(jsonlib.dumps(facts, indent=2) + "\n", encoding="utf-8")

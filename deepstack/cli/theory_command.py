@@ -1,0 +1,84 @@
+"""deepstack theory [--claim C9]…"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.errors import ConfigError, Interrupted
+
+
+def register(app: typer.Typer) -> None:
+    app.command("theory")(theory)
+
+
+def theory(
+    claim: Annotated[
+        list[str],
+        typer.Option("--claim", help="A claim to measure, as in C9; repeatable (default: all)."),
+    ] = [],
+    json: Json = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a page of Markdown instead of a table.")
+    ] = False,
+    charts: Annotated[
+        Path | None,
+        typer.Option(
+            "--charts",
+            metavar="DIR",
+            help="Draw the charts as DIR/<claim>.png; the page expects DIR beside itself.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random number.")] = 0,
+    plugin: Plugins = [],
+) -> None:
+    """Measure the claims of the source documents: predicted, measured, verdict.
+
+    Each is a small experiment of seconds on one CPU thread.  What does not hold is a result too:
+    the exit code is 0 whatever the verdicts are.
+    """
+    if json and markdown:
+        raise ConfigError("theory: found --json and --markdown; allowed one of them")
+    if charts is not None and charts.exists() and not charts.is_dir():
+        raise ConfigError(f"--charts {charts}: found a file; allowed a folder")
+    import torch
+
+    load_plugins(plugin)
+    from deepstack.theory import CLAIMS, all_claims
+    from deepstack.theory import report as reporting
+
+    chosen = [CLAIMS[name] for name in dict.fromkeys(claim)] or all_claims()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small matrices are faster so, and the numbers are the same anywhere
+    found = []
+    try:
+        for one in chosen:
+            began = time.perf_counter()
+            finding = one.measure(seed)
+            found.append((one, finding))
+            if charts is not None:
+                reporting.draw(one, finding, charts)
+            took = time.perf_counter() - began
+            typer.echo(f"{one.id:>4} {took:5.1f} s  {finding.verdict}", err=True)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
+    finally:
+        torch.set_num_threads(threads)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(reporting.as_json(found), indent=2, ensure_ascii=False))
+    elif markdown:
+        command = shlex.join(["deepstack", *sys.argv[1:]])
+        typer.echo(reporting.page(found, command, charts.name if charts else None))
+    else:
+        from deepstack.cli.tables import emit
+
+        emit(reporting.rows(found), False)

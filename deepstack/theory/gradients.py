@@ -1,0 +1,377 @@
+"""Claims about gradients, and the small stacks and short runs that measure them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.speed import Processes, layer_norms, make_step
+from deepstack.tasks import Task, task_of
+from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
+from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
+from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.training.penalty import SpectralPenalty
+from deepstack.training.schedule import learning_rate
+
+CPU = torch.device("cpu")
+
+SMALL: Mapping[str, Any] = {
+    "model.scheme": "post_ln", "model.depth": 4, "model.d_model": 32, "model.n_heads": 4,
+    "task.seq_len": 16, "train.batch_size": 8, "train.warmup_steps": 0,
+    "train.schedule": "constant",
+}  # fmt: skip
+
+
+class Started(NamedTuple):
+    """A small stack at its start, and what it would be trained on."""
+
+    config: conf.Config
+    built: Built
+    task: Task
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of training step `step`."""
+        return to_device(self.task.train_batch(step, self.config.train.batch_size), CPU)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        return mean_loss(self.built.model(inputs), targets)
+
+
+def started(seed: int, keys: Mapping[str, Any]) -> Started:
+    """The stack that SMALL and these keys of a configuration describe, initialised."""
+    config = conf.with_overrides(conf.Config(), {**SMALL, **keys, "seed": seed})
+    task = task_of(config)
+    return Started(config, build_model(config, vocab_size=task.vocab_size), task)
+
+
+def run(
+    stack: Started, steps: int, after: Callable[[int], None] = lambda step: None
+) -> list[float]:
+    """Train in memory with the step of every run; the losses.  after: called after each step."""
+    train = stack.config.train
+    penalty = SpectralPenalty(stack.config, stack.built, Processes())
+    step = make_step(
+        lambda inputs, targets: penalty(stack.loss(inputs, targets)),
+        stack.built.banks,
+        stack.built.trained,
+        make_optimizer(train, stack.built.trained, optim=stack.built.optim),
+        clip=train.clip,
+        max_loss=train.max_loss,
+        alive=torch.ones(()),
+    )
+    losses = []
+    for t in range(1, steps + 1):
+        stack.built.at_step(t)
+        losses.append(step(*stack.batch(t), learning_rate(train, t)).loss.item())
+        after(t)
+    return losses
+
+
+def seeds(seed: int, count: int) -> list[int]:
+    """Seeds of as many repetitions, others for each seed of the whole."""
+    return [(1000 * seed + i) % 2**31 for i in range(count)]
+
+
+def random(seed: int, stream: int = 0) -> torch.Generator:
+    """A stream of random numbers of its own."""
+    return torch.Generator().manual_seed(1000 * seed + stream)
+
+
+def estimate(values: Sequence[float] | Tensor) -> tuple[float, float]:
+    """The mean of independent repetitions, and its standard error s / sqrt(n)."""
+    drawn = torch.as_tensor(values, dtype=torch.float64).flatten()
+    return drawn.mean().item(), (drawn.std(correction=1) / math.sqrt(len(drawn))).item()
+
+
+def agreement(a: Tensor, b: Tensor) -> float:
+    """1 − ‖a − b‖/‖b‖ over all entries: 1 where a = b."""
+    a, b = a.detach().double(), b.detach().double()
+    return 1 - ((a - b).norm() / b.norm()).item()
+
+
+def slope(x: Sequence[float] | Tensor, y: Sequence[float] | Tensor) -> float:
+    """Least-squares slope of y against x."""
+    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (x, y))
+    a = a - a.mean()
+    return (a @ b / (a @ a)).item()
+
+
+def spectral_norms(built: Built) -> Tensor:
+    """‖W‖₂ of every matrix of the layers, (matrices,)."""
+    found = [
+        torch.linalg.matrix_norm(rows.double(), ord=2)
+        for bank in built.banks
+        if bank.in_layers and bank.start == "matrix"
+        for _, tensors in bank.by_role()
+        for rows in tensors
+    ]
+    return torch.cat([norms.flatten() for norms in found])
+
+
+class Signals(NamedTuple):
+    """β_LN, β_RC and their product β of every sublayer, in the order of the forward pass.
+
+    names: of the sublayers; values: symbol -> (sublayers,); whole: ‖δ‖ that enters the first
+    sublayer over ‖δ‖ that leaves the last.
+    """
+
+    names: list[str]
+    values: dict[str, Tensor]
+    whole: float
+
+    def mean(self, symbol: str, kind: str) -> float:
+        """The mean over the sublayers of a kind."""
+        return self.values[symbol][[name == kind for name in self.names]].mean().item()
+
+
+def signals(stack: Started, step: int = 1) -> Signals:
+    """What happens to the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    schemes = stack.built.model.schemes
+    with watched(schemes, rows):
+        value = stack.loss(*stack.batch(step))
+    size = [g.norm() for g in torch.autograd.grad(value, [x for row in rows for x in row])]
+    z, r, o = (torch.stack(size[i::3]) for i in range(3))
+    names = [name for scheme in schemes for name in scheme.sublayers]
+    values = {"β_LN": r / o, "β_RC": z / r, "β": z / o}
+    return Signals(names, values, (z[0] / o[-1]).item())
+
+
+@contextmanager
+def watched(schemes: Sequence[Any], rows: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[None]:
+    """Note z, r and o of every sublayer of Post-LN's wiring, which stays the scheme's own."""
+
+    def noting(scheme: Any) -> Callable[..., Tensor]:
+        def residual(x: Tensor, G: Callable[..., Tensor], norm: Callable[..., Tensor]) -> Tensor:
+            def noted(r: Tensor) -> Tensor:
+                o = norm(r)
+                rows.append((x, r, o))
+                return o
+
+            return type(scheme).residual(scheme, x, G, noted)
+
+        return residual
+
+    for scheme in schemes:
+        scheme.residual = noting(scheme)
+    try:
+        yield
+    finally:
+        for scheme in schemes:
+            del scheme.residual
+
+
+KINDS = {
+    "attention": "self-attention",
+    "cross_attention": "cross-attention",
+    "feed_forward": "feed-forward",
+}
+
+
+@claim("C29", DEPTH_SCALED)
+def error_signals(seed: int) -> Finding:
+    """β_LN = ‖δ_r‖/‖δ_o‖ < 1 (0.82 to 0.86), β_RC = ‖δ_z‖/‖δ_r‖ > 1 (1.10 to 1.22);
+    β = β_LN β_RC < 1 for feed-forward, > 1 for self- and cross-attention;
+    δ_r = diag(g/σ)(I − (1 − r̄r̄ᵀ)/d) δ_o; too large a β makes gradients vanish.
+
+    r = z + G(z), o = LN(r), δ the gradient of the loss, in every sublayer of a Post-LN
+    encoder-decoder at its start and after a short training.
+    """
+    repetitions, steps = seeds(seed, 4), 10
+    keys = {
+        "model.scheme": "post_ln", "model.family": "encoder_decoder", "model.depth": 6,
+        "task.name": "reverse",
+    }  # fmt: skip
+    start, later, way = [], [], []
+    for own in repetitions:
+        stack = started(own, keys)
+        start.append(signals(stack))
+        encoder = signals(started(own, {"model.scheme": "post_ln", "model.depth": 6}))
+        way.append(math.log(encoder.whole) / encoder.values["β"].log().sum().item())
+        run(stack, steps)
+        later.append(signals(stack, steps + 1))
+    parts = []
+    ranges: list[tuple[str, Relation, float, float]] = [
+        ("β_LN", "<=", 0.82, 0.86),
+        ("β_RC", ">=", 1.1, 1.22),
+    ]
+    for symbol, relation, least, most in ranges:
+        by_kind = {kind: [found.mean(symbol, kind) for found in start] for kind in KINDS}
+        parts += [
+            Part.mean(f"{symbol}, {KINDS[k]}", 1.0, v, relation=relation)
+            for k, v in by_kind.items()
+        ]
+        middle, every = (least + most) / 2, torch.tensor(list(by_kind.values())).mean(dim=0)
+        what = f"{symbol}, mean of the three kinds, {least} to {most}"
+        parts.append(Part.mean(what, middle, every, tolerance=most / middle - 1))
+    for kind, word in KINDS.items():
+        relation = "<=" if kind == "feed_forward" else ">="
+        parts.append(
+            Part.mean(f"β, {word}", 1.0, [s.mean("β", kind) for s in start], relation=relation)
+        )
+    for kind, word in KINDS.items():
+        relation = "<=" if kind == "feed_forward" else ">="
+        after = [s.mean("β", kind) for s in later]
+        parts.append(
+            Part.mean(f"β, {word}, step {steps}", 1.0, after, relation=relation, stated=False)
+        )
+    stated, right = jacobian(random(seed))
+    parts += [
+        Part.mean(
+            "δ_r by autograd, 1 − its distance from the formula", 1.0, stated, tolerance=1e-9
+        ),
+        Part.mean("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, right, tolerance=1e-9, stated=False),
+        Part.mean("ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, way, tolerance=1e-3),
+    ]
+    first = range(1, 1 + start[0].names.index("cross_attention") - 1)
+    lines = [
+        Line(word, list(first), [mean_at(start, symbol, i - 1)[0] for i in first],
+             error=[mean_at(start, symbol, i - 1)[1] for i in first])
+        for symbol, word in (("β_LN", "β of LN"), ("β_RC", "β of the sum"), ("β", "both"))
+    ]  # fmt: skip
+    note = (
+        f"6 + 6 layers, d = 32, {len(repetitions)} seeds; Xavier, gain 1. Cross-attention's β is "
+        "below 1: it reads z for its queries alone, through which hardly any gradient comes, so "
+        "β_RC ≈ 1. The formula has the sign of r̄r̄ᵀ wrong, and β multiplies what goes down: above "
+        "1 gradients explode."
+    )
+    return Finding(parts, note, Curves("sublayer of the encoder", "ratio of norms", lines))
+
+
+def mean_at(found: Sequence[Signals], symbol: str, index: int) -> tuple[float, float]:
+    """A value of one sublayer: its mean and standard error."""
+    return estimate([one.values[symbol][index].item() for one in found])
+
+
+def jacobian(rng: torch.Generator, d: int = 64, draws: int = 32) -> tuple[list[float], list[float]]:
+    """How near δ_r of LN, by autograd, is to the document's formula, and to the right one."""
+    near: tuple[list[float], list[float]] = [], []
+    for _ in range(draws):
+        r, gradient = torch.randn(2, d, dtype=torch.float64, generator=rng)
+        r.requires_grad_()
+        (true,) = torch.autograd.grad(torch.layer_norm(r, (d,), eps=0.0), r, gradient)
+        r = r.detach()
+        sigma = r.std(correction=0)
+        rows, one = ((r - r.mean()) / sigma).outer((r - r.mean()) / sigma), torch.ones(d, d)
+        for sign, found in zip((-1, 1), near, strict=True):
+            matrix = torch.eye(d, dtype=torch.float64) - (one + sign * rows) / d
+            found.append(agreement(true, matrix @ gradient / sigma))
+    return near
+
+
+@claim("C35", READING_NOTES)
+def no_warmup(seed: int) -> Finding:
+    """Post-LN without warm-up: gradients of lower layers vanish, Adam's updates of them are as
+    large as of upper ones and mostly noise; the last LN's gain grows when logits are small.
+
+    A deep Post-LN encoder at its start, and after Adam's first steps at the full rate, with and
+    without warm-up.  The share of signal in a layer's gradient is ‖E g‖²/E‖g‖² over batches,
+    unbiased.  Lower and upper: means over a third of the layers.  Then a shallow stack whose tied
+    table starts small.
+    """
+    depth, batches, steps = 12, 4, 10
+    moments = {"start": 0, "no warm-up": 1, "warm-up": 1000}
+    norms: dict[str, list[Tensor]] = {moment: [] for moment in moments}
+    shares: dict[str, list[Tensor]] = {moment: [] for moment in moments}
+    updates = []
+    for i, own in enumerate(seeds(seed, 4)):
+        for moment, warmup in moments.items():
+            if warmup > 1 and i > 1:
+                continue
+            keys = {"model.scheme": "post_ln", "model.depth": depth, "train.warmup_steps": warmup}
+            stack = started(own, {**keys, "train.optimizer": "adam"})
+            if moment != "start":
+                moved = update_norms(stack, steps)
+                if moment == "no warm-up":
+                    updates.append(moved)
+            norm, share = signal_share(stack, batches)
+            norms[moment].append(norm)
+            shares[moment].append(share)
+
+    def ends(by_layer: list[Tensor]) -> tuple[Tensor, Tensor]:
+        rows = torch.stack(by_layer)
+        return rows[:, : depth // 3].mean(dim=1), rows[:, -(depth // 3) :].mean(dim=1)
+
+    def ratio(by_layer: list[Tensor]) -> Tensor:
+        low, top = ends(by_layer)
+        return low / top
+
+    (low, top), (start_low, start_top) = ends(shares["no warm-up"]), ends(shares["start"])
+    gains = [last_gain(own) for own in seeds(seed, 3)]
+    parts = [
+        Part.mean(f"ln ‖∂L/∂θ_l‖, lower over upper, after {steps} steps", 0.0,
+                  ratio(norms["no warm-up"]).log(), relation="<="),
+        Part.mean("Adam's update, lower over upper", 1.0, ratio(updates), tolerance=0.1),
+        Part.mean("share of signal, lower", 0.5, low, relation="<="),
+        Part.mean("gain of the last LN over the mean of the others", 1.0, gains, relation=">="),
+        Part.mean("ln ‖∂L/∂θ_l‖, lower over upper, at the start", 0.0, ratio(norms["start"]).log(),
+                  relation="<=", stated=False),
+        Part.mean(f"the same after {steps} steps of a warm-up of 1000", 0.0,
+                  ratio(norms["warm-up"]).log(), relation="<=", stated=False),
+        Part.mean("share of signal, upper", 0.5, top, relation=">=", stated=False),
+        Part.mean("share of signal, lower, at the start", 0.5, start_low, relation="<=",
+                  stated=False),
+        Part.mean("the same, upper", 0.5, start_top, relation=">=", stated=False),
+    ]  # fmt: skip
+    layers, lines = list(range(1, depth + 1)), []
+    for moment, values in norms.items():
+        means, errors = zip(*(estimate(column) for column in torch.stack(values).t()), strict=True)
+        lines.append(Line(moment, layers, means, error=errors))
+    note = (
+        f"{depth} layers, d = 32, lr 0.001, {batches} batches of 8 sequences, 4 seeds (2 with "
+        "warm-up); the gain after 30 steps in a stack of 3 layers. The gradients of the lower "
+        "layers are there at the start, and gone after a few steps at the full rate. Noise is most "
+        "of the gradient in all layers, the upper ones too."
+    )
+    return Finding(parts, note, Curves("layer l", "‖∂L/∂θ_l‖", lines, log_y=True))
+
+
+def update_norms(stack: Started, steps: int) -> Tensor:
+    """‖θ_l,t − θ_l,t−1‖ by layer, the mean over the first steps, (depth,)."""
+    banks = [bank for bank in stack.built.banks if bank.in_layers]
+    values = [[bank.values().clone() for bank in banks]]
+    run(stack, steps, lambda t: values.append([bank.values().clone() for bank in banks]))
+    pairs = (zip(now, before, strict=True) for before, now in pairwise(values))
+    return torch.stack([layer_norms([a - b for a, b in pair]) for pair in pairs]).mean(dim=0)
+
+
+def signal_share(stack: Started, batches: int) -> tuple[Tensor, Tensor]:
+    """By layer: mean ‖g‖ over batches, and ‖E g‖²/E‖g‖², each (depth,)."""
+    by_layer = [list(layer.parameters()) for layer in stack.built.model.layers]
+    flat = [parameter for layer in by_layer for parameter in layer]
+    drawn = []
+    for t in range(1, batches + 1):
+        gradients = iter(torch.autograd.grad(stack.loss(*stack.batch(t)), flat))
+        drawn.append([torch.cat([next(gradients).flatten() for _ in own]) for own in by_layer])
+    norms, shares = [], []
+    for rows in zip(*drawn, strict=True):
+        g = torch.stack(rows).double()  # (batches, parameters of the layer)
+        noise = g.var(dim=0, correction=1).sum()
+        signal = g.mean(dim=0).square().sum() - noise / batches
+        norms.append(g.norm(dim=1).mean())
+        shares.append(signal / (signal + noise))
+    return torch.stack(norms), torch.stack(shares)
+
+
+def last_gain(seed: int, steps: int = 30) -> float:
+    """Mean gain of the last LN over that of the others, trained under a tied table of std 0.02."""
+    stack = started(seed, {"model.scheme": "post_ln", "model.depth": 3, "train.lr": 3e-3})
+    model = stack.built.model
+    with torch.no_grad():
+        model.embedding.mul_(0.02 / model.embedding.std())
+    run(stack, steps)
+    gains = torch.stack(
+        [g.detach() for name, g in model.named_parameters() if name.endswith("gain")]
+    )
+    means = gains.mean(dim=1)
+    return (means[-1] / means[:-1].mean()).item()
