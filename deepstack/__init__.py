@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepstack.records import load_runs as load_runs
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
+    from deepstack.training.probe import probe as probe
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
@@ -24,12 +25,13 @@ _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
     "load_config": ("deepstack.config", "load_config"),
     "load_runs": ("deepstack.records", "load_runs"),
+    "probe": ("deepstack.training.probe", "probe"),
     "schemes": ("deepstack.schemes", ""),
     "sweep": ("deepstack.sweeps", "sweep"),
     "train": ("deepstack.training", "train"),
 }
 
-__all__ = ["build_model", "load_config", "load_runs", "schemes", "sweep", "train"]
+__all__ = ["build_model", "load_config", "load_runs", "probe", "schemes", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,379 @@
+"""Folding: gain and bias of a norm become part of the linear maps that read the norm.
+
+Linear(g * z + b) = W diag(g) z + (W b + c), so that a norm whose output goes into linear maps and
+nowhere else needs neither.  Whether that is so is not asked of a scheme's name: the model runs
+once, and what reads each norm is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from deepstack import config as conf
+from deepstack.errors import ConfigError
+from deepstack.model.build import Built, build_model
+from deepstack.model.plain import fill, values_of
+from deepstack.model.transformer import Transformer
+from deepstack.schemes import SCHEMES, StackNorm
+
+OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
+"""The roles of norms that `model.norm` describes; a head has norms of its own."""
+
+# Functions after which the numbers are the same, in another order.
+LAYOUT = frozenset(
+    {"flatten", "view", "reshape", "unflatten", "contiguous", "expand", "squeeze", "unsqueeze"}
+)
+
+
+class Origin(NamedTuple):
+    """A tensor that is `factor` times the output of a norm."""
+
+    norm: StackNorm
+    factor: float = 1.0
+
+
+class Reader(NamedTuple):
+    """A linear map that reads a norm: y = scale * x Wᵀ + b, W's rows those of `weights` in turn."""
+
+    weights: tuple[nn.Parameter, ...]
+    bias: nn.Parameter | None
+    scale: float
+
+
+@dataclass
+class Reading:
+    """What reads a norm: linear maps, and the names of all other functions."""
+
+    maps: list[Reader] = field(default_factory=list)
+    others: set[str] = field(default_factory=set)
+
+
+class Follow(TorchFunctionMode):
+    """Notes what reads each norm of a model, and what else reads each weight, as the model runs.
+
+    norms: what is followed.  readings: by norm.  used_by: parameter -> the norms whose outputs it
+    is multiplied with; None among them for anything else.  A tensor that is a norm's output, or a
+    weight in another layout, carries that as an attribute.
+    """
+
+    def __init__(self, norms: Iterable[StackNorm]) -> None:
+        super().__init__()
+        self.readings = {norm: Reading() for norm in norms}
+        self.used_by: dict[nn.Parameter, set[StackNorm | None]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if func is F.linear:
+            x, weight, bias = (*args, kwargs.get("bias"))[:3]
+            if not self.multiplied(x, weights_in(weight), bias, 1.0):
+                self.seen(name, args)
+        elif func is torch.addmm:
+            bias, x, transposed = args
+            weights = getattr(transposed, "transpose_of", ())
+            if not self.multiplied(x, weights, bias, float(kwargs.get("alpha", 1.0))):
+                self.seen(name, args)
+        elif func is torch.Tensor.t and isinstance(args[0], nn.Parameter):
+            out.transpose_of = (args[0],)
+        elif func is torch.cat and all(isinstance(part, nn.Parameter) for part in args[0]):
+            out.rows_of = tuple(args[0])
+        elif (origin := origin_of(args[:1])) and name in LAYOUT:
+            out.origin = origin
+        elif origin and name == "mul" and (factor := constant(args[1])) is not None:
+            out.origin = Origin(origin.norm, origin.factor * factor)
+        elif any(isinstance(tensor, Tensor) for tensor in flat([out])):
+            self.seen(name, (*args, *kwargs.values()))
+        return out
+
+    def multiplied(
+        self, x: Tensor, weights: tuple[nn.Parameter, ...], bias: Any, scale: float
+    ) -> bool:
+        """Note a product with parameters; False where the matrix is none."""
+        origin = origin_of((x,))
+        if not weights or not (bias is None or isinstance(bias, nn.Parameter)):
+            return False
+        for weight in weights:
+            self.used_by.setdefault(weight, set()).add(origin.norm if origin else None)
+        if origin:
+            reader = Reader(weights, bias, scale * origin.factor)
+            self.readings[origin.norm].maps.append(reader)
+        return True
+
+    def seen(self, name: str, args: Iterable[Any]) -> None:
+        """Note a function that is no linear map of a parameter."""
+        for tensor in flat(args):
+            if found := origin_of((tensor,)):
+                self.readings[found.norm].others.add(name)
+            for weight in weights_in(tensor):
+                self.used_by.setdefault(weight, set()).add(None)
+
+
+def flat(values: Iterable[Any]) -> Iterable[Any]:
+    """The values, and those inside of lists and tuples among them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def origin_of(args: tuple[Any, ...]) -> Origin | None:
+    """The norm that the first of these was made by, or None."""
+    return getattr(args[0], "origin", None) if args else None
+
+
+def weights_in(tensor: Any) -> tuple[nn.Parameter, ...]:
+    """The parameters whose rows a tensor consists of; none where it is something else."""
+    if isinstance(tensor, nn.Parameter):
+        return (tensor,)
+    return getattr(tensor, "rows_of", getattr(tensor, "transpose_of", ()))
+
+
+def constant(value: Any) -> float | None:
+    """A number that is not trained, or None."""
+    if isinstance(value, Tensor):
+        return float(value) if value.ndim == 0 and not value.requires_grad else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def follow(model: Transformer) -> Follow:
+    """Run the model once, on two tokens, and note what reads its norms."""
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, StackNorm)
+        and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
+    ]
+
+    def mark(norm: nn.Module, args: Any, out: Tensor) -> None:
+        setattr(out, "origin", Origin(norm))  # type: ignore[arg-type]  # noqa: B010
+
+    hooks = [norm.register_forward_hook(mark) for norm in norms]
+    device = model.embedding.device
+    tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=device)
+    was_training = model.training
+    try:
+        with torch.no_grad(), Follow(norms) as found:
+            model.eval()(tokens)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def fold(
+    config: conf.Config, built: Built, *, untie: bool = False
+) -> tuple[conf.Config, dict[str, Tensor]]:
+    """W' = W diag(g), c' = W b + c for every norm (g, b) of the stack and every map that reads it.
+
+    A tied head's matrix also is the embedding and stays as it is: the last norm keeps its gain
+    ('model.norm.final_gain: true'), and its bias goes into the head's.
+
+    Returns the configuration of a model whose norms have neither gain nor bias, and its values by
+    name (see `plain.values_of`), in double precision.  Where a map has no bias to take the norm's
+    ('model.bias: false'), norms keep a bias, b / g.
+
+    untie: give a tied head a matrix of its own first, (vocab_size, d_model) parameters more.
+    Raises ConfigError where a norm is read by anything but linear maps (Post-LN: by the residual),
+    or a matrix reads something else as well.
+    """
+    if untie and config.model.head == "tied":
+        config, built = untied(config, built)
+    model = built.model
+    followed = follow(model)
+    names = {module: name for name, module in model.named_modules()}
+    for norm, reading in followed.readings.items():
+        refuse_inexact(config, model, names[norm], norm, reading, followed.used_by)
+    maps = [reader for reading in followed.readings.values() for reader in reading.maps]
+    keeps_bias = config.model.norm.bias and any(reader.bias is None for reader in maps)
+    last = {s.final_norm for s in model.stacks.values() if s.final_norm is not None}
+    tied = any(weight is model.embedding for reader in maps for weight in reader.weights)
+    kept = {norm for norm in last if tied and norm.gain is not None}
+    movable = [norm for norm in followed.readings if norm not in kept or norm.bias is not None]
+    if not movable or (keeps_bias and not config.model.norm.gain):
+        why = (
+            "its linear maps have no bias that could take the norms' (model.bias: false)"
+            if keeps_bias
+            else "no norm of its stack has a gain or a bias"
+        )
+        raise ConfigError(f"nothing to fold: {why}; leave --fold out")
+    values = {name: value.double() for name, value in values_of(model).items()}
+    keys = {parameter: name for name, parameter in model.named_parameters()}
+    for norm, reading in followed.readings.items():
+        fold_norm(values, keys, norm, reading, norm in kept, keeps_bias)
+    changes: dict[str, Any] = {"model.norm.gain": False, "model.norm.bias": keeps_bias}
+    if kept or config.model.norm.final_gain:
+        changes["model.norm.final_gain"] = True if kept else None
+    if config.train.trainable != "all":  # roles that are no more cannot be trained
+        left = [role for role in config.train.trainable if role not in OF_THE_STACK]
+        changes["train.trainable"] = left or "all"
+    return conf.with_overrides(config, changes), values
+
+
+def fold_norm(
+    values: dict[str, Tensor],
+    keys: Mapping[nn.Parameter, str],
+    norm: StackNorm,
+    reading: Reading,
+    keeps_gain: bool,
+    keeps_bias: bool,
+) -> None:
+    """Move one norm's gain and bias into the maps that read it, or only the bias."""
+    gain = None
+    if norm.gain is not None and not keeps_gain:
+        gain = values.pop(keys[norm.gain])
+    bias = values.pop(keys[norm.bias]) if norm.bias is not None else None
+    if keeps_bias and norm.bias is not None:
+        assert bias is not None
+        values[keys[norm.bias]] = bias if gain is None else bias / gain
+        bias = None
+    for reader in reading.maps:
+        matrix = torch.cat([values[keys[weight]] for weight in reader.weights])
+        if bias is not None:
+            assert reader.bias is not None
+            moved = reader.scale * (matrix @ bias)
+            values[keys[reader.bias]] = values[keys[reader.bias]] + moved
+        if gain is not None:
+            for weight in reader.weights:
+                values[keys[weight]] = values[keys[weight]] * gain
+
+
+def refuse_inexact(
+    config: conf.Config,
+    model: Transformer,
+    name: str,
+    norm: StackNorm,
+    reading: Reading,
+    used_by: Mapping[nn.Parameter, set[StackNorm | None]],
+) -> None:
+    """Raise ConfigError where folding this norm would change the function."""
+    label = SCHEMES[config.model.scheme].label
+    where = f"cannot fold {label}: the output of {name} is read"
+    if reading.others:
+        functions = ", ".join(sorted(reading.others))
+        raise ConfigError(
+            f"{where} not by linear maps alone but also by {functions}, which would be given "
+            "another number: in Post-LN and its relatives that is the residual; leave --fold out"
+        )
+    for weight in (weight for reader in reading.maps for weight in reader.weights):
+        if used_by[weight] != {norm}:
+            if weight is model.embedding and name.endswith(".final_norm"):
+                continue  # a tied head: the gain stays
+            raise ConfigError(f"{where} by a matrix that also reads another tensor")
+    if config.model.norm.bias and any(reader.bias is None for reader in reading.maps):
+        if norm.gain is not None and bool((norm.gain == 0).any()):
+            raise ConfigError(
+                f"{where} by linear maps without a bias, and one of its gains is 0, so that its "
+                "bias fits nowhere; leave --fold out"
+            )
+
+
+def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
+    """The same function with a head of its own that holds a copy of the token table."""
+    config = conf.with_overrides(config, {"model.head": "separate"})
+    values = values_of(built.model)
+    values["head.weight"] = values["embedding"]
+    made = build_model(config, vocab_size=len(values["embedding"]), draw=False)
+    fill(made.model, values)
+    return config, made
+
+
+class Comparison(NamedTuple):
+    """How far two models' logits are apart: max |difference|, and the largest |logit|.
+
+    rounding: how far the first one's own logits in float32 are from those in float64.
+    """
+
+    float64: float
+    float32: float
+    rounding: float
+    largest: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is rounding alone: hardly any in float64, the model's own in float32."""
+        own = max(self.rounding, torch.finfo(torch.float32).eps * self.largest)
+        return self.float64 <= 1e-9 * self.largest and self.float32 <= 16 * own
+
+
+def compare(
+    before: tuple[conf.Config, Mapping[str, Tensor]],
+    after: tuple[conf.Config, Mapping[str, Tensor]],
+    inputs: Tensor,
+    *,
+    step: int = 0,
+) -> Comparison:
+    """Run both models, each in float64 and as it is written in float32, on a batch of tokens.
+
+    before, after: configuration and values by name; inputs: (batch, seq); step: the last of the
+    training, for schemes that change with it.
+    """
+
+    def logits(config: conf.Config, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        built = build_model(config, vocab_size=len(values["embedding"]), draw=False)
+        built.at_step(step)
+        built.model.to(dtype)
+        fill(built.model, values)
+        return output(built.model, inputs).double()
+
+    exact, single = (logits(*before, dtype) for dtype in (torch.float64, torch.float32))
+    found = {dtype: logits(*after, dtype) for dtype in (torch.float64, torch.float32)}
+
+    def largest(x: Tensor) -> float:
+        # max() of an empty or NaN-filled difference must not look equal
+        value = float(x.abs().max())
+        return value if value == value else float("inf")
+
+    return Comparison(
+        float64=largest(found[torch.float64] - exact),
+        float32=largest(found[torch.float32] - single),
+        rounding=largest(single - exact),
+        largest=largest(exact),
+    )
+
+
+def output(model: Transformer, inputs: Tensor) -> Tensor:
+    """The logits as validation has them: evaluation mode, batch norms with their averages."""
+    with torch.no_grad(), model.statistics("followed"):
+        found: Tensor = model.eval()(inputs)
+    return found
+
+
+def forward_times(
+    models: Mapping[str, Transformer],
+    inputs: Tensor,
+    clock: Callable[[], float],
+    *,
+    rounds: int = 40,
+    seconds: float = 20.0,
+) -> dict[str, list[float]]:
+    """Seconds of a forward pass of each model, round by round, the order turned every round.
+
+    Paired: what else the machine does in a round falls on all of them alike.  There are as many
+    rounds as fit in `seconds`, at least 4 and at most `rounds`.
+    """
+    times: dict[str, list[float]] = {name: [] for name in models}
+    order = list(models)
+    for name in order:  # first calls allocate
+        output(models[name], inputs)
+    start = clock()
+    for number in range(rounds):
+        if number >= 4 and clock() - start > seconds:
+            break
+        for name in order:
+            began = clock()
+            output(models[name], inputs)
+            times[name].append(clock() - began)
+        order.reverse()
+    return times

@@ -1,0 +1,123 @@
+"""A model as plain tensors, one a matrix, named by where it stands; and back.
+
+`encoder.layers.0.attention.q.weight` is what any program can read: layers are counted from 0 as in
+a ModuleList, and what the model computes together (q, k and v) is apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from deepstack import config as conf
+from deepstack.errors import ConfigError
+from deepstack.model.build import Built, build_model
+from deepstack.model.transformer import Transformer
+from deepstack.schemes import BatchNorm
+from deepstack.speed import RoleParameter
+
+JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
+"""What is computed by one product, and the maps that it consists of."""
+
+
+class Paths(NamedTuple):
+    """The files of one export: weights, configuration, and what is said of both."""
+
+    weights: Path
+    config: Path
+    about: Path
+
+
+def export_paths(to: Path) -> Paths:
+    """The files of an export into a folder, or beside a name that ends in `.safetensors`."""
+    if to.suffix == ".safetensors":
+        return Paths(to, to.with_suffix(".yaml"), to.with_suffix(".json"))
+    return Paths(to / "weights.safetensors", to / "config.yaml", to / "export.json")
+
+
+def values_of(model: Transformer) -> dict[str, Tensor]:
+    """Every parameter, and what batch norms remember, by its name in the model; not copied."""
+    values = {name: p.detach() for name, p in model.named_parameters()}
+    for name, norm in model.named_modules():
+        if isinstance(norm, BatchNorm):
+            values |= {f"{name}.{what}": norm.get_buffer(what) for what in BatchNorm.REMEMBERED}
+    return values
+
+
+def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
+    """Overwrite what `values_of` names.  Raises ConfigError for names too many or too few."""
+    own = values_of(model)
+    refuse_other_names(values, own)
+    for name, value in values.items():
+        own[name].copy_(value)
+
+
+def to_plain(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values by plain name: joined matrices apart, each matrix `….weight`."""
+    plain: dict[str, Tensor] = {}
+    for name, value in values.items():
+        names = plain_names(model, name)
+        parts = [part.contiguous().clone() for part in value.chunk(len(names))]
+        plain |= dict(zip(names, parts, strict=True))
+    return plain
+
+
+def from_plain(model: Transformer, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_plain`: the values of this model by its own names.
+
+    Raises ConfigError where the names are not those of this model.
+    """
+    names = {name: plain_names(model, name) for name in values_of(model)}
+    refuse_other_names(plain, dict.fromkeys(part for parts in names.values() for part in parts))
+    return {name: torch.cat([plain[part] for part in parts]) for name, parts in names.items()}
+
+
+def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
+    """The plain names of one parameter or buffer, one an equal slice of its first axis."""
+    path, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(path)
+    found = getattr(owner, attribute)
+    before = f"{path}." if path else ""
+    is_matrix = isinstance(found, RoleParameter) and found.start in ("matrix", "table")
+    if is_matrix and attribute != "weight":
+        return tuple(f"{before}{part}.weight" for part in JOINED.get(attribute, (attribute,)))
+    base = attribute.removesuffix("_bias")
+    if base != attribute:
+        return tuple(f"{before}{part}.bias" for part in JOINED.get(base, (base,)))
+    return (name,)
+
+
+def load_export(to: str | Path) -> Built:
+    """The model that `deepstack export` wrote to a folder or a .safetensors file, on the CPU.
+
+    Raises ConfigError where a file is missing or is not what was written.
+    """
+    paths = export_paths(Path(to))
+    config = conf.load_config(paths.config, [])
+    try:
+        plain = load_file(paths.weights)
+        about = json.loads(paths.about.read_text(encoding="utf-8"))
+        vocab_size, step = len(plain["embedding.weight"]), int(about["step"])
+    except (OSError, ValueError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{to} is no export of deepstack: {error}") from error
+    built = build_model(config, vocab_size=vocab_size, draw=False)
+    fill(built.model, from_plain(built.model, plain))
+    built.at_step(step)
+    return built
+
+
+def refuse_other_names(found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raise ConfigError, naming the first of them, where the names differ."""
+    few: Iterator[str] = (name for name in wanted if name not in found)
+    many: Iterator[str] = (name for name in found if name not in wanted)
+    if missing := next(few, None):
+        raise ConfigError(f"the weights have no {missing}, which the configuration's model has")
+    if unknown := next(many, None):
+        raise ConfigError(f"the weights have {unknown}, which the configuration's model has not")

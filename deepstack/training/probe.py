@@ -1,0 +1,382 @@
+"""`deepstack.probe`: the measurements of a run, for a model and a loop of somebody else's."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from deepstack.diagnostics import COLUMNS, describe
+from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, norm_of
+from deepstack.errors import ConfigError
+from deepstack.records import AppendLog, Run, RunFolder
+from deepstack.speed import Measured
+from deepstack.training.beats import snapshot_steps
+from deepstack.training.job import is_out_of_memory
+from deepstack.training.meta import STEP_COLUMNS, TIMING
+from deepstack.training.observer import Observer
+from deepstack.training.recorder import Recorder
+
+Beat = int | Literal["log"]
+
+LOG_BEAT = frozenset(snapshot_steps("log", 10**12))
+LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
+OWN_WORDS = {
+    "step": ("t", "steps", "Number of updates made."),
+    "loss": ("L", "", "What probe.step was given at step t."),
+    "lr": ("η", "", "Learning rate of the optimizer's first group at probe.step."),
+    "grad_norm": ("‖∇L‖", "", "Norm of the gradients that the model has at probe.step."),
+}
+
+
+def probe(
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer,
+    *,
+    out: str | Path,
+    hidden: Hidden = None,
+    layers: Layers = None,
+    groups: Groups | None = None,
+    every: int = 1,
+    layers_every: Beat = "log",
+    attribution_every: Beat = "log",
+    name: str | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> Probe:
+    """‖ΔF‖ = mean over probe tokens of ‖F_t − F_0‖₂, and what it is made of, for any PyTorch model.
+
+    A context around a training loop, which writes a run folder that `deepstack plot` and
+    `deepstack ls` read:
+
+        with deepstack.probe(model, batch, optimizer, out="results/mine/run1") as probe:
+            for step in range(steps):
+                optimizer.zero_grad()
+                loss = ...
+                loss.backward()
+                optimizer.step()
+                probe.step(loss)
+
+    Training is the same with it and without it, bit for bit.
+
+    batch: the fixed probe batch, on the model's device: a tensor is given as model(batch), a tuple
+    or list as model(*batch), a mapping as model(**batch).
+    out: the run's folder, <study>/<run>; what a study compares lies beside it.
+    hidden: what gives F, the last hidden state, (…, d): the name of a module, whose output it is, a
+    function of model and batch, or by default what the model returns (its `last_hidden_state`
+    where it has one); logits are refused.  Every position counts, padding too.
+    layers: the name of what holds the layers, or a list of them; by default the longest ModuleList;
+    () for no values by layer.
+    groups: name -> patterns of parameter names ("*.self_attn.*"); by default one a child of a
+    layer and one a child of the model.
+    every: steps between two rows of steps.csv (the first step has one always).  layers_every,
+    attribution_every: steps between looks at every layer, and between attributions, which take
+    a forward pass a group and a copy of all parameters; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.
+    name: what charts call the model (its class); seed: of the run, as charts average over them.
+    config: what else is known of the run and may vary within a study, by dotted key:
+    {"task.name": "copy", "model.d_ff": 256}.
+
+    Raises ConfigError for a model or a batch that it cannot read, saying what to type, and where
+    `out` holds a run already.
+    """
+    return Probe(
+        model, batch, optimizer, Path(out), hidden, layers, groups,
+        every, layers_every, attribution_every, name, seed, config or {},
+    )  # fmt: skip
+
+
+class Probe:
+    """A run of somebody else's loop: entered before the first step, told of each one by `step`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        optimizer: torch.optim.Optimizer,
+        out: Path,
+        hidden: Hidden,
+        layers: Layers,
+        groups: Groups | None,
+        every: int,
+        layers_every: Beat,
+        attribution_every: Beat,
+        name: str | None,
+        seed: int,
+        config: Mapping[str, Any],
+    ) -> None:
+        if every < 1:
+            raise ConfigError(f"every: found {every}; allowed an integer >= 1")
+        for key, beat in (("layers_every", layers_every), ("attribution_every", attribution_every)):
+            if beat != "log" and not (isinstance(beat, int) and beat >= 0):
+                raise ConfigError(f"{key}: found {beat!r}; allowed an integer >= 0, or 'log'")
+        self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
+        self.every, self.seed = every, seed
+        self.layers_every, self.attribution_every = layers_every, attribution_every
+        self._refuse_another_run()
+        self.subject = Subject(model, batch, hidden, layers)
+        self.groups = self.subject.groups(groups)
+        self.name = name or type(model).__name__
+        self.config = self._config(config)
+        self.at = 0
+        self._previous = self.subject.initial.clone()
+        self._values: dict[str, list[Tensor]] = {key: [] for key in LAYERS}
+        self._steps: list[int] = []
+        self._before: dict[nn.Parameter, Tensor] = {}
+        self._start: dict[str, Tensor] = {}
+        self._attribution: AppendLog | None = None
+        self._recorder: Recorder | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            opened.enter_context(self.folder.lock())
+            self._refuse_another_run()
+            self._begin()
+            self._open = opened.pop_all()
+        return self
+
+    def _refuse_another_run(self) -> None:
+        if self.folder.exists():
+            raise ConfigError(
+                f"{self.folder.path} holds a run already; give another name with out="
+            )
+
+    def _begin(self) -> None:
+        """Start the run folder, and look at the model as it is before the first step."""
+        subject, folder = self.subject, self.folder
+        folder.write_config(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        folder.write_meta(self._meta())
+        folder.write_columns(self._columns())
+        folder.write_status("running", 0)
+        device = subject.initial.device
+        largest = sys.float_info.max  # every finite loss: what is too large is not known here
+        self._recorder = Recorder(folder, -1, device, largest, Observer(), 0.0)
+        if self.attribution_every:
+            columns = ("step", *self.groups, "whole", "unexplained")
+            self._attribution = folder.log("attribution", columns).open()
+            self._start = subject.state()
+        if self._in_beat(self.layers_every, 0):
+            self._look()
+        self._prepare()
+        self._recorder.pause()
+
+    def step(self, loss: Tensor | float) -> None:
+        """Measure the model after a step: between optimizer.step() and the next zero_grad().
+
+        loss: of the batch of this step.  After a value that is not finite nothing more is written.
+        Raises ConfigError outside of the context, and where no parameter has a gradient.
+        """
+        recorder = self._recorder
+        if recorder is None:
+            raise ConfigError("probe.step is called outside of its context: with probe(…) as probe")
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not gradients:
+            raise ConfigError(
+                "probe.step finds no gradient: call it after loss.backward() and optimizer.step(), "
+                "before optimizer.zero_grad()"
+            )
+        value = torch.as_tensor(loss).detach()
+        if value.numel() != 1:
+            raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
+        self.at += 1
+        if recorder.divergence is None:
+            if self.at == 1 or self.at % self.every == 0:
+                self._row(recorder, value.reshape(()), norm_of(gradients))
+            if self._in_beat(self.layers_every, self.at):
+                self._look()
+                recorder.pause()
+            if self._attribution is not None and self._in_beat(self.attribution_every, self.at):
+                found = self.subject.attribution(self.groups, self._start)
+                self._attribution.write(
+                    {"step": self.at, **{k: float(v) for k, v in found.items()}}
+                )
+                recorder.pause()
+        self._prepare()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder, self._recorder = self._recorder, None
+        assert recorder is not None
+        try:
+            recorder.flush()
+            recorder.close()
+            if self._attribution is not None:
+                self._attribution.close()
+            self._finish(recorder, error)
+        finally:
+            self._before, self._start = {}, {}
+            self._open.close()
+
+    @property
+    def run(self) -> Run:
+        """The run as it is read back from its folder."""
+        return Run(self.folder.path)
+
+    def _finish(self, recorder: Recorder, error: BaseException | None) -> None:
+        """Say in status.json how the run ended."""
+        found = recorder.divergence
+        if found is not None:
+            more = {"quantity": found.quantity, "value": repr(found.value)}
+            self.folder.write_status("diverged", found.step, **more)
+        elif error is None:
+            self.folder.write_status("done", self.at)
+        elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
+            self.folder.write_status("interrupted", self.at)
+        elif is_out_of_memory(error):
+            self.folder.write_status("out_of_memory", self.at, error=str(error))
+        else:
+            self.folder.write_status("failed", self.at, error=repr(error))
+
+    def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
+        """One row of steps.csv: loss and gradient as found, the model update at θ_t."""
+        F, initial = self.subject.hidden(), self.subject.initial
+        moved = F - initial
+        frobenius = torch.linalg.vector_norm(moved)
+        values = {
+            "model_update": moved.norm(dim=-1).mean(),
+            "model_update_step": (F - self._previous).norm(dim=-1).mean(),
+            "model_update_fro": frobenius,
+            "model_update_rel": frobenius / torch.linalg.vector_norm(initial),
+        }
+        self._previous = F
+        device = F.device
+        measured = Measured(loss.to(device), grad_norm.to(device), torch.ones(()), values)
+        recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Look at every layer, and write what was seen."""
+        subject, before = self.subject, self._before
+        if not subject.layers:
+            return
+
+        def change(p: nn.Parameter) -> Tensor:
+            return p - before[p] if before else torch.zeros_like(p)
+
+        # before the first step there is no gradient, whatever a model may still hold
+        found = {
+            "stream_norm": subject.stream_norm(),
+            "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
+            "param_norm": subject.by_layer(lambda p: p),
+            "param_update_norm": subject.by_layer(change),
+        }
+        for key, value in found.items():
+            self._values[key].append(value.cpu())
+            self.folder.write_layers(key, torch.stack(self._values[key]).numpy())
+        self._steps.append(self.at)
+        self.folder.write_layer_steps(self._steps)
+
+    def _prepare(self) -> None:
+        """Remember the layers' parameters before a step after which there is a look."""
+        due = self._in_beat(self.layers_every, self.at + 1)
+        inside = [p for layer in self.subject.layers for p in layer.parameters()]
+        self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
+
+    def _in_beat(self, every: Beat, step: int) -> bool:
+        if every == "log":
+            return step in LOG_BEAT
+        return every > 0 and step % every == 0
+
+    def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """config.yaml: what is known of the run, nested by section."""
+        group = self.optimizer.param_groups[0]
+        known: dict[str, Any] = {
+            "seed": self.seed,
+            "model.scheme": re.sub(r"\W+", "_", self.name),
+            "model.depth": len(self.subject.layers),
+            "model.d_model": self.subject.width or self.subject.initial.shape[-1],
+            "task.name": "unnamed",
+            "train.optimizer": type(self.optimizer).__name__.lower(),
+            "train.lr": float(group["lr"]),
+            "train.weight_decay": float(group.get("weight_decay", 0.0)),
+            "log.every": self.every,
+            "log.layers_every": self.layers_every,
+            "log.attribution_every": self.attribution_every,
+        }
+        nested: dict[str, Any] = {}
+        for key, value in {**known, **more}.items():
+            *sections, last = key.split(".")
+            inner = nested
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            if not isinstance(value, (bool, int, float, str, list, tuple, type(None))):
+                kind = type(value).__name__
+                raise ConfigError(f"config: {key}: found {kind}; allowed numbers, words and lists")
+            inner[last] = list(value) if isinstance(value, tuple) else value
+        return nested
+
+    def _meta(self) -> dict[str, Any]:
+        """meta.json: where, when and with what the run was made, and what was looked at."""
+        subject, device = self.subject, self.subject.initial.device
+        gpu = device.type == "cuda"
+        parameters = list(self.model.parameters())
+        return {
+            "command": " ".join(sys.argv),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "environment": {
+                "deepstack": metadata.version("deepstack"),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "device": device.type,
+                "device_name": torch.cuda.get_device_name(device) if gpu else "cpu",
+                "threads": torch.get_num_threads(),
+            },
+            "seed": self.seed,
+            "parameters": {
+                "trained": sum(p.numel() for p in subject.parameters.values()),
+                "total": sum(p.numel() for p in parameters),
+            },
+            "model": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
+            "hidden": subject.f_name,
+            "layers": subject.layers_name,
+            "groups": self.groups,
+        }
+
+    def _columns(self) -> dict[str, Any]:
+        """columns.json: what every column means, so that charts need no model."""
+        keys = ("symbol", "unit", "description")
+        steps = STEP_COLUMNS | OWN_WORDS | COLUMNS | TIMING
+        known = describe()
+        layers = {key: known[key] for key in LAYERS}
+        layers["grad_norm"] = (
+            known["grad_norm"][0],
+            "",
+            "Norm of the training batch's gradient by the parameters of each layer.",
+        )
+        shares = {
+            name: (f"‖ΔF‖ of {name}", "", f"Mean over tokens of ‖F(θ_0 + Δθ of {name}) − F_0‖₂.")
+            for name in self.groups
+        }
+        shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
+        shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
+        tables = {"columns": steps, "layers": layers, "attribution": shares}
+        entries = {
+            section: {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
+            for section, table in tables.items()
+        }
+        return {
+            **entries,
+            "scheme": {
+                "name": self.config["model"]["scheme"],
+                "label": self.name,
+                "normalised": self.subject.normalised,
+            },
+            "f0_norm": float(self.subject.initial.norm(dim=-1).mean()),
+            "references": {},
+        }

@@ -1,0 +1,75 @@
+"""Somebody else's models and training loop: for the tests of the probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import deepstack
+from deepstack.records import Run
+
+D, HEADS, SEQ = 16, 2, 5
+GROUPS = {"attention": "*.self_attn.*", "feed_forward": ["*.linear1.*", "*.linear2.*"]}
+
+
+def encoder(depth: int = 3, *, first: bool = False, dropout: float = 0.1) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        D, HEADS, 24, dropout=dropout, batch_first=True, norm_first=first
+    )
+    norm = nn.LayerNorm(D) if first else None
+    model = nn.TransformerEncoder(layer, depth, norm=norm, enable_nested_tensor=False)
+    for p in model.parameters():  # nn.TransformerEncoder starts all its layers alike
+        if p.ndim > 1:
+            nn.init.xavier_uniform_(p)
+    return model
+
+
+class WithHead(nn.Module):
+    """Tokens in, logits out, as most models are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, D)
+        self.encoder = encoder(2, first=True)
+        self.head = nn.Linear(D, 11)
+
+    def forward(self, tokens: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.head(self.encoder(self.embedding(tokens)) * scale)
+        return out
+
+
+def batch_of(seed: int) -> Tensor:
+    return torch.randn(4, SEQ, D, generator=torch.Generator().manual_seed(seed))
+
+
+def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    after: Callable[[Tensor], None] = lambda loss: None,
+) -> None:
+    """Somebody's training: a target that is the input turned round."""
+    for step in range(1, steps + 1):
+        x = batch_of(step)
+        optimizer.zero_grad()
+        loss = (model(x) - x.flip(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        after(loss)
+
+
+def probed(out: Path, steps: int = 5, model: nn.Module | None = None, **options: Any) -> Run:
+    model = encoder() if model is None else model
+    optimizer = adamw(model)
+    with deepstack.probe(model, batch_of(0), optimizer, out=out, **options) as probe:
+        loop(model, optimizer, steps, probe.step)
+    return probe.run
