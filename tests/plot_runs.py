@@ -71,6 +71,8 @@ def make_run(
         folder.write_layers("stream_norm", -layers)
         for part in ("attention", "feed_forward"):
             folder.write_layers(f"bound_{part}", np.abs(layers))
+            for ratio in ("beta_ln", "beta_rc"):
+                folder.write_layers(f"{ratio}_{part}", np.abs(layers))
         (folder.path / "attribution.csv").unlink(missing_ok=True)
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):

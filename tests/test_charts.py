@@ -181,8 +181,10 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
         "final_loss_vs_depth",
         "frontier",
         "grad_norm_by_layer",
+        "gradient_ratios",
         "last_layer_vs_step",
         "layer_step_heat_map",
+        "loss_vs_lr",
         "outcomes",
         "update_vs_depth",
     ]
