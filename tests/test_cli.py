@@ -297,7 +297,7 @@ def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     console.print(display.render())
     references = {"unigram_entropy": 3.25, "context_free_entropy": 2.97}
     folder = RunFolder("results/x/y")
-    display.started(Started(folder, "DeepNorm", 3, 30, 4, 90, "cpu", references, 11.0))
+    display.started(Started(folder, "DeepNorm", [3], 30, 4, 90, "cpu", references, 11.0))
     console.print(display.render())
     for step in range(4, 90):
         display.stepped(step, {"loss": 3.0 / step, "model_update": float(step), "grad_norm": 1.0})
@@ -332,6 +332,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     for study in ("one", "two"):
         for depth in (1, 2):
             words = ["train", QUICK, *TINY, f"model.depth={depth}", "--study", study]
+            words += ["log.attribution_every=1"]
             assert deepstack(*words, "--out", tmp_path, "-q").exit_code == 0
     result = deepstack("plot", tmp_path)
     assert result.exit_code == 0, result.stderr

@@ -57,6 +57,8 @@ def test_gradient_ratios_are_means_over_seeds(tmp_path: Path) -> None:
 
 
 def test_runs_without_them_are_told_so(tmp_path: Path) -> None:
-    bare_run(tmp_path / "study", layers=np.ones((2, 6)))
+    run = bare_run(tmp_path / "study", layers=np.ones((2, 6)))
+    for path in run.glob("layers/beta_*.npy"):
+        path.unlink()
     with pytest.raises(NothingMatchedError, match="beta_ln"):
         make_chart("gradient_ratios", tmp_path)
