@@ -323,6 +323,7 @@ def test_the_estimate_counts_every_parameter(family: str, merged: bool) -> None:
             "three sublayers",
         ),
         ({"model__family": "decoder", "model__norm__kind": "batch"}, "those after it"),
+        ({"model__scheme": "deepnorm", "model__norm__final_gain": True}, "has no final norm"),
     ],
 )
 def test_what_no_paper_has_is_refused(said: dict[str, Any], message: str) -> None:

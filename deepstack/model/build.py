@@ -71,7 +71,7 @@ def build_model(
     numbers to whoever has others to put there.
     """
     device = torch.device(device)
-    refuse_family(config.model)
+    refuse_unfit(config.model)
     joined = ("q", "k", "v"), ("cross_k", "cross_v")
     apart = frozenset(
         role for roles in joined if not one_treatment(config, roles) for role in roles
@@ -117,14 +117,20 @@ def take_ways(
         stack.through = through
 
 
-def refuse_family(model: conf.Model) -> None:
-    """Raise ConfigError for a family that the scheme has no equations for, or the norm no sense."""
+def refuse_unfit(model: conf.Model) -> None:
+    """Raise ConfigError for what the scheme has no equations for, or the norm no sense in."""
     scheme, _ = find_scheme(model.scheme, model.scheme_options)
     if model.family not in scheme.families:
         raise ConfigError(
             f"model.family: found {model.family}, for which {scheme.label} has no equations here; "
             f"allowed with model.scheme={scheme.name}: {', '.join(scheme.families)}",
             key="model.family",
+        )
+    if model.norm.final_gain is not None and not scheme.final_norm:
+        raise ConfigError(
+            f"model.norm.final_gain: found {str(model.norm.final_gain).lower()}, unused under "
+            f"model.scheme={scheme.name}, which has no final norm; allowed null",
+            key="model.norm.final_gain",
         )
     if model.family != "encoder" and model.norm.kind == "batch":
         raise ConfigError(
