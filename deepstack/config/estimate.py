@@ -155,13 +155,17 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         # WᵀW of every matrix; gradients of its own, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * _FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * _FP32 + 2 * bank
-    if config.log.layers_every != 0:
-        # θ_0, kept by the host; held over the step: the weights before it; after it: gradients and
-        # differences of its own, and what the branches of sublayers gave
-        branches = 3 * depth * probe * positions(config) * config.model.d_model * _FP32
-        after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + branches
+    looked, attributed = config.log.layers_every != 0, config.log.attribution_every != 0
+    if looked or attributed:
+        # θ_0, kept by the host; held over the step: the weights before it
+        kept = weights * (looked + (not on_gpu(config)))
+        after = 0
+        if looked:  # gradients and differences of its own, and what the branches of sublayers gave
+            branches = 3 * depth * probe * positions(config) * config.model.d_model * _FP32
+            after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + branches
+        if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
+            after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * largest)
         during = terms["activations"] + terms["temporaries of the optimizer"]
-        kept = weights * (1 if on_gpu(config) else 2)
         terms["looks at every layer"] = kept + max(0, after - during)
     return terms
 
