@@ -15,8 +15,9 @@ from deepstack.cli import app
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import claim
+from deepstack.theory.draws import exponents
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import Trial, exponents
+from deepstack.theory.trial import Trial
 
 VERDICTS = {
     "C1": "holds",

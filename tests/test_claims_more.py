@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from deepstack.theory import CLAIMS, Finding
-from deepstack.theory.gradients import agreement, estimate, signals, slope, started, watched
+from deepstack.theory.draws import agreement, estimate, slope
+from deepstack.theory.gradients import signals
 from deepstack.theory.norms import fold, stream_powers, unit_branches
+from deepstack.theory.trial import started, watched
 from deepstack.training import mean_loss
 
 # claim -> its verdict, and beginnings of the stated parts that do not agree

@@ -155,8 +155,8 @@ def follow(model: Transformer) -> Follow:
         and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
     ]
 
-    def mark(norm: nn.Module, args: Any, out: Tensor) -> None:
-        setattr(out, "origin", Origin(norm))  # type: ignore[arg-type]  # noqa: B010
+    def mark(norm: Any, args: Any, out: Any) -> None:
+        out.origin = Origin(norm)
 
     hooks = [norm.register_forward_hook(mark) for norm in norms]
     device = model.embedding.device

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 RIGHT = "right-hand side"
 RATIO = "right-hand side / measured"
-LINE = {"color": GREY, "lw": 0.9, "ls": (0, (5, 1.6))}
+LINE: dict[str, Any] = {"color": GREY, "lw": 0.9, "ls": (0, (5, 1.6))}
 
 
 def right_hand_side(run: Run) -> pd.DataFrame | None:
@@ -100,7 +101,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("no run has two looks at its layers after a step")
 
     def prepare(panel: Panel) -> None:
-        panel.axes.axhline(1.0, zorder=1.5, **LINE)  # type: ignore[arg-type]
+        panel.axes.axhline(1.0, zorder=1.5, **LINE)
         panel.table.add(panel=panel.name, series="equal", kind="level", y=1.0)
 
     return draw_curves(
@@ -111,7 +112,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         y_label="right-hand side / ‖ΔF‖",
         options=options,
         prepare=prepare,
-        handles=[Line2D([], [], **LINE, label="equal: below it is no bound")],  # type: ignore[arg-type]
+        handles=[Line2D([], [], **LINE, label="equal: below it is no bound")],
         source=lambda run: tables[run],
     )
 
@@ -149,13 +150,13 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         measured = points_of(
             s.depths,
             s.at,
-            lambda run: value(run, "measured"),
+            partial(value, column="measured"),
             lambda run: SATURATED * unrelated(run, "model_update"),
         )
         marks = {point.depth: point.mark for point in measured}
         found = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
-            points = points_of(s.depths, s.at, lambda run, c=column: value(run, c))  # type: ignore[misc]
+            points = points_of(s.depths, s.at, partial(value, column=column))
             found[name] = [Point(p.depth, p.value, marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
@@ -169,7 +170,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         entries.append(Line2D([], [], **style, label=label))
     both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
     quotient.set_ylabel("right-hand side / ‖ΔF‖")
-    quotient.axhline(1.0, zorder=1.5, **LINE)  # type: ignore[arg-type]
+    quotient.axhline(1.0, zorder=1.5, **LINE)
     log_axis(both, "y", *extent(edges([*drawn["measured"], *drawn[RIGHT]])))
     log_axis(quotient, "y", *extent([1.0, *edges(drawn[RATIO])]))
     for axes in page.axes:
@@ -177,7 +178,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     page.legend_below(0, entries, "exponents of N, ± standard error")
     handles: list[Handle] = [
         Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
-        Line2D([], [], **LINE, label="equal: below it is no bound"),  # type: ignore[arg-type]
+        Line2D([], [], **LINE, label="equal: below it is no bound"),
     ]
     handles += mark_handles({p.mark for p in drawn["measured"]})
     if note := seeds_note(p.value.n for p in drawn["measured"]):

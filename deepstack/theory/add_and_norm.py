@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.draws import exponents
 from deepstack.theory.sources import ADD_AND_NORM
-from deepstack.theory.trial import FLAT, Trial, exponents, growth
+from deepstack.theory.trial import FLAT, Trial, growth
 
 F64 = torch.float64
 # as the document lists them
@@ -168,8 +169,7 @@ def norms(seed: int) -> Finding:
 def training(seed: int, norm: str) -> float:
     """The mean loss of steps 16 to 20 over that of step 1."""
     changes = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": norm}
-    step = Trial(seed, changes | {"train.lr": 3e-3}).stepper()
-    losses = [step(t) for t in range(1, 21)]
+    losses = Trial(seed, changes | {"train.lr": 3e-3}).run(20)
     return sum(losses[15:]) / 5 / losses[0]
 
 
@@ -247,9 +247,7 @@ def starts(trial: Trial) -> dict[str, float]:
 
 def trained_loss(seed: int, changes: dict[str, Any], steps: int) -> float:
     """The mean loss of the last five of these training steps."""
-    step = Trial(seed, changes).stepper()
-    losses = [step(t) for t in range(1, steps + 1)]
-    return sum(losses[-5:]) / 5
+    return sum(Trial(seed, changes).run(steps)[-5:]) / 5
 
 
 def angle(x: Tensor, y: Tensor) -> float:

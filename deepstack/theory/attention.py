@@ -15,17 +15,17 @@ from deepstack.model.cross_attention import MergedAttention
 from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.gradients import (
+from deepstack.theory.draws import (
     agreement,
     estimate,
+    normals,
+    power,
     random,
-    run,
     seeds,
     slope,
-    started,
 )
-from deepstack.theory.initialisation import normals, power
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
+from deepstack.theory.trial import started
 
 FP32 = 1e-5  # relative, of a chain of products in fp32
 
@@ -48,9 +48,9 @@ def dot_product(seed: int) -> Finding:
     stacks = []
     for own in seeds(seed, 24):
         stack = started(own, {"model.depth": 1, "model.scheme": "post_ln"})
-        attention = cast(Attention, stack.built.model.layers[0].attention)
+        attention = cast(Attention, stack.model.layers[0].attention)
         with torch.no_grad():
-            x = torch.layer_norm(stack.built.model.start(stack.batch(1)[0]), (32,))
+            x = torch.layer_norm(stack.model.start(stack.batch(1)[0]), (32,))
             q, k, _ = attention.project(x)
             stacks.append(power(q @ k.transpose(-1, -2)) / q.shape[-1])
     parts += [
@@ -148,10 +148,10 @@ def merged_attention(seed: int) -> Finding:
             }  # fmt: skip
             stack = started(own, keys)
             if kind == "merged":
-                G = cast(MergedAttention, stack.built.model.layers[-1].attention)
+                G = cast(MergedAttention, stack.model.layers[-1].attention)
                 S, H = torch.randn(2, 4, 12, 32, generator=random(own))
                 near.append(agreement(G(S, H), merged_formula(G, S, H)))
-            ends[kind] = sum(run(stack, 30)[-10:])
+            ends[kind] = sum(stack.run(30)[-10:])
         losses.append(ends["merged"] / ends["separate"])
     lengths = (8, 24, 64)
     speeds = {length: decoding_speeds(seed, length) for length in lengths}
@@ -187,7 +187,7 @@ def decoding_speeds(seed: int, length: int, turns: int = 4) -> list[float]:
         seconds = []
         for stack in stacks:
             began = time.perf_counter()
-            generate(stack.built.model, begin, length, source=source)
+            generate(stack.model, begin, length, source=source)
             seconds.append(time.perf_counter() - began)
         if turn:  # the first one warms up
             ratios.append(seconds[0] / seconds[1])
@@ -224,7 +224,7 @@ def masked_token_head(seed: int) -> Finding:
     d, near, own_numbers, tied = 32, [], [], []
     for own in seeds(seed, 8):
         stack = started(own, {"model.depth": 1, "model.head": "bert"})
-        model, rng, vocab = stack.built.model, random(own), stack.task.vocab_size
+        model, rng, vocab = stack.model, random(own), stack.task.vocab_size
         head = cast(BertHead, model.head)
         with torch.no_grad():
             for parameter in head.parameters():

@@ -3,107 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack import config as conf
-from deepstack.model import build_model
+from deepstack.diagnostics import take
 from deepstack.model.build import Built
-from deepstack.speed import Processes, layer_norms, make_step
-from deepstack.tasks import Task, task_of
+from deepstack.speed import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
+from deepstack.theory.draws import agreement, estimate, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.training import make_optimizer, mean_loss, to_device
-from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.schedule import learning_rate
-
-CPU = torch.device("cpu")
-
-SMALL: Mapping[str, Any] = {
-    "model.scheme": "post_ln", "model.depth": 4, "model.d_model": 32, "model.n_heads": 4,
-    "task.seq_len": 16, "train.batch_size": 8, "train.warmup_steps": 0,
-    "train.schedule": "constant",
-}  # fmt: skip
-
-
-class Started(NamedTuple):
-    """A small stack at its start, and what it would be trained on."""
-
-    config: conf.Config
-    built: Built
-    task: Task
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of training step `step`."""
-        return to_device(self.task.train_batch(step, self.config.train.batch_size), CPU)
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch."""
-        return mean_loss(self.built.model(inputs), targets)
-
-
-def started(seed: int, keys: Mapping[str, Any]) -> Started:
-    """The stack that SMALL and these keys of a configuration describe, initialised."""
-    config = conf.with_overrides(conf.Config(), {**SMALL, **keys, "seed": seed})
-    task = task_of(config)
-    return Started(config, build_model(config, vocab_size=task.vocab_size), task)
-
-
-def run(
-    stack: Started, steps: int, after: Callable[[int], None] = lambda step: None
-) -> list[float]:
-    """Train in memory with the step of every run; the losses.  after: called after each step."""
-    train = stack.config.train
-    penalty = SpectralPenalty(stack.config, stack.built, Processes())
-    step = make_step(
-        lambda inputs, targets: penalty(stack.loss(inputs, targets)),
-        stack.built.banks,
-        stack.built.trained,
-        make_optimizer(train, stack.built.trained, optim=stack.built.optim),
-        clip=train.clip,
-        max_loss=train.max_loss,
-        alive=torch.ones(()),
-    )
-    losses = []
-    for t in range(1, steps + 1):
-        stack.built.at_step(t)
-        losses.append(step(*stack.batch(t), learning_rate(train, t)).loss.item())
-        after(t)
-    return losses
-
-
-def seeds(seed: int, count: int) -> list[int]:
-    """Seeds of as many repetitions, others for each seed of the whole."""
-    return [(1000 * seed + i) % 2**31 for i in range(count)]
-
-
-def random(seed: int, stream: int = 0) -> torch.Generator:
-    """A stream of random numbers of its own."""
-    return torch.Generator().manual_seed(1000 * seed + stream)
-
-
-def estimate(values: Sequence[float] | Tensor) -> tuple[float, float]:
-    """The mean of independent repetitions, and its standard error s / sqrt(n)."""
-    drawn = torch.as_tensor(values, dtype=torch.float64).flatten()
-    return drawn.mean().item(), (drawn.std(correction=1) / math.sqrt(len(drawn))).item()
-
-
-def agreement(a: Tensor, b: Tensor) -> float:
-    """1 − ‖a − b‖/‖b‖ over all entries: 1 where a = b."""
-    a, b = a.detach().double(), b.detach().double()
-    return 1 - ((a - b).norm() / b.norm()).item()
-
-
-def slope(x: Sequence[float] | Tensor, y: Sequence[float] | Tensor) -> float:
-    """Least-squares slope of y against x."""
-    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (x, y))
-    a = a - a.mean()
-    return (a @ b / (a @ a)).item()
+from deepstack.theory.trial import Trial, started
+from deepstack.training import mean_loss
 
 
 def spectral_norms(built: Built) -> Tensor:
@@ -134,41 +49,20 @@ class Signals(NamedTuple):
         return self.values[symbol][[name == kind for name in self.names]].mean().item()
 
 
-def signals(stack: Started, step: int = 1) -> Signals:
+def signals(stack: Trial, step: int = 1) -> Signals:
     """What happens to the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    schemes = stack.built.model.schemes
-    with watched(schemes, rows):
-        value = stack.loss(*stack.batch(step))
-    size = [g.norm() for g in torch.autograd.grad(value, [x for row in rows for x in row])]
-    z, r, o = (torch.stack(size[i::3]) for i in range(3))
-    names = [name for scheme in schemes for name in scheme.sublayers]
+    inputs, targets = stack.batch(step)
+    banks = [bank for bank in stack.built.banks if bank.in_layers]
+    here = [bank.values() for bank in banks]
+    loss = partial(mean_loss, targets=targets)
+    found = take(stack.model, banks, inputs, loss, before=None, initial=here)
+    z, r, o = (
+        torch.cat([getattr(seen, name).flatten() for seen in found])
+        for name in ("delta_in", "delta_norm_in", "delta_norm_out")
+    )
+    names = [name for seen in found for _ in seen.schemes for name in seen.sublayers]
     values = {"β_LN": r / o, "β_RC": z / r, "β": z / o}
     return Signals(names, values, (z[0] / o[-1]).item())
-
-
-@contextmanager
-def watched(schemes: Sequence[Any], rows: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[None]:
-    """Note z, r and o of every sublayer of Post-LN's wiring, which stays the scheme's own."""
-
-    def noting(scheme: Any) -> Callable[..., Tensor]:
-        def residual(x: Tensor, G: Callable[..., Tensor], norm: Callable[..., Tensor]) -> Tensor:
-            def noted(r: Tensor) -> Tensor:
-                o = norm(r)
-                rows.append((x, r, o))
-                return o
-
-            return type(scheme).residual(scheme, x, G, noted)
-
-        return residual
-
-    for scheme in schemes:
-        scheme.residual = noting(scheme)
-    try:
-        yield
-    finally:
-        for scheme in schemes:
-            del scheme.residual
 
 
 KINDS = {
@@ -198,7 +92,7 @@ def error_signals(seed: int) -> Finding:
         start.append(signals(stack))
         encoder = signals(started(own, {"model.scheme": "post_ln", "model.depth": 6}))
         way.append(math.log(encoder.whole) / encoder.values["β"].log().sum().item())
-        run(stack, steps)
+        stack.run(steps)
         later.append(signals(stack, steps + 1))
     parts = []
     ranges: list[tuple[str, Relation, float, float]] = [
@@ -336,18 +230,18 @@ def no_warmup(seed: int) -> Finding:
     return Finding(parts, note, Curves("layer l", "‖∂L/∂θ_l‖", lines, log_y=True))
 
 
-def update_norms(stack: Started, steps: int) -> Tensor:
+def update_norms(stack: Trial, steps: int) -> Tensor:
     """‖θ_l,t − θ_l,t−1‖ by layer, the mean over the first steps, (depth,)."""
     banks = [bank for bank in stack.built.banks if bank.in_layers]
     values = [[bank.values().clone() for bank in banks]]
-    run(stack, steps, lambda t: values.append([bank.values().clone() for bank in banks]))
+    stack.run(steps, lambda t: values.append([bank.values().clone() for bank in banks]))
     pairs = (zip(now, before, strict=True) for before, now in pairwise(values))
     return torch.stack([layer_norms([a - b for a, b in pair]) for pair in pairs]).mean(dim=0)
 
 
-def signal_share(stack: Started, batches: int) -> tuple[Tensor, Tensor]:
+def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
     """By layer: mean ‖g‖ over batches, and ‖E g‖²/E‖g‖², each (depth,)."""
-    by_layer = [list(layer.parameters()) for layer in stack.built.model.layers]
+    by_layer = [list(layer.parameters()) for layer in stack.model.layers]
     flat = [parameter for layer in by_layer for parameter in layer]
     drawn = []
     for t in range(1, batches + 1):
@@ -366,10 +260,10 @@ def signal_share(stack: Started, batches: int) -> tuple[Tensor, Tensor]:
 def last_gain(seed: int, steps: int = 30) -> float:
     """Mean gain of the last LN over that of the others, trained under a tied table of std 0.02."""
     stack = started(seed, {"model.scheme": "post_ln", "model.depth": 3, "train.lr": 3e-3})
-    model = stack.built.model
+    model = stack.model
     with torch.no_grad():
         model.embedding.mul_(0.02 / model.embedding.std())
-    run(stack, steps)
+    stack.run(steps)
     gains = torch.stack(
         [g.detach() for name, g in model.named_parameters() if name.endswith("gain")]
     )

@@ -13,31 +13,10 @@ from torch import Tensor, nn
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.gradients import (
-    Started,
-    agreement,
-    estimate,
-    random,
-    run,
-    seeds,
-    signals,
-    spectral_norms,
-    started,
-)
+from deepstack.theory.draws import F64, ROUNDING, agreement, estimate, normals, power, random, seeds
+from deepstack.theory.gradients import signals, spectral_norms
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-
-F64 = torch.float64
-ROUNDING = 1e-12  # relative, of sums in fp64
-
-
-def normals(rng: torch.Generator, *shape: int) -> Tensor:
-    """Independent N(0, 1) in fp64."""
-    return torch.randn(*shape, generator=rng, dtype=F64)
-
-
-def power(x: Tensor) -> float:
-    """The mean square of all entries."""
-    return x.square().mean().item()
+from deepstack.theory.trial import Trial, started
 
 
 @claim("C18", READING_NOTES)
@@ -307,7 +286,7 @@ def systems(seed: int) -> Finding:
     logits, alike, drawn, straight, lowered, trained = [], [], [], [], [], []
     for own in seeds(seed, 4):
         for scheme, found in same.items():
-            model = started(own, {"model.scheme": scheme, "model.depth": 12}).built.model
+            model = started(own, {"model.scheme": scheme, "model.depth": 12}).model
             tokens = started(own, {"model.depth": 1}).batch(1)[0]
             found.append(agreement(model.hidden(tokens), model.start(tokens)))
         logits.append(running_logits(started(own, {"model.scheme": "real_former"})))
@@ -325,7 +304,7 @@ def systems(seed: int) -> Finding:
         for penalty in (0.1, 0.0):
             keys = {"model.depth": 2, "train.lr": 3e-3, "train.spectral_penalty": penalty}
             stack = started(own, keys)
-            run(stack, 8)
+            stack.run(8)
             ends.append(spectral_norms(stack.built).log().mean().exp().item())
         trained.append(ends[0] / ends[1])
     parts = [
@@ -356,7 +335,7 @@ def matrices(seed: int, keys: Mapping[str, Any]) -> Tensor:
     return torch.cat([bank.values().flatten() for bank in chosen])
 
 
-def running_logits(stack: Started) -> float:
+def running_logits(stack: Trial) -> float:
     """How near the last layer's S is to the sum of all layers' own logits."""
     own: list[Tensor] = []
     total: list[Tensor] = []
@@ -365,9 +344,9 @@ def running_logits(stack: Started) -> float:
         own.append(given[0])
         total.append(gives[0])
 
-    hooks = [s.slots["logits"].register_forward_hook(note) for s in stack.built.model.schemes]
+    hooks = [s.slots["logits"].register_forward_hook(note) for s in stack.model.schemes]
     with torch.no_grad():
-        stack.built.model(stack.batch(1)[0])
+        stack.model(stack.batch(1)[0])
     for hook in hooks:
         hook.remove()
     return agreement(total[-1], torch.stack(own).sum(dim=0))

@@ -15,20 +15,20 @@ from torch import Tensor
 from deepstack.model import Layer, Transformer
 from deepstack.schemes import NORMS, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.gradients import (
-    Started,
+from deepstack.theory.draws import (
+    ROUNDING,
     agreement,
     estimate,
+    normals,
+    power,
     random,
-    run,
     seeds,
     slope,
-    spectral_norms,
-    started,
-    watched,
 )
-from deepstack.theory.initialisation import ROUNDING, normals, power, singular_vectors
+from deepstack.theory.gradients import spectral_norms
+from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
+from deepstack.theory.trial import Trial, started, watched
 
 
 @claim("C17", NORM_THEN_LINEAR)
@@ -57,8 +57,8 @@ def folded(seed: int) -> Finding:
     for own in seeds(seed, 3):
         for scheme, found in (("pre_ln", pre), ("post_ln", post)):
             stack = started(own, {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3})
-            run(stack, 8)
-            model, tokens = copy.deepcopy(stack.built.model).double(), stack.batch(9)[0]
+            stack.run(8)
+            model, tokens = copy.deepcopy(stack.model).double(), stack.batch(9)[0]
             with torch.no_grad():
                 before = model(tokens)
                 removed = fold(model)
@@ -123,10 +123,10 @@ def fold_times(rng: torch.Generator, blocks: int = 8, rounds: int = 8) -> list[f
     return ratios
 
 
-def unit_branches(stack: Started) -> None:
+def unit_branches(stack: Trial) -> None:
     """Scale W_o and W_2 so that every branch has mean square 1 on the first batch."""
     tokens = stack.batch(1)[0]
-    layers = stack.built.model.layers
+    layers = stack.model.layers
 
     def scaling(layer: Layer) -> Callable[..., Tensor]:
         scheme = layer.scheme
@@ -145,19 +145,19 @@ def unit_branches(stack: Started) -> None:
     with torch.no_grad():
         for layer in layers:
             layer.scheme.residual = scaling(layer)  # type: ignore[method-assign]
-        stack.built.model(tokens)
+        stack.model(tokens)
         for layer in layers:
             del layer.scheme.residual
 
 
-def stream_powers(stack: Started) -> tuple[list[float], list[float]]:
+def stream_powers(stack: Trial) -> tuple[list[float], list[float]]:
     """Of every sublayer: the mean square of the stream that enters it, and of what its norm reads.
 
     In Post-LN the second is the variance D of the residual sum.
     """
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    with torch.no_grad(), watched(stack.built.model.schemes, rows):
-        stack.built.model(stack.batch(1)[0])
+    with torch.no_grad(), watched(stack.model.schemes, rows):
+        stack.model(stack.batch(1)[0])
     return [power(x) for x, _, _ in rows], [power(r) for _, r, _ in rows]
 
 
@@ -210,12 +210,12 @@ def unrolled(seed: int) -> Finding:
     return Finding(parts, note, Curves("sublayer l", "weight of x_0 in x_l", lines, log_y=True))
 
 
-def share_of_start(stack: Started, layers: int = 2) -> float:
+def share_of_start(stack: Trial, layers: int = 2) -> float:
     """x_l·x_0/‖x_0‖² after so many layers, over all tokens of a batch."""
-    encoder = stack.built.model.encoder
+    encoder = stack.model.encoder
     assert encoder is not None
     with torch.no_grad():
-        stream = list(encoder.stream(stack.built.model.start(stack.batch(1)[0])))
+        stream = list(encoder.stream(stack.model.start(stack.batch(1)[0])))
     first, later = stream[0].flatten(), stream[layers].flatten()
     return (later @ first / (first @ first)).item()
 
@@ -260,12 +260,12 @@ def lipschitz(seed: int) -> Finding:
     return Finding(parts, note)
 
 
-def sensitivity(stack: Started, rng: torch.Generator) -> float:
+def sensitivity(stack: Trial, rng: torch.Generator) -> float:
     """‖F(x_0 + δ) − F(x_0)‖/‖δ‖ of an encoder for a random δ of 1/100 of x_0's scale."""
-    encoder = stack.built.model.encoder
+    encoder = stack.model.encoder
     assert encoder is not None
     with torch.no_grad():
-        x = stack.built.model.start(stack.batch(1)[0])
+        x = stack.model.start(stack.batch(1)[0])
         change = 0.01 * torch.randn(x.shape, generator=rng)
         return ((encoder(x + change) - encoder(x)).norm() / change.norm()).item()
 
@@ -288,7 +288,7 @@ def weight_decay(seed: int) -> Finding:
                 keys = {"model.scheme": scheme, "model.depth": 2, "train.lr": 3e-3}
                 more = {"train.optimizer": optimizer, "train.weight_decay": decay}
                 stack = started(own, {**keys, **more})
-                run(stack, steps)
+                stack.run(steps)
                 bound = spectral_norms(stack.built).log().mean().exp().item()
                 ends[way] = {"bound": bound, "felt": sensitivity(stack, random(own))}
             for way in ways:
@@ -377,7 +377,7 @@ def rms_without_biases(seed: int) -> Finding:
         for more in (t5, {}):
             stack = started(own, {**keys, **more})
             counts.append(sum(stack.built.banks.count().values()))
-            ends.append(sum(run(stack, 24)[-8:]))
+            ends.append(sum(stack.run(24)[-8:]))
         saved.append(counts[1] - counts[0])
         losses.append(ends[0] / ends[1])
     biases = depth * (3 * d + d + 4 * d + d) + (2 * depth + 1) * d  # of maps, and of norms

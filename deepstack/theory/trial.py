@@ -1,8 +1,9 @@
-"""A small stack on real text, without a run folder: what claims about stacks are measured on."""
+"""A small stack without a run folder: what claims about stacks are measured on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,11 +12,19 @@ from torch import Tensor
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
 from deepstack.model import build_model
-from deepstack.speed import Bank, make_step
-from deepstack.tasks import build_task
+from deepstack.speed import Bank, Processes, make_step
+from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.training.penalty import SpectralPenalty
+from deepstack.training.schedule import learning_rate
 
-SMALL = {"model.d_model": 32, "task.seq_len": 16, "train.batch_size": 4}
+SMALL: Mapping[str, Any] = {
+    "model.d_model": 32, "task.seq_len": 16, "train.batch_size": 4, "train.warmup_steps": 0,
+    "train.schedule": "constant",
+}  # fmt: skip
+POST_LN: Mapping[str, Any] = {
+    "model.scheme": "post_ln", "model.depth": 4, "model.n_heads": 4, "train.batch_size": 8,
+}  # fmt: skip
 VALUE_PATH = ("v", "o", "w1", "w2")
 MATRICES = ("q", "k", *VALUE_PATH)
 FLAT = 0.2  # 'the same order': what a growth of 1 may differ by
@@ -23,15 +32,14 @@ CPU = torch.device("cpu")
 
 
 class Trial:
-    """A configuration's initialised stack, batches of the text task and a fixed probe batch.
+    """A configuration's initialised stack, the batches of its task, and a fixed probe batch.
 
     changes: dotted key -> value, beside SMALL.  Everything follows from them and the seed.
     """
 
     def __init__(self, seed: int, changes: Mapping[str, Any]) -> None:
-        settings = {**SMALL, **changes, "seed": seed}
-        self.config = with_overrides(Config(), settings)
-        self.task = build_task("text", {}, seq_len=self.config.task.seq_len, seed=seed)
+        self.config = with_overrides(Config(), {**SMALL, **changes, "seed": seed})
+        self.task = task_of(self.config)
         self.built = build_model(self.config, vocab_size=self.task.vocab_size)
         self.model = self.built.model
         self.probe = to_device(self.task.probe_batch(4), CPU)[0]
@@ -40,11 +48,34 @@ class Trial:
         """Inputs and targets of step 1, 2, …, each (batch, seq)."""
         return to_device(self.task.train_batch(step, self.config.train.batch_size), CPU)
 
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        return mean_loss(self.model(inputs), targets)
+
+    def run(self, steps: int, after: Callable[[int], None] = lambda step: None) -> list[float]:
+        """Train in memory with the step of every run; the losses.  after: called after each."""
+        train = self.config.train
+        penalty = SpectralPenalty(self.config, self.built, Processes())
+        step = make_step(
+            lambda inputs, targets: penalty(self.loss(inputs, targets)),
+            self.built.banks,
+            self.built.trained,
+            make_optimizer(train, self.built.trained, optim=self.built.optim),
+            clip=train.clip,
+            max_loss=train.max_loss,
+            alive=torch.ones(()),
+        )
+        losses = []
+        for t in range(1, steps + 1):
+            self.built.at_step(t)
+            losses.append(step(*self.batch(t), learning_rate(train, t)).loss.item())
+            after(t)
+        return losses
+
     def backward(self) -> None:
         """Leave the gradient of the first batch's loss in the banks."""
         self.built.banks.zero_gradients()
-        inputs, targets = self.batch(1)
-        mean_loss(self.model(inputs), targets).backward()
+        self.loss(*self.batch(1)).backward()
 
     def banks_of(self, *roles: str) -> list[Bank]:
         """The banks that hold a parameter of one of these roles."""
@@ -79,26 +110,34 @@ class Trial:
                 p.copy_(before)
         return moved
 
-    def stepper(self) -> Callable[[int], float]:
-        """step -> the loss of its batch before the update, which is made."""
-        train = self.config.train
-        make = make_step(
-            lambda x, y: mean_loss(self.model(x), y),
-            self.built.banks,
-            self.built.trained,
-            make_optimizer(train, self.built.trained, optim=self.built.optim),
-            clip=train.clip,
-            max_loss=train.max_loss,
-            alive=torch.ones(()),
-        )
-        return lambda step: make(*self.batch(step), train.lr).loss.item()
+
+def started(seed: int, changes: Mapping[str, Any]) -> Trial:
+    """The trial of a Post-LN stack of four layers, but for these changes."""
+    return Trial(seed, {**POST_LN, **changes})
 
 
-def exponents(x: Sequence[float], y: Tensor) -> Tensor:
-    """The slopes of log y over log x by least squares: y (draws, len(x)) -> (draws,)."""
-    at = torch.tensor(x, dtype=torch.float64).log()
-    at -= at.mean()
-    return (y.double().log() * at).sum(dim=1) / at.square().sum()
+@contextmanager
+def watched(schemes: Sequence[Any], rows: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[None]:
+    """Note z, r and o of every sublayer of Post-LN's wiring, which stays the scheme's own."""
+
+    def noting(scheme: Any) -> Callable[..., Tensor]:
+        def residual(x: Tensor, G: Callable[..., Tensor], norm: Callable[..., Tensor]) -> Tensor:
+            def noted(r: Tensor) -> Tensor:
+                o = norm(r)
+                rows.append((x, r, o))
+                return o
+
+            return type(scheme).residual(scheme, x, G, noted)
+
+        return residual
+
+    for scheme in schemes:
+        scheme.residual = noting(scheme)
+    try:
+        yield
+    finally:
+        for scheme in schemes:
+            del scheme.residual
 
 
 def gains(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

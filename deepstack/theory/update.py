@@ -11,17 +11,9 @@ from torch import Tensor
 from deepstack.diagnostics import ModelUpdate
 from deepstack.schemes import find_scheme, with_options
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.draws import exponents
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import (
-    FLAT,
-    MATRICES,
-    VALUE_PATH,
-    Trial,
-    by_sublayer,
-    exponents,
-    gains,
-    growth,
-)
+from deepstack.theory.trial import FLAT, MATRICES, VALUE_PATH, Trial, by_sublayer, gains, growth
 
 # x <- LN(alpha x + G(x)) with alpha of their own
 OF_THE_THEOREM = ("post_ln", "post_ln_init", "ds_init", "admin", "deepnorm", "deepnorm_adam")
@@ -60,11 +52,14 @@ def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> lis
     for bank, old in zip(banks, kept, strict=True):
         bank.copy_(old)
     update.measure()
-    step = trial.stepper()
-    for t in range(1, steps + 1):
-        before = trial.weights()
-        step(t)
+
+    def look(step: int) -> None:
+        nonlocal before
         found.append(right_hand_side(trial, before) / update.measure()["model_update_step"].item())
+        before = trial.weights()
+
+    before = trial.weights()
+    trial.run(steps, look)
     return found
 
 

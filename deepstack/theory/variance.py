@@ -9,22 +9,12 @@ from torch import Tensor
 
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.draws import F64, exponents, normals, power
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import Trial, exponents
+from deepstack.theory.trial import Trial
 
-F64 = torch.float64
 # alpha, v, w: Post-LN's, DeepNorm's at N = 6 with v = w = beta, and three different numbers
 COEFFICIENTS = ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
-
-
-def normals(rng: torch.Generator, *shape: int) -> Tensor:
-    """Independent N(0, 1) in fp64."""
-    return torch.randn(*shape, generator=rng, dtype=F64)
-
-
-def power(x: Tensor) -> float:
-    """The mean square of all entries."""
-    return x.square().mean().item()
 
 
 @claim("C1", LAYER_CAKE)
