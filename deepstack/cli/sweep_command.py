@@ -67,7 +67,7 @@ def sweep(
     from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.tables import emit
-    from deepstack.sweeps import Pool, default_workers, plan
+    from deepstack.sweeps import Local, Pool, default_workers, plan
 
     name = study or conf.study_name(described.base, path)
     cells = plan(described.base, described.grid, study=name, out=out)
@@ -77,9 +77,9 @@ def sweep(
         return
     refuse_full_disk(cells, out)
     bring_reference(path, out / name)
+    launcher = Local(cells, name, out, count)
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
-        pool = Pool(cells, name, out, count, retry=retry, stop=stop, show=show)
-        progress = pool.run()
+        progress = Pool(cells, launcher, retry=retry, stop=stop, show=show).run()
     emit(result_rows(progress, nested=json), json)
     for entry in progress:
         if entry.message:

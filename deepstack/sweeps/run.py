@@ -8,8 +8,9 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.records import Run
-from deepstack.sweeps.local import Pool, Progress, default_workers
+from deepstack.sweeps.local import Local, default_workers
 from deepstack.sweeps.plan import plan
+from deepstack.sweeps.pool import Pool, Progress
 
 
 def sweep(
@@ -32,6 +33,6 @@ def sweep(
     """
     name = study or config.name or "sweep"
     cells = plan(config, grid, study=name, out=Path(out))
-    count = workers or default_workers(cells)
-    Pool(cells, name, Path(out), count, retry=retry, stop=stop, show=show).run()
+    launcher = Local(cells, name, Path(out), workers or default_workers(cells))
+    Pool(cells, launcher, retry=retry, stop=stop, show=show).run()
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]

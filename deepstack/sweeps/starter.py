@@ -65,7 +65,7 @@ class Starter:
 
         Its working directory and the rest of its environment are those of the sweep.
         """
-        process = Process(self, len(self._started))
+        process = Process(self, len(self._started), errors)
         self._started.append(process)
         self.ask(words=list(words), errors=str(errors), environment=dict(environment))
         return process
@@ -109,12 +109,19 @@ class Starter:
 class Process:
     """A run that a `Starter` started."""
 
-    def __init__(self, starter: Starter, number: int) -> None:
-        self._starter, self._number = starter, number
+    def __init__(self, starter: Starter, number: int, errors: Path) -> None:
+        self._starter, self._number, self._errors = starter, number, errors
 
     def poll(self) -> int | None:
         """Exit code, negative for the signal that ended it; None while it runs."""
         return self._starter.code_of(self._number)
+
+    def said(self) -> str:
+        """What it wrote to stderr."""
+        try:
+            return self._errors.read_text(errors="replace")
+        except FileNotFoundError:  # its process could not even be started
+            return ""
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended; never to another process of the same id."""
