@@ -13,7 +13,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.records import Run
 from deepstack.training import Observer
-from deepstack.training.job import open_job
+from deepstack.training.opening import open_job
 
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_runs import data_of, small, stop_at
 
 import deepstack
-from deepstack.config import Config, to_yaml, with_overrides
-from deepstack.errors import ConfigError, DifferenceError, Interrupted, ResourceError
+from deepstack.config import with_overrides
+from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
-
-SMALL = {
-    "model.depth": 4, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
-    "train.steps": 12, "train.eval_every": 4, "train.eval_batches": 2, "log.probe_sequences": 2,
-}  # fmt: skip
-
-
-def small(**changes: Any) -> Config:
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return with_overrides(Config(), SMALL | dotted)
-
-
-def data_of(run: Run) -> dict[str, bytes]:
-    """Every byte of a run that must be the same again."""
-    files = [run.path / "steps.csv", run.path / "evals.csv", *(run.path / "layers").glob("*.npy")]
-    files += (run.path / "checkpoint").glob("*/weights.safetensors")
-    return {str(f.relative_to(run.path)): f.read_bytes() for f in sorted(files)}
-
-
-def stop_at(step: int) -> Callable[[], int | None]:
-    """A stop request that comes after so many steps of this process."""
-    calls = iter(range(1, 10**6))
-    return lambda: signal.SIGTERM if next(calls) >= step else None
 
 
 @pytest.mark.parametrize("task", ["text", "markov", "copy", "reverse"])
@@ -155,88 +128,6 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
     for t in range(1, 13):
         loss = step(*to_device(task.train_batch(t, 4), cpu), learning_rate(config.train, t)).loss
         assert np.float32(loss.item()) == np.float32(logged[t - 1])
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("at", [1, 4, 7, 11])
-def test_interrupted_and_continued_is_uninterrupted(
-    at: int, dropout: float, tmp_path: Path
-) -> None:
-    config = small(model__dropout=dropout)
-    whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted) as caught:
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
-    assert caught.value.exit_code == 143
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    assert Run(path).state == "interrupted"
-    assert data_of(whole)["steps.csv"].startswith((path / "steps.csv").read_bytes())
-    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
-
-
-def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
-    """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
-    config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
-    whole = deepstack.train(config, out=tmp_path / "a")
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(config))
-    command = [sys.executable, "-m", "deepstack", "train", str(file), "--quiet"]
-    command += ["--out", str(tmp_path / "b"), "--study", "runs"]
-    steps = tmp_path / "b" / "runs" / whole.name / "steps.csv"
-    wanted = data_of(whole)["steps.csv"]
-    for number in range(6):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        seen = len(steps.read_bytes()) if steps.exists() else 0
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if steps.exists() and len(steps.read_bytes()) > seen + 100 * number:
-                break
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        assert wanted.startswith(steps.read_bytes())
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert data_of(Run(steps.parent)) == data_of(whole)
-
-
-def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
-    run = deepstack.train(small(), out=tmp_path)
-    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*") if p.is_file() and p.suffix}
-    again = deepstack.train(small(runtime__threads=1), out=tmp_path)
-    assert again.path == run.path
-    assert before == {p: p.stat().st_mtime_ns for p in before}
-
-
-def test_a_changed_log_is_noticed_on_resume(tmp_path: Path) -> None:
-    config = small()
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path, stop=stop_at(6))
-    (path,) = (tmp_path / "runs").iterdir()
-    log = path / "steps.csv"
-    log.write_bytes(log.read_bytes().replace(b"\n3,", b"\n3,9"))
-    with pytest.raises(DifferenceError, match=r"steps\.csv is not the log"):
-        deepstack.train(config, out=tmp_path)
-
-
-def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
-    config = small()
-    whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    weights = path / "checkpoint" / "6" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
-    lines: list[str] = []
-
-    class Listener(deepstack.training.Observer):
-        def said(self, line: str) -> None:
-            lines.append(line)
-
-    resumed = deepstack.train(config, out=tmp_path / "b", observer=Listener())
-    assert data_of(resumed) == data_of(whole)
-    assert any("weights.safetensors is not what was written" in line for line in lines)
-    assert any("starting again from step 0" in line for line in lines)
 
 
 def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:

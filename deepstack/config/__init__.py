@@ -10,6 +10,7 @@ from deepstack.config.estimate import (
 )
 from deepstack.config.identity import (
     config_hash,
+    digest,
     non_defaults,
     run_name,
     same_experiment,
@@ -17,6 +18,7 @@ from deepstack.config.identity import (
     values,
 )
 from deepstack.config.load import load_config, locate, parse_config, with_overrides
+from deepstack.config.names import checked_study
 from deepstack.config.schema import ROLES, Config, Init, Log, Model, Norm, Runtime, Task, Train
 from deepstack.config.study import Study, load_study, parse_study
 from deepstack.config.template import annotated_defaults
@@ -34,8 +36,10 @@ __all__ = [
     "Task",
     "Train",
     "annotated_defaults",
+    "checked_study",
     "config_hash",
     "depths",
+    "digest",
     "json_schema",
     "load_config",
     "load_study",

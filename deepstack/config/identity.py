@@ -39,7 +39,12 @@ def config_hash(config: Config) -> str:
 
     A key that is added later, with a default, changes no hash.
     """
-    return hashlib.sha256(_identity(config).encode()).hexdigest()[:6]
+    return digest(config)[:6]
+
+
+def digest(config: Config) -> str:
+    """sha256 of what `config_hash` is the beginning of."""
+    return hashlib.sha256(_identity(config).encode()).hexdigest()
 
 
 def run_name(config: Config) -> str:

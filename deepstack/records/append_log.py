@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from deepstack.errors import DeepstackError, DifferenceError, ResourceError
-from deepstack.records.files import sync_folder, trouble
+from deepstack.errors import DeepstackError, DifferenceError
+from deepstack.records.files import read, sync_folder, trouble
 
 Value = float | int | None
 
@@ -197,12 +197,7 @@ class AppendLog:
         return hashlib.sha256(data[: _end_of(data, step)]).hexdigest()
 
     def _read(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise ResourceError(f"{self.path}: {error.strerror}") from error
+        return read(self.path)
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None

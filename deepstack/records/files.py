@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,23 @@ def trouble(path: Path) -> Iterator[None]:
             free = shutil.disk_usage(path if path.is_dir() else path.parent).free
             space = f" ({free / 1e6:.0f} MB free)"
         raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file; b"" where there is none.
+
+    Raises ResourceError for what is no file (a folder, a pipe, a device): it is not waited for.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror}") from error
+    with open(handle, "rb") as file, trouble(path):
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ResourceError(f"{path}: found something that is no file; it is not read")
+        return file.read()
 
 
 def sync_folder(path: Path) -> None:

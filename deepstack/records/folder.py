@@ -163,6 +163,14 @@ class RunFolder:
             return AppendLog(path, columns, compared=False)
         return AppendLog(path, columns, tolerance=tolerance)
 
+    def set_aside(self, name: str) -> Path:
+        """Copy a file of this folder, as it is, to aside/<name>-<number>, and return that path."""
+        number = 1
+        while (kept := self.path / "aside" / f"{number}-{name}").exists():
+            number += 1
+        files.replace(kept, files.read(self.path / name))
+        return kept
+
     def write_layers(self, name: str, values: ArrayLike) -> None:
         """Replace layers/<name>.npy: float32 (records, depth). Follow it by write_layer_steps."""
         import numpy as np
@@ -210,7 +218,8 @@ class RunFolder:
         """Steps that have a checkpoint folder, ascending; half-written ones have other names."""
         if not self.checkpoint_dir.is_dir():
             return []
-        names = (path.name for path in self.checkpoint_dir.iterdir() if path.is_dir())
+        found = self.checkpoint_dir.iterdir()
+        names = (path.name for path in found if path.is_dir() and not path.is_symlink())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _write_array(self, path: Path, array: np.ndarray) -> None:
@@ -222,11 +231,12 @@ class RunFolder:
 
 
 def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    data = files.read(path)
+    if not data and not path.exists():
         return {}
-    except (OSError, ValueError) as error:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
         raise ResourceError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ResourceError(f"{path}: expected a JSON object")
@@ -257,8 +267,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     # YAML 1.1 would read 010 as eight.
     Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
     try:
-        found = yaml.load(path.read_bytes(), Loader=Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        found = yaml.load(files.read(path), Loader=Loader)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ResourceError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ResourceError(f"{path}: expected a mapping")

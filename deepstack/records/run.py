@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import NothingMatchedError
+from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
     STEPS_COLUMNS,
@@ -216,10 +217,7 @@ def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        data = b""
+    data = read(path)
     complete = data[: data.rfind(b"\n") + 1]
     if not complete:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deepstack.errors import DifferenceError
 from deepstack.records import RunFolder, sync_folder, trouble
+from deepstack.speed.banks import ALIGNMENT
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"
 KEPT = 2
+RESUMED = ("steps", "evals", "attribution", "first_order")  # logs that a checkpoint vouches for
 
 
 @dataclass
@@ -82,43 +84,135 @@ def keep_only(folder: RunFolder, step: int) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def newest(folder: RunFolder, damaged: list[str]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None; what is wrong with others goes to `damaged`."""
+@dataclass(frozen=True)
+class Owner:
+    """Whose checkpoints they must be.
+
+    run: what tells this run's configuration from others (`Checkpoint.state['run']`).  weights:
+    tensors with the names, shapes and types that it has, None where only other processes know.
+    largest: bytes that no file of such a checkpoint exceeds.
+    """
+
+    run: str
+    weights: Mapping[str, Tensor] | None
+    largest: int
+
+    def stranger(self, found: Checkpoint) -> str | None:
+        """Why a checkpoint is not this run's, in words, or None."""
+        if found.state.get("run", self.run) != self.run:
+            return "is another run's"
+        if self.weights is None:
+            return None
+        weights, wanted = found.parts.get("weights", {}), self.weights
+        for name in sorted({*weights, *wanted}):
+            was, now = shape_of(weights.get(name)), shape_of(wanted.get(name))
+            if was != now:
+                return f"is another model's: {name} is {was}, not {now}"
+        for key, kept in found.parts.get("optimizer", {}).items():
+            like = wanted.get(key.rpartition("/")[0])
+            if like is None or (kept.ndim > 1 and not fits(kept, like)):
+                return f"is another model's: its optimizer has {key}, {shape_of(kept)}"
+        return None
+
+
+def fits(moments: Tensor, weights: Tensor) -> bool:
+    """Whether moments have a number for every weight, and padding of a row at most."""
+    spare = moments.numel() - weights.numel()
+    return 0 <= spare < ALIGNMENT * len(moments)
+
+
+def shape_of(tensor: Tensor | None) -> str:
+    """'float32 (6, 32, 32)', or 'not there'."""
+    if tensor is None:
+        return "not there"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def newest(
+    folder: RunFolder, damaged: list[str], owner: Owner | None = None, before: int | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint (before a step) that is whole and the owner's, or None.
+
+    What is wrong with others goes to `damaged`.
+    """
     for step in reversed(folder.checkpoints()):
-        path = folder.checkpoint_path(step)
-        if problem := damage(path):
-            damaged.append(f"checkpoint {step}: {problem}")
+        if before is not None and step >= before:
             continue
-        return load(path)
+        path = folder.checkpoint_path(step)
+        problem = damage(path, owner.largest if owner else None)
+        if problem is None:
+            try:
+                found = load(path)
+            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+                problem = f"cannot be read: {error}"
+            else:
+                if found.step != step:
+                    problem = f"says that it is of step {found.step}"
+                problem = problem or (owner.stranger(found) if owner else None)
+        if problem is None:
+            return found
+        damaged.append(f"checkpoint {step}: {problem}")
     return None
 
 
-def fitting(folder: RunFolder, said: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, whose logs are still those that it was saved with.
+def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Checkpoint | None:
+    """The newest checkpoint that is whole and whose logs are still those it was saved with.
 
-    said: told of every damaged one.  Raises DifferenceError where a log has changed since.
+    Logs that have changed since are kept aside and cut back to what that checkpoint vouches for;
+    without any checkpoint left, training starts again from step 0.  What cannot be used is gone
+    afterwards, so that it is in nobody's way.  said: told of all of it.
     """
-    damaged: list[str] = []
-    found = newest(folder, damaged)
+    before: int | None = None
+    changed: dict[str, None] = {}
+    found, damaged = None, list[str]()
+    while (found := newest(folder, damaged, owner, before)) is not None:
+        wrong = changed_logs(folder, found)
+        if not wrong:
+            break
+        for name in wrong:
+            said(f"{name} is not the log that checkpoint {found.step} was saved with")
+        changed |= dict.fromkeys(wrong)
+        before = found.step
     for problem in damaged:
         said(f"not used: {problem}")
+    if not changed and not damaged:
+        return found
+    step = -1 if found is None else found.step
     if found is None:
-        if damaged:
-            said("no checkpoint is whole: starting again from step 0")
-        return None
-    for name, wanted in found.state["logs"].items():
-        log = folder.log(name, ("step",))
-        if log.sha256_upto(found.step) != wanted:
-            raise DifferenceError(
-                f"{log.path} is not the log that checkpoint {found.step} was saved with; "
-                "move the run folder away to start again"
-            )
+        said("no checkpoint is left to go on from: starting again from step 0")
+        if changed:  # nothing vouches for any of the logs
+            changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
+    else:
+        said(f"going on from checkpoint {step}")
+    for name in changed:
+        kept = folder.set_aside(name)
+        said(f"{name} as it was found is kept in {kept.relative_to(folder.path)}")
+        with trouble(folder.path / name):
+            if found is None:
+                (folder.path / name).unlink(missing_ok=True)
+            else:
+                log = folder.log(name, ("step",))
+                os.truncate(log.path, log.offset_after(step))
+                sync_file(log.path)
+    for newer in folder.checkpoints():
+        if newer > step:
+            shutil.rmtree(folder.checkpoint_path(newer))
     return found
+
+
+def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
+    """The files whose rows up to the checkpoint are not those that it was saved with."""
+    vouched = found.state.get("logs")
+    wanted = vouched if isinstance(vouched, dict) else {}
+    logs = {name: folder.log(name, ("step",)) for name in RESUMED if name in wanted}
+    return [
+        log.path.name for name, log in logs.items() if log.sha256_upto(found.step) != wanted[name]
+    ]
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint folder that `damage` found whole."""
-    state = json.loads((path / STATE).read_text())
+    state = dict(json.loads((path / STATE).read_text()))
     parts = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
     for name in ("weights", "optimizer"):
         if name in parts:
@@ -131,18 +225,34 @@ def present_key(key: str) -> str:
     return f"encoder.{key}" if key.startswith(("layers.", "entry_norm.", "final_norm.")) else key
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in words, or None: every file against its sha256."""
+def damage(path: Path, largest: int | None = None) -> str | None:
+    """What is wrong with a checkpoint folder, in words, or None: every file against its sha256.
+
+    largest: bytes above which a file is not even read.
+    """
     try:
-        sums: Mapping[str, str] = json.loads((path / CHECKSUMS).read_text())
+        sums: Mapping[str, str] = json.loads(plain_file(path / CHECKSUMS, largest).read_text())
+        if STATE not in sums or not all(Path(name).name == name for name in sums):
+            return f"{CHECKSUMS} is not a list of its files"
         for name, wanted in sums.items():
-            if sha256(path / name) != wanted:
+            if sha256(plain_file(path / name, largest)) != wanted:
                 return f"{name} is not what was written (sha256 differs)"
-        if STATE not in sums:
-            return f"{CHECKSUMS} names no {STATE}"
-    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+        extra = {file.name for file in path.glob("*.safetensors")} - set(sums)
+        if extra:
+            return f"{min(extra)} is not one of its files"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         return str(error)
     return None
+
+
+def plain_file(path: Path, largest: int | None) -> Path:
+    """The path, if that is a file of its own and not absurdly large; else an OSError that says."""
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"{path.name} is no file")
+    if largest is not None and about.st_size > largest:
+        raise OSError(f"{path.name} has {about.st_size:,} bytes, of {largest:,} at most")
+    return path
 
 
 def sha256(path: Path) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +12,8 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate
-from deepstack.errors import DeepstackError, Interrupted, OutOfMemoryError
-from deepstack.model import build_model, take_ways, with_defaults
+from deepstack.errors import Interrupted, ResourceError
+from deepstack.model import take_ways, with_defaults, without_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
@@ -25,25 +21,21 @@ from deepstack.speed import (
     Processes,
     Step,
     capture,
-    collector_paused,
-    join,
-    lost,
     make_step,
 )
-from deepstack.tasks import Task, task_of
+from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps
-from deepstack.training.environment import choose_device, environment, torch_settings, ways_of
+from deepstack.training.environment import ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.looks import Looks
 from deepstack.training.meta import (
     columns_of,
     continued,
     meta_of,
-    refuse_missing_plugins,
     refuse_other_environment,
 )
-from deepstack.training.observer import LogFile, Observer, Observers, Started
+from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.recorder import Recorder
@@ -52,13 +44,14 @@ from deepstack.training.together import (
     build_together,
     common_checkpoint,
     dropout_seed,
-    held_folder,
     reductions,
     share_of,
 )
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
+# Bytes that a file of a checkpoint may have whatever the model: headers, padding, small tensors.
+LEAST_LIMIT = 2**26
 
 
 class Job:
@@ -142,11 +135,18 @@ class Job:
         def find() -> ckpt.Checkpoint | None:
             if not allow_env_change:
                 refuse_other_environment(before.get("environment", environment), environment)
-            return ckpt.fitting(self.folder, self.observer.said)
+            return ckpt.fitting(self.folder, self.observer.said, self._owner())
 
         found = common_checkpoint(self.processes, find)
         if found is None:
             return
+        try:
+            self._load(found)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            path = self.folder.checkpoint_path(found.step)
+            raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
+
+    def _load(self, found: ckpt.Checkpoint) -> None:
         self.built.load(found.parts["weights"])
         self.first_step = found.step + 1
         self._last_step = found.step
@@ -155,6 +155,19 @@ class Job:
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
         self.update.load(found.parts["probe"])
         self.looks.load(found.parts["layers"])
+
+    def _owner(self) -> ckpt.Owner:
+        """What this run's checkpoints are known by."""
+        alone = self.processes.size == 1  # else the weights are in parts
+        weights = 4 * sum(self.built.banks.count().values())
+        return ckpt.Owner(
+            run=conf.digest(without_defaults(self.config)),
+            weights=self.built.state() if alone else None,
+            largest=LEAST_LIMIT
+            + 2 * weights
+            + 8 * self.update.initial.numel()
+            + self.looks.largest_records(),
+        )
 
     def begin(self) -> None:
         """Announce the run; on a fresh one, look at its initialisation."""
@@ -242,7 +255,6 @@ class Job:
             return
         for log in self._logs():
             log.flush()
-        state = {"logs": {log.path.stem: log.sha256_upto(step) for log in self._logs()}}
         parts = {
             "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
@@ -250,10 +262,15 @@ class Job:
             "layers": self.looks.records(),
         }
         if self.processes.first:
-            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
+            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, self._state(step)))
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says besides its tensors: whose it is, and the logs up to its step."""
+        logs = {log.path.stem: log.sha256_upto(step) for log in self._logs()}
+        return {"run": conf.digest(without_defaults(self.config)), "logs": logs}
 
     def _logs(self) -> list[Any]:
         return [self.recorder.steps, self.evals, *self.looks.logs]
@@ -282,7 +299,7 @@ class Job:
             step = self.config.train.steps
             weights = {"weights": self.built.state()}
             if self.processes.first:
-                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, {"logs": {}}))
+                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, self._state(step)))
                 ckpt.keep_only(self.folder, step)
             self.folder.write_status("done", step)
         else:
@@ -305,72 +322,3 @@ class Job:
         for name in ("recorder", "evals", "looks"):
             if hasattr(self, name):
                 getattr(self, name).close()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
-@contextmanager
-def open_job(
-    config: conf.Config,
-    study: str | None,
-    out: Path,
-    observer: Observer,
-    allow_env_change: bool,
-    command: str,
-) -> Iterator[Job]:
-    """A job on its folder, which this process holds until the end of the block.
-
-    status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
-    a refusal or a full disk it says what it said before, and the same command goes on.
-    """
-    study_folder = out / (study or config.name or "runs")
-    refuse_missing_plugins(config, study_folder)
-    task = task_of(config)
-    # What cannot be built is refused before there is a folder; one layer without storage tells.
-    one_layer = conf.with_overrides(config, {"model.depth": 1})
-    build_model(one_layer, vocab_size=task.vocab_size, device="meta")
-    device = choose_device(config.runtime)
-    processes = join(device)
-    processes.share(config.train.batch_size)
-    with (
-        held_folder(config, study_folder, task, processes) as held,
-        torch_settings(config, device, processes) as threads,
-    ):
-        folder, state = held
-        observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
-        job = Job(config, folder, task, device, observer, processes)
-        if state in ("done", "diverged"):
-            job.finished = True
-            yield job
-            return
-        if not folder.exists():
-            folder.write_config(conf.to_yaml(with_defaults(config)))
-        try:
-            with collector_paused():
-                where = environment(config, device, threads, processes)
-                job.build(where, command, allow_env_change)
-            gc.freeze()  # what was built stays: the collector need not walk over it again
-            yield job
-        except DeepstackError:
-            raise
-        except Exception as error:
-            if processes.size > 1 and (gone := lost(error)):
-                raise gone from error
-            if is_out_of_memory(error):
-                folder.write_status("out_of_memory", job._last_step, error=str(error))
-                raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
-            LogFile(folder).line(traceback.format_exc())
-            folder.write_status("failed", job._last_step, error=repr(error))
-            raise
-        finally:
-            job.close()
-            gc.unfreeze()
-            if device.type == "cuda":  # a step refers to its job: free both before the next one
-                job.__dict__.pop("step", None)
-                gc.collect()
-                torch.cuda.empty_cache()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import ModelUpdate, evaluate, take
+from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import NAMES, speaks_of
 from deepstack.model.build import Built
@@ -114,6 +114,11 @@ class Looks:
     def records(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the looks so far."""
         return ckpt.layer_records(self._values, self._taken)
+
+    def largest_records(self) -> int:
+        """Bytes that `records` cannot exceed: a number a layer, look and file of a diagnostic."""
+        files = 4 * len(DIAGNOSTICS)  # one has at most three sublayers, or two roles
+        return 8 * files * len(self.layer_steps) * len(self.built.model.layers)
 
     def load(self, records: Mapping[str, Tensor]) -> None:
         """Take from a checkpoint what `records` gave."""

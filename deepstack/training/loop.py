@@ -7,8 +7,8 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.records import Run
-from deepstack.training.job import open_job
 from deepstack.training.observer import Observer
+from deepstack.training.opening import open_job
 
 
 def train(

@@ -23,9 +23,9 @@ from deepstack.errors import ConfigError
 from deepstack.records import AppendLog, Run, RunFolder
 from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
-from deepstack.training.job import is_out_of_memory
 from deepstack.training.meta import STEP_COLUMNS, TIMING
 from deepstack.training.observer import Observer
+from deepstack.training.opening import is_out_of_memory
 from deepstack.training.recorder import Recorder
 
 Beat = int | Literal["log"]

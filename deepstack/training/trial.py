@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepstack import config as conf
-from deepstack.training.job import open_job
 from deepstack.training.observer import Observer
+from deepstack.training.opening import open_job
 
 
 def timed_steps(config: conf.Config, *, logged: bool = True) -> Iterator[float]:

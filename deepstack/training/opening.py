@@ -1,0 +1,91 @@
+"""Opening a run: its folder held, its model built; and how it ended, whatever ended it."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from deepstack import config as conf
+from deepstack.errors import DeepstackError, OutOfMemoryError
+from deepstack.model import build_model, with_defaults
+from deepstack.speed import collector_paused, join, lost
+from deepstack.tasks import task_of
+from deepstack.training.environment import choose_device, environment, torch_settings
+from deepstack.training.job import Job
+from deepstack.training.meta import refuse_missing_plugins
+from deepstack.training.observer import LogFile, Observer, Observers
+from deepstack.training.together import held_folder
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+@contextmanager
+def open_job(
+    config: conf.Config,
+    study: str | None,
+    out: Path,
+    observer: Observer,
+    allow_env_change: bool,
+    command: str,
+) -> Iterator[Job]:
+    """A job on its folder, which this process holds until the end of the block.
+
+    status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
+    a refusal or a full disk it says what it said before, and the same command goes on.
+    """
+    study_folder = out / (study or config.name or "runs")
+    refuse_missing_plugins(config, study_folder)
+    task = task_of(config)
+    # What cannot be built is refused before there is a folder; one layer without storage tells.
+    one_layer = conf.with_overrides(config, {"model.depth": 1})
+    build_model(one_layer, vocab_size=task.vocab_size, device="meta")
+    device = choose_device(config.runtime)
+    processes = join(device)
+    processes.share(config.train.batch_size)
+    with (
+        held_folder(config, study_folder, task, processes) as held,
+        torch_settings(config, device, processes) as threads,
+    ):
+        folder, state = held
+        observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
+        job = Job(config, folder, task, device, observer, processes)
+        if state in ("done", "diverged"):
+            job.finished = True
+            yield job
+            return
+        if not folder.exists():
+            folder.write_config(conf.to_yaml(with_defaults(config)))
+        try:
+            with collector_paused():
+                where = environment(config, device, threads, processes)
+                job.build(where, command, allow_env_change)
+            gc.freeze()  # what was built stays: the collector need not walk over it again
+            yield job
+        except DeepstackError:
+            raise
+        except Exception as error:
+            if processes.size > 1 and (gone := lost(error)):
+                raise gone from error
+            if is_out_of_memory(error):
+                folder.write_status("out_of_memory", job._last_step, error=str(error))
+                raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
+            LogFile(folder).line(traceback.format_exc())
+            folder.write_status("failed", job._last_step, error=repr(error))
+            raise
+        finally:
+            job.close()
+            gc.unfreeze()
+            if device.type == "cuda":  # a step refers to its job: free both before the next one
+                job.__dict__.pop("step", None)
+                gc.collect()
+                torch.cuda.empty_cache()
