@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from small_runs import data_of, small, stop_at
 
 import deepstack
-from deepstack.config import with_overrides
+from deepstack.config import disk_estimate, with_overrides
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -267,7 +268,46 @@ def test_lack_of_memory_is_a_result_of_its_own(
         deepstack.train(small(), out=tmp_path)
     assert caught.value.exit_code == 5
     (path,) = (tmp_path / "runs").iterdir()
+    status = Run(path).status
     assert Run(path).state == "out_of_memory"
+    assert (status["phase"], status["step"]) == ("building the model", 0)
+    assert 100 < status["estimate_mb"] < status["limit_mb"]
+    assert "in building the model after step 0 (estimate" in str(caught.value)
+
+
+def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = disk_estimate(small())[1]
+    parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
+    assert 3 * 3 * 4 * parameters < needed < 3e6
+    for free, refused in ((needed - 2000, True), (needed, False)):
+        usage = shutil._ntuple_diskusage(2**40, 2**40 - free, free)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        if refused:
+            with pytest.raises(ResourceError, match=r"needs about .* MB on the disk") as caught:
+                deepstack.train(small(), out=tmp_path)
+            assert caught.value.exit_code == 5
+            assert not list(tmp_path.glob("*/*/config.yaml"))
+        else:
+            assert deepstack.train(small(), out=tmp_path).state == "done"
+
+
+def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
+    config = small(runtime__checkpoint_seconds=0.0, train__steps=40)
+    kept, most = disk_estimate(config)
+    seen = []
+
+    def look() -> None:
+        files = [p for p in tmp_path.rglob("*") if p.is_file()]
+        seen.append(sum(p.stat().st_size for p in files))
+
+    run = deepstack.train(config, out=tmp_path, stop=look)
+    look()
+    # The draft of a third checkpoint is gone by the time of each look.
+    assert 0.5 * kept < seen[-1] < kept
+    assert max(seen) < most < 3 * max(seen)
+    assert run.state == "done"
 
 
 def test_an_error_of_our_own_is_kept_with_its_traceback(

@@ -2,6 +2,7 @@
 
 from deepstack.config.estimate import (
     depths,
+    disk_estimate,
     machine_memory,
     memory_estimate,
     memory_terms,
@@ -20,17 +21,21 @@ from deepstack.config.identity import (
 from deepstack.config.load import load_config, locate, parse_config, with_overrides
 from deepstack.config.names import checked_study
 from deepstack.config.schema import ROLES, Config, Init, Log, Model, Norm, Runtime, Task, Train
-from deepstack.config.study import Study, load_study, parse_study
+from deepstack.config.study import Combination, Study, load_study, parse_study
+from deepstack.config.study_rules import Override
+from deepstack.config.study_schema import json_schema
 from deepstack.config.template import annotated_defaults
-from deepstack.config.write import json_schema, to_yaml
+from deepstack.config.write import to_yaml
 
 __all__ = [
     "ROLES",
+    "Combination",
     "Config",
     "Init",
     "Log",
     "Model",
     "Norm",
+    "Override",
     "Runtime",
     "Study",
     "Task",
@@ -40,6 +45,7 @@ __all__ = [
     "config_hash",
     "depths",
     "digest",
+    "disk_estimate",
     "json_schema",
     "load_config",
     "load_study",

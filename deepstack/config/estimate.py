@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ GPU_BYTES = 192 * 2**30
 # modules of a layer and the graph of its backward pass take besides tensors
 PROCESS_BYTES = 320 * 2**20
 LAYER_OVERHEAD = 100 * 2**10
+# rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
+BYTES_PER_STEP = 160
+LAYER_FILES = 60
 
 _FP32, _BF16 = 4, 2
 
@@ -178,6 +182,22 @@ def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
     return sum(memory_terms(config, vocab_size).values())
 
 
+def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
+    """Bytes on the disk: of the finished run, and at the most while it is being trained.
+
+    The first are its weights and logs, the second two checkpoints and the draft of a third.
+    """
+    weights = _FP32 * sum(parameter_count(config, vocab_size).values())
+    moments = {"adamw": 2, "adam": 2, "sgd": int(config.train.momentum > 0)}[config.train.optimizer]
+    logs = BYTES_PER_STEP * config.train.steps + 2**16
+    if every := config.log.layers_every:
+        looks = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
+            config.train.steps / every
+        )  # fmt: skip
+        logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (looks + 2))
+    return weights + logs, 3 * (weights * (1 + moments) + logs) + logs
+
+
 def activations(config: Config, sizes: _Sizes) -> int:
     """Bytes that the layers keep for the backward pass, all of them or what is not recomputed."""
     depth, every = sum(depths(config)), config.runtime.recompute_every
@@ -256,6 +276,14 @@ def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
         + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
         key=key,
     )
+
+
+def beyond(key: str, value: int) -> str:
+    """What a run of defaults but for one of `SIZES` needs, when this machine has less, else ''."""
+    needed, memory = memory_estimate(_changed(Config(), key, value)), machine_memory()
+    if needed <= memory:
+        return ""
+    return f"; such a run needs about {readable(needed)}, and {readable(memory)} are here"
 
 
 def readable(size: float) -> str:

@@ -1,5 +1,6 @@
 """What a run measures: the model update at every step, every layer at a slower beat."""
 
+from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
 from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating
@@ -10,9 +11,11 @@ import_all(__name__, __path__)  # what a module defines registers itself
 __all__ = [
     "COLUMNS",
     "DIAGNOSTICS",
+    "Culprit",
     "Diagnostic",
     "ModelUpdate",
     "Snapshot",
+    "culprit",
     "describe",
     "diagnostic",
     "evaluate",

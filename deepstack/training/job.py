@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import ModelUpdate
+from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.errors import Interrupted, ResourceError
 from deepstack.model import take_ways, with_defaults, without_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder
@@ -38,7 +38,7 @@ from deepstack.training.meta import (
 from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.recorder import Recorder
+from deepstack.training.recorder import Divergence, Recorder
 from deepstack.training.schedule import learning_rate
 from deepstack.training.together import (
     build_together,
@@ -70,7 +70,8 @@ class Job:
         self.observer, self.processes = observer, processes
         self.finished = False
         self.first_step = 1
-        self._last_step = 0
+        self.last_step = 0
+        self.phase = "building the model"  # what status.json names when memory runs out
         self._saved = time.monotonic()
 
     def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
@@ -149,7 +150,7 @@ class Job:
     def _load(self, found: ckpt.Checkpoint) -> None:
         self.built.load(found.parts["weights"])
         self.first_step = found.step + 1
-        self._last_step = found.step
+        self.last_step = found.step
         if "optimizer" not in found.parts:  # the last step's: only the end of the run is missing
             return
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
@@ -171,7 +172,7 @@ class Job:
 
     def begin(self) -> None:
         """Announce the run; on a fresh one, look at its initialisation."""
-        self.folder.write_status("running", self._last_step)
+        self.folder.write_status("running", self.last_step)
         self.observer.started(
             Started(
                 folder=self.folder,
@@ -197,6 +198,7 @@ class Job:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step on the device; also what a snapshot of the step needs."""
+        self.phase = "the training step"
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
             torch.manual_seed(dropout_seed(self.config.seed, step, self.processes.rank))
         self.built.at_step(step)
@@ -223,7 +225,7 @@ class Job:
     def record(self, step: int, measured: Measured) -> None:
         """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
-        self._last_step = step
+        self.last_step = step
         if step in self.snapshot_steps or step in self.evaluation_steps:
             self.recorder.flush()
 
@@ -233,11 +235,13 @@ class Job:
 
     def snapshot(self, step: int) -> None:
         """Look at layers and roles and write what was seen; training is not disturbed."""
+        self.phase = "a look at the layers"
         self.looks.take(step)
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
         """The validation loss, as a row of evals.csv."""
+        self.phase = "the validation"
         row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
         self.evals.write(row)
         self.observer.evaluated(step, row)
@@ -250,6 +254,7 @@ class Job:
 
     def save(self, step: int) -> None:
         """A checkpoint after this step, unless the run turns out to have diverged."""
+        self.phase = "saving a checkpoint"
         self.recorder.flush()
         if self.diverged():
             return
@@ -304,14 +309,36 @@ class Job:
             self.folder.write_status("done", step)
         else:
             step = found.step
+            place = self._culprit(found) if self.processes.size == 1 else Culprit("unknown")
             self.folder.write_status(
-                "diverged", step, quantity=found.quantity, value=repr(found.value)
+                "diverged",
+                step,
+                quantity=found.quantity,
+                value=repr(found.value),
+                first_bad_layer=place.layer,
+                found_in=place.where,
             )
             if self.processes.first:
                 ckpt.keep_only(self.folder, -1)
         self.observer.finished("done" if found is None else "diverged", step)
         self.processes.wait()  # until the folder says how the run ended
         return self.result()
+
+    def _culprit(self, found: Divergence) -> Culprit:
+        """Which layer of the bad step was the first: the step is made again, but for the update."""
+        if found.quantity == "model_update":  # of what that step made of the parameters
+            with evaluating(self.model):
+                return culprit(self.model, self.built.trained, self.looks.inputs, None)
+        inputs, _ = self.batch(found.step)
+
+        def backward() -> Tensor:
+            self.built.banks.zero_gradients()
+            loss = self.loss(*self.batch(found.step))  # with the same dropout
+            loss.backward()
+            return loss.detach()
+
+        with self.autocast():
+            return culprit(self.model, self.built.trained, inputs, backward)
 
     def result(self) -> Run:
         """The run as it is read back from its folder."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import resource
+import shutil
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +14,9 @@ from pathlib import Path
 import torch
 
 from deepstack import config as conf
-from deepstack.errors import DeepstackError, OutOfMemoryError
+from deepstack.errors import DeepstackError, OutOfMemoryError, ResourceError
 from deepstack.model import build_model, with_defaults
+from deepstack.records import RunFolder
 from deepstack.speed import collector_paused, join, lost
 from deepstack.tasks import task_of
 from deepstack.training.environment import choose_device, environment, torch_settings
@@ -24,9 +28,31 @@ from deepstack.training.together import held_folder
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     )
+
+
+def memory_limit(device: torch.device) -> int:
+    """Bytes that a run may take: of the GPU, the process's own limit, or the machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    own = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return conf.machine_memory() if own == resource.RLIM_INFINITY else own
+
+
+def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
+    """Raise ResourceError when what the run will write does not fit beside what is there."""
+    _, needed = conf.disk_estimate(config, vocab_size)
+    there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder.path).free
+    if needed > free + there:
+        raise ResourceError(
+            f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "
+            f"trained, {(free + there) / 1e6:,.1f} MB are free; give another folder with --out"
+        )
 
 
 @contextmanager
@@ -63,6 +89,8 @@ def open_job(
             job.finished = True
             yield job
             return
+        if processes.first:
+            refuse_full_disk(config, folder, task.vocab_size)
         if not folder.exists():
             folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
@@ -77,10 +105,19 @@ def open_job(
             if processes.size > 1 and (gone := lost(error)):
                 raise gone from error
             if is_out_of_memory(error):
-                folder.write_status("out_of_memory", job._last_step, error=str(error))
-                raise OutOfMemoryError(f"{folder.path}: out of memory: {error}") from error
+                about = {
+                    "phase": job.phase,
+                    "estimate_mb": round(conf.memory_estimate(config, task.vocab_size) / 1e6),
+                    "limit_mb": round(memory_limit(device) / 1e6),
+                }
+                folder.write_status("out_of_memory", job.last_step, error=str(error), **about)
+                raise OutOfMemoryError(
+                    f"{folder.path}: out of memory in {job.phase} after step {job.last_step} "
+                    f"(estimate {about['estimate_mb']:,} MB, limit {about['limit_mb']:,} MB): "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
             LogFile(folder).line(traceback.format_exc())
-            folder.write_status("failed", job._last_step, error=repr(error))
+            folder.write_status("failed", job.last_step, error=repr(error))
             raise
         finally:
             job.close()

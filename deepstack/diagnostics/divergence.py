@@ -1,0 +1,61 @@
+"""Where in the stack a step left the finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepstack.model import Transformer
+from deepstack.schemes.scheme import visible
+from deepstack.speed import Bank
+
+
+class Culprit(NamedTuple):
+    """The first place that is not finite.
+
+    where: 'embedding' (x_0 of a stack), 'forward' (what layer `layer` gives, all before it being
+    finite), 'head' (logits and loss alone), 'backward' (a parameter gradient of layer `layer`, all
+    of the layers above it being finite), or 'none'.  layer: 1..N, numbered on from the encoder to
+    the decoder; None where no layer is to blame.
+    """
+
+    where: str
+    layer: int | None = None
+
+
+def culprit(
+    model: Transformer, banks: Sequence[Bank], tokens: Tensor, backward: Callable[[], Tensor] | None
+) -> Culprit:
+    """The first value that is not finite, in the order in which a step computes them.
+
+    banks: the trained ones.  backward: makes the gradients anew and returns the loss; None where
+    only the forward pass is in question.  Waits for the device.
+    """
+    with torch.no_grad():
+        layer, memory = 0, None
+        for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
+            for number, x in enumerate(stack.stream(x0, memory)):
+                if not finite(visible(x)):
+                    return Culprit("forward", layer + number) if number else Culprit("embedding")
+            memory = stack.leave(x)
+            layer += len(stack.layers)
+    if backward is None:
+        return Culprit("none")
+    if not finite(backward()):
+        return Culprit("head")
+    before, bad = 0, 0
+    for side, stack in model.stacks.items():
+        for bank in banks:
+            if bank.stack == side:
+                wrong = ~torch.isfinite(bank.gradient_rows()).all(dim=1)
+                bad = max([bad, *(before + row + 1 for row in wrong.nonzero().flatten().tolist())])
+        before += len(stack.layers)
+    return Culprit("backward", bad) if bad else Culprit("none")
+
+
+def finite(values: Tensor) -> bool:
+    """Whether every number is."""
+    return bool(torch.isfinite(values).all())
