@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from deepstack.plots.curves import band_handle
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import Series, caption_of, split, spread, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
-from deepstack.plots.update import Fit, power_law, unrelated
+from deepstack.plots.update import power_law, unrelated
 from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
 from deepstack.records import Run
 
@@ -257,7 +256,7 @@ def entries(
                 panel=one.name, series=name, kind="fit", n=fit.n, exponent=fit.exponent,
                 standard_error=fit.standard_error,
             )  # fmt: skip
-        return f"{name.replace('_', ' ')}: {words_of(fit)}"
+        return f"{name.replace('_', ' ')}: {fit or 'no fit'}"
 
     handles: list[Handle] = []
     colours = dict(zip(roles, colours_of(roles), strict=True))
@@ -266,15 +265,6 @@ def entries(
         handles.append(Patch(color=colours[role], lw=0, label=label))
     handles.append(Line2D([], [], color="none", label=exponent("whole", one.whole)))
     return handles
-
-
-def words_of(fit: Fit | None) -> str:
-    """`0.52 ± 0.03`, or what there is of it."""
-    if fit is None:
-        return "no fit"
-    if math.isnan(fit.standard_error):
-        return f"{fit.exponent:.2f} ({fit.n} points)"
-    return f"{fit.exponent:.2f} ± {fit.standard_error:.2f}"
 
 
 def lines(table: Table) -> list[Handle]:

@@ -166,7 +166,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         for name, points in found.items():
             drawn[name] += points
             record(table, name, s.label, points, fits[name])
-        label = f"{s.label}: {words_of(fits['measured'])}, dotted {words_of(fits[RIGHT])}"
+        label = f"{s.label}: {fits['measured'] or 'no fit'}, dotted {fits[RIGHT] or 'no fit'}"
         entries.append(Line2D([], [], **style, label=label))
     both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
     quotient.set_ylabel("right-hand side / ‖ΔF‖")
@@ -212,11 +212,3 @@ def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: 
             panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
             standard_error=fit.standard_error,
         )  # fmt: skip
-
-
-def words_of(fit: Fit | None) -> str:
-    """`0.52 ± 0.03`, or what there is of it."""
-    if fit is None:
-        return "no fit"
-    error = "" if math.isnan(fit.standard_error) else f" ± {fit.standard_error:.2f}"
-    return f"{fit.exponent:.2f}{error}"

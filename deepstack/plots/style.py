@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.axis import XAxis
+from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, NullFormatter, NullLocator
 
 COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
@@ -142,17 +144,43 @@ def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
         margin = (high / low) ** 0.05
         axes.set_xscale("log")
         axes.set_xlim(low / margin, high * margin)
-    shown: list[int] = []
-    room = 0.085 * math.log(max(high / low, 1.0001))
-    for depth in sorted(set(depths), key=lambda d: (d not in (low, high), d)):
-        if all(abs(math.log(depth / other)) > room for other in shown):
-            shown.append(depth)
-    shown.sort()
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_ticklabels([str(depth) for depth in shown])
-    axes.xaxis.set_minor_locator(FixedLocator([d for d in set(depths) if d not in shown]))
+    every = sorted(set(depths))
+    axes.xaxis.set_major_locator(Fitting(every))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: f"{depth:.0f}"))
+    axes.xaxis.set_minor_locator(FixedLocator(every))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("depth N (layers)")
+
+
+class Fitting(Locator):
+    """Of some depths on a log axis the first, the last, and those whose labels fit in between.
+
+    How wide the panel is, is known only when it is drawn.
+    """
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        self.depths = depths
+        # as chosen now: by the time of drawing the style may be another
+        self.size = FontProperties(size=mpl.rcParams["xtick.labelsize"]).get_size_in_points()
+
+    def __call__(self) -> list[int]:
+        axes = cast(XAxis, self.axis).axes
+        figure = axes.get_figure(root=True)
+        points = axes.get_window_extent().width * 72 / (figure.dpi if figure else 72)
+        left, right = map(math.log, axes.get_xlim())
+        letter = 0.62 * self.size * (right - left) / max(points, 1)
+        low, high = self.depths[0], self.depths[-1]
+        shown: list[int] = []
+        for depth in sorted(self.depths, key=lambda d: (d not in (low, high), d)):
+            # half of each label, and a space between them
+            room = [letter * (len(str(depth)) / 2 + len(str(d)) / 2 + 0.8) for d in shown]
+            apart = [abs(math.log(depth / d)) for d in shown]
+            if all(a > r for a, r in zip(apart, room, strict=True)):
+                shown.append(depth)
+        return sorted(shown)
+
+    def tick_values(self, vmin: float, vmax: float) -> list[int]:
+        return self()
 
 
 def step_axis(axes: Axes, first: int, last: int) -> None:

@@ -40,6 +40,12 @@ class Fit(NamedTuple):
     intercept: float
     n: int
 
+    def __str__(self) -> str:
+        """`0.52 ± 0.03`, or without an error the number of points."""
+        if math.isnan(self.standard_error):
+            return f"{self.exponent:.2f} ({self.n} points)"
+        return f"{self.exponent:.2f} ± {self.standard_error:.2f}"
+
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """Least squares of log y on log x; the exponent's standard error from the residuals.
@@ -240,13 +246,8 @@ def _entries(series: Sequence[Series], fits: Sequence[Fit | None]) -> list[Handl
     """One legend entry a series: its name and its exponent in this panel."""
     entries: list[Handle] = []
     for i, (s, fit) in enumerate(zip(series, fits, strict=True)):
-        if fit is None:
-            found = "no fit"
-        elif math.isnan(fit.standard_error):
-            found = f"{fit.exponent:.2f} ({fit.n} points)"
-        else:
-            found = f"{fit.exponent:.2f} ± {fit.standard_error:.2f}"
-        entries.append(Line2D([], [], **line_style(i, len(series)), label=f"{s.label}: {found}"))
+        label = f"{s.label}: {fit or 'no fit'}"
+        entries.append(Line2D([], [], **line_style(i, len(series)), label=label))
     return entries
 
 
