@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,18 @@ def test_config_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
     assert run.get("train.clip") is None and run.get("train.steps") == 10
     assert run.get("log.layers_every") == "on" and run.get("runtime.banks") is True
     assert run.get("name") == "1.5.2" and run.get("model.depth", 4) == 4
+
+
+def test_a_folder_that_was_tampered_with_is_named_and_takes_no_memory(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    bomb = "a: &a [1, 1]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in pairwise("abcdefgh"))
+    for text in (bomb, "[" * 100_000, "a: {" * 5000):
+        folder.config_path.write_text(text)
+        with pytest.raises(ResourceError, match=r"config\.yaml"):
+            _ = Run(folder.path).flat_config
+    folder.meta_path.write_text('{"a":' * 100_000)
+    with pytest.raises(ResourceError, match=r"meta\.json"):
+        _ = Run(folder.path).meta
 
 
 def test_layers_are_what_the_steps_file_names(tmp_path: Path) -> None:

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
-from deepstack.errors import DeepstackError
+from deepstack.errors import DeepstackError, ResourceError
 
-COMMANDS = ("train", "sweep", "plot", "ls", "check", "init", "list", "theory", "bench", "export")
+COMMANDS = (
+    "train",
+    "sweep",
+    "plot",
+    "ls",
+    "check",
+    "init",
+    "list",
+    "theory",
+    "bench",
+    "export",
+    "verify",
+    "rerun",
+    "rm",
+)
+
+# what a stream or a disk says that takes nothing more
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
 class Group(TyperGroup):
     """Commands whose errors are a few lines on stderr and an exit code, never a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            silence(sys.stdout)  # the work is done, its answer is lost
+            complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+            sys.exit(ResourceError.exit_code)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if name in self.commands]
@@ -26,11 +55,11 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except DeepstackError as error:
             if str(error):
-                typer.echo(f"deepstack: {error}", err=True)
+                complain(str(error))
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
             # The reader of stdout has gone, as after `| head`; what was to be done is done.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)
             raise typer.Exit(0) from None
 
 
@@ -65,4 +94,36 @@ def version(
 
 def main() -> None:
     """Entry point of the `deepstack` command."""
+    open_closed_streams()
     app()
+
+
+def complain(text: str) -> None:
+    """Say what went wrong, where stderr takes it; the exit code says it too."""
+    with suppress(OSError):
+        typer.echo(f"deepstack: {text}", err=True)
+
+
+def silence(stream: TextIO) -> None:
+    """Throw away what a stream still holds and is given: Python would try again at its exit."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def open_closed_streams() -> None:
+    """Put /dev/null where stdin, stdout or stderr was closed, as `>&-` does.
+
+    Else the next file that is opened would have its number, and what a library prints would end
+    up in a log; and Python prints to stdout what is meant for a stderr that is not there.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            os.set_inheritable(number, True)
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))

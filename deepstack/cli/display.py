@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,6 +17,29 @@ from rich.text import Text
 from deepstack.training import Observer, PlainLines, Row, Started
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Terminal:
+    """stderr as rich writes to it; a terminal that has gone takes nothing, and the run goes on."""
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr  # kept: a live display puts another in its place
+        self.encoding = self.stream.encoding
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
 
 
 class Lines(PlainLines):
@@ -141,7 +164,7 @@ def bars(values: list[float], width: int) -> str:
 @contextmanager
 def observe(quiet: bool) -> Iterator[Observer]:
     """The display that fits: a panel on a terminal, lines elsewhere, nothing when quiet."""
-    console = Console(stderr=True)
+    console = Console(file=cast(IO[str], Terminal()))
     if quiet:
         yield Observer()
     elif console.is_terminal:

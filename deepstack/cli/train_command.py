@@ -45,11 +45,12 @@ def train(
     A run that is done is not trained again; an interrupted one goes on where it stopped.
     Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
-    from deepstack.config import load_config, study_name
+    from deepstack.config import checked_study, load_config, study_name
 
     first = os.environ.get("RANK", "0") == "0"
     with one_voice():
         settings = load_config(config, overrides)
+        study = study_name(settings, config) if study is None else checked_study(study)
         load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
@@ -63,7 +64,7 @@ def train(
     ):
         run = train_run(
             settings,
-            study=study or study_name(settings, config),
+            study=study,
             out=out,
             observer=observer,
             stop=stop,

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deepstack.config import estimate
 from deepstack.config.schema import IDENTIFIER, ROLES, RUN_NAME, Config
 from deepstack.config.yaml_reader import (
     MAX_PROBLEMS,
@@ -157,6 +158,8 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     text = f"found {shown}; allowed {allowed}{_hint(_meant(node.value, schema))}"
     if isinstance(node.value, str) and "," in node.value and "command line" in node.where:
         text += "; several values make a sweep: deepstack sweep"
+    if type(node.value) is int and node.value > 1 and dotted in estimate.SIZES:
+        text += estimate.beyond(dotted, node.value)
     return Problem(node.where, dotted, text)
 
 

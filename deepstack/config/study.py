@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepstack.config import estimate
-from deepstack.config.explain import keys, meant_key, raise_all, sections, validate
+from deepstack.config.explain import raise_all, validate
 from deepstack.config.load import (
     parse_override,
     place_of,
@@ -21,31 +22,109 @@ from deepstack.config.load import (
     with_overrides,
 )
 from deepstack.config.schema import Config
-from deepstack.config.yaml_reader import Node, Problem, quoted, quoted_key, shorten
+from deepstack.config.study_axes import Axes, read_axes, wrong_axes
+from deepstack.config.study_rules import (
+    Matcher,
+    Override,
+    Rule,
+    Where,
+    idle,
+    read_rules,
+    related,
+    wrong_settings,
+)
+from deepstack.config.yaml_reader import Node, Problem
 from deepstack.errors import ConfigError
 
-MAX_RUNS = 10_000
-MAX_AXES = 32
+
+@dataclass(frozen=True)
+class Combination:
+    """One cell of a study: the values of the swept keys, and what overrides set besides."""
+
+    values: dict[str, Any]
+    overridden: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything in which the cell differs from the base."""
+        return self.values | self.overridden
 
 
 @dataclass(frozen=True)
 class Study:
-    """base: the configuration of every run but for the swept keys; grid: their values by key."""
+    """base: the configuration of every run but for the swept keys; grid: their values by key.
+
+    zips: keys whose lists go together, value by value, each group one more factor of the product.
+    exclude: {key: values}; a cell that has one of the values for every key is left out.
+    overrides: settings for the cells that match; of several the last wins.
+    """
 
     base: Config
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    zips: tuple[dict[str, list[Any]], ...] = ()
+    exclude: tuple[Where, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """The number of combinations, those that are left out among them."""
+        zipped = (max(map(len, group.values()), default=1) for group in self.zips)
+        return math.prod(map(len, self.grid.values())) * math.prod(zipped)
 
     @property
     def size(self) -> int:
-        """The number of runs: one for every combination."""
-        return math.prod(map(len, self.grid.values()))
+        """The number of runs: one for every combination that is not left out."""
+        return self.total if not self.exclude else sum(1 for _ in self.combinations())
+
+    @property
+    def keys(self) -> list[str]:
+        """The swept keys."""
+        return [*self.grid, *(key for group in self.zips for key in group)]
+
+    def combinations(self) -> Iterator[Combination]:
+        """Every cell that is not left out; the first key varies slowest."""
+        excluded = [Matcher(where) for where in self.exclude]
+        overrides = [(Matcher(override.where), override.settings) for override in self.overrides]
+        # a key that the command line has fixed is swept no longer, and rules still speak of it
+        spoken = {key for where in self.exclude for key in where}
+        spoken |= {key for override in self.overrides for key in override.where}
+        fixed = {key: value_at(self.base, key) for key in spoken - {*self.keys}}
+        for values in _product(self.grid, self.zips):
+            cell = fixed | values if fixed else values
+            if any(matches(cell) for matches in excluded):
+                continue
+            settings: dict[str, Any] = {}
+            for matches, more in overrides:
+                if matches(cell):
+                    settings |= more
+            yield Combination(values, settings)
+
+
+def value_at(config: Config, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    found: Any = config.model_dump()
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _product(
+    grid: Mapping[str, Sequence[Any]], zips: Sequence[Mapping[str, Sequence[Any]]]
+) -> Iterator[dict[str, Any]]:
+    factors = [[{key: value} for value in values] for key, values in grid.items()]
+    factors += [
+        [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+        for group in zips
+    ]
+    for parts in itertools.product(*factors):
+        yield {key: value for part in parts for key, value in part.items()}
 
 
 def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Study:
     """The study in a YAML file; a file without `sweep:` is a study of one run.
 
-    An override `key=a,b` makes or replaces an axis of the grid, `key=a` fixes the key.
-    ConfigError has one line a problem, as `load_config`.
+    An override `key=a,b` makes or replaces an axis of the grid, or the key's values in a zip;
+    `key=a` fixes the key.  ConfigError has one line a problem, as `load_config`.
     """
     return parse_study(read_file(path), shown_path(path), overrides)
 
@@ -57,38 +136,85 @@ def parse_study(
     lists = [o for o in overrides if len(_values(o)) > 1]
     tree, problems = read_tree(text, source, [o for o in overrides if o not in lists])
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
-    axes, more = _axes(sweep)
+    axes, more = read_axes(sweep)
     problems += more
-    fixed = [override.partition("=")[0].strip() for override in overrides if override not in lists]
-    axes = {key: node for key, node in axes.items() if key not in fixed}
+    declared = Axes(dict(axes.grid), [dict(group) for group in axes.zips])
+    given = [override.partition("=")[0].strip() for override in overrides]
+    for override in overrides:
+        if override not in lists:
+            axes.fixed(override.partition("=")[0].strip())
     for override in lists:
         key = override.partition("=")[0].strip()
-        where = place_of(override)
-        nodes = []
-        for value in _values(override):
-            parsed = parse_override(f"{key}={value}")
-            if isinstance(parsed, Problem):
-                problems.append(replace(parsed, where=where))
-            else:
-                nodes.append(relabel(parsed[1], where))
-        axes[key] = Node(list(nodes), where, "a list", where)
+        node, more = _axis(override)
+        problems += more
+        axes.replaced(key, node)
+        declared.replaced(key, _joined(dict(_pairs(declared)).get(key), node))
     base, more = validate(tree)
     problems = together(problems, more)
-    if len(axes) > MAX_AXES:
-        text = f"found {len(axes)} keys; allowed a grid of at most {MAX_AXES}"
-        problems.append(Problem(sweep.where if sweep else source, "sweep.grid", text))
-        axes = {}
-    total = math.prod(len(node.value) for node in axes.values() if isinstance(node.value, list))
-    if total > MAX_RUNS:
-        problems.append(_large_grid(axes, total, sweep.where if sweep else source))
-    for key, node in axes.items():
-        wrong = _wrong_axis(key, node, axes)
-        problems += wrong or (_wrong_values(tree, key, node) if total <= MAX_RUNS else [])
+    problems += wrong_axes(axes, tree, sweep.where if sweep else source)
+    # rules are read where the axes that they speak of are sound
+    rules, more = ([], []) if problems else read_rules(sweep, declared, given)
+    problems += more
+    if not problems:
+        problems += wrong_settings(rules, tree)
     raise_all(problems)
     assert base is not None
-    study = Study(base, {key: list(node.plain()) for key, node in axes.items()})
+    if rules and not set(given) & set(declared.keys()):
+        raise_all(idle(rules, list(_product(*_plain(axes)))))
+    study = _study(base, axes, rules, given)
+    if study.exclude and study.size == 0:
+        assert sweep is not None
+        raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
     _refuse_absurd(study, axes, tree)
     return study
+
+
+def _axis(override: str) -> tuple[Node, list[Problem]]:
+    """The list of values of an override `key=a,b`."""
+    key, where = override.partition("=")[0].strip(), place_of(override)
+    nodes, problems = [], []
+    for value in _values(override):
+        parsed = parse_override(f"{key}={value}")
+        if isinstance(parsed, Problem):
+            problems.append(replace(parsed, where=where))
+        else:
+            nodes.append(relabel(parsed[1], where))
+    return Node(list(nodes), where, "a list", where), problems
+
+
+def _joined(before: Node | None, after: Node) -> Node:
+    """Both lists of values: rules of the file may speak of what the command line has replaced."""
+    if before is None or not isinstance(before.value, list):
+        return after
+    assert isinstance(after.value, list)
+    return replace(before, value=[*before.value, *after.value])
+
+
+def _pairs(axes: Axes) -> Iterator[tuple[str, Node]]:
+    for _, key, node in axes.named():
+        yield key, node
+
+
+def _plain(axes: Axes) -> tuple[dict[str, list[Any]], tuple[dict[str, list[Any]], ...]]:
+    grid = {key: list(node.plain()) for key, node in axes.grid.items()}
+    zips = ({key: list(node.plain()) for key, node in group.items()} for group in axes.zips)
+    return grid, tuple(zips)
+
+
+def _study(base: Config, axes: Axes, rules: Sequence[Rule], given: Sequence[str]) -> Study:
+    """The study; what the command line gives wins over the settings of an override."""
+    overrides = []
+    for rule in rules:
+        settings = {
+            key: node.plain()
+            for key, node in rule.settings.items()
+            if not any(related(key, other) for other in given)
+        }
+        if settings:
+            overrides.append(Override(rule.where, settings))
+    grid, zips = _plain(axes)
+    exclude = tuple(rule.where for rule in rules if rule.name == "sweep.exclude")
+    return Study(base, grid, zips, exclude, tuple(overrides))
 
 
 def _values(override: str) -> list[str]:
@@ -110,122 +236,34 @@ def _values(override: str) -> list[str]:
     return parts
 
 
-def _axes(sweep: Node | None) -> tuple[dict[str, Node], list[Problem]]:
-    if sweep is None or sweep.value is None:
-        return {}, []
-    form = "a section with `grid:`, and below it lines such as `model.depth: [6, 48]`"
-    if not isinstance(sweep.value, dict):
-        return {}, [Problem(sweep.where, "sweep", f"found {sweep.shown}; allowed {form}")]
-    problems = [
-        Problem(node.key_where, quoted_key(f"sweep.{key}"),
-                f"found the unknown key {quoted(key)}; allowed grid")
-        for key, node in sweep.value.items()
-        if key != "grid"
-    ]  # fmt: skip
-    grid = sweep.value.get("grid")
-    if grid is None or grid.value is None:
-        return {}, problems
-    if not isinstance(grid.value, dict):
-        text = f"found {grid.shown}; allowed lines such as `model.depth: [6, 48]`"
-        return {}, [*problems, Problem(grid.where, "sweep.grid", text)]
-    return dict(grid.value), problems
+def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
+    """Refuse a study with a run that this machine could never hold."""
+    nodes = dict(_pairs(axes))
+    for sizes in _largest(study):
+        try:
+            estimate.refuse_absurd(with_overrides(study.base, sizes))
+        except ConfigError as error:
+            key = error.key or ""
+            node = nodes.get(key) or tree.at(tuple(key.split(".")))
+            raise ConfigError(f"{node.where}: {error}", key=error.key) from None
 
 
-def _wrong_axis(key: str, node: Node, axes: dict[str, Node]) -> list[Problem]:
-    """What is wrong with a key of the grid and the form of its values."""
-    name = quoted_key(f"sweep.grid.{key}")
-    path = tuple(key.split("."))
-    free = ("task.", "model.scheme_options.", "train.lr_factors.")
-    if key in sections() or key.split(".")[0] in ("name", "runtime", "sweep"):
-        text = f"found {quoted(key)}; allowed a key that makes a run differ, such as model.depth"
-        return [Problem(node.key_where, name, text)]
-    if key not in keys() and not (key.startswith(free) and all(path)):
-        meant = meant_key(path) if all(path) else None
-        if meant and "." not in meant and len(path) > 1:
-            meant = ".".join((*path[:-1], meant))
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        text = f"found the unknown key {quoted(key)}; allowed dotted keys such as model.depth{hint}"
-        return [Problem(node.key_where, name, text)]
-    if key in {".".join(other.split(".")[:-1]) for other in axes}:
-        text = "found this key and another below it; allowed one of them"
-        return [Problem(node.key_where, name, text)]
-    if not isinstance(node.value, list) or not node.value:
-        shown = "an empty list" if node.value == [] else node.shown
-        scalar = not isinstance(node.value, dict | list | None)
-        hint = f"; did you mean [{node.shown}]?" if scalar else ""
-        text = f"found {shown}; allowed a list of values, such as [6, 48]{hint}"
-        return [Problem(node.where, name, text)]
-    seen: set[str] = set()
-    problems = []
-    for value in node.value:
-        plain = repr(value.plain())
-        if plain in seen:
-            problems.append(Problem(value.where, name, f"found {value.shown} twice; allowed once"))
-        seen.add(plain)
-    return problems
-
-
-def _with(tree: Node, key: str, node: Node) -> Node:
-    """A copy of the tree with another node at a dotted key; what is not changed is shared."""
-    copied = Node(dict(tree.value) if isinstance(tree.value, dict) else {}, tree.where, tree.shown)
-    at = copied
-    *before, last = key.split(".")
-    for part in before:
-        assert isinstance(at.value, dict)
-        old = at.value.get(part)
-        inner = dict(old.value) if old and isinstance(old.value, dict) else {}
-        at.value[part] = Node(inner, old.where if old else node.where, "a section")
-        at = at.value[part]
-    assert isinstance(at.value, dict)
-    at.value[last] = node
-    return copied
-
-
-def _wrong_values(tree: Node, key: str, axis: Node) -> list[Problem]:
-    """Values of an axis that the schema refuses, each in place of the base's own.
-
-    A value that only does not go with another (heads that do not divide the width) is judged
-    together with the rest of its combination.
-    """
-    problems: list[Problem] = []
-    assert isinstance(axis.value, list)
-    for value in axis.value:
-        _, found = validate(_with(tree, key, value))
-        inside = {value.where, *(child.where for child in _below(value))}
-        problems += [p for p in found if p.where in inside and not p.relation]
-    return problems
-
-
-def _below(node: Node) -> list[Node]:
-    inner = node.value
-    return (
-        list(inner.values())
-        if isinstance(inner, dict)
-        else inner
-        if isinstance(inner, list)
-        else []
-    )
-
-
-def _large_grid(axes: dict[str, Node], total: int, where: str) -> Problem:
-    lists = {key: node.value for key, node in axes.items() if isinstance(node.value, list)}
-    sizes = shorten(" x ".join(f"{len(values)} {key}" for key, values in lists.items()), 100)
-    least = min(total, 10**12)  # a hostile file can ask for more than a float holds
-    about = "" if total == least else "more than "
-    text = f"found {about}{least:,} runs ({sizes}), {least / 86_400:,.1f} days at a second each"
-    return Problem(where, "sweep.grid", f"{text}; allowed at most {MAX_RUNS:,}: give fewer values")
-
-
-def _refuse_absurd(study: Study, axes: dict[str, Node], tree: Node) -> None:
-    """Refuse a study whose largest combination this machine could never hold."""
-    largest = {
-        key: max(v or 0 for v in study.grid[key]) for key in estimate.SIZES if key in study.grid
+def _largest(study: Study) -> Iterator[dict[str, Any]]:
+    """The sizes of the cells that can be the largest, those first that multiply to most."""
+    found = {
+        tuple(sorted((k, v) for k, v in cell.settings.items() if k in estimate.SIZES and v))
+        for cell in study.combinations()
     }
     # whether the heads divide the width is a question for each combination, and not for its size
-    largest["model.n_heads"] = 1
-    try:
-        estimate.refuse_absurd(with_overrides(study.base, {k: v for k, v in largest.items() if v}))
-    except ConfigError as error:
-        key = error.key or ""
-        node = axes.get(key) or tree.at(tuple(key.split(".")))
-        raise ConfigError(f"{node.where}: {error}", key=error.key) from None
+    sized = [{**dict(sizes), "model.n_heads": 1} for sizes in found]
+    sized.sort(key=lambda sizes: -math.prod(map(float, sizes.values())))
+    kept: list[dict[str, Any]] = []
+    for sizes in sized:
+        if not any(_within(sizes, larger) for larger in kept[:50]):  # enough of them for a grid
+            kept.append(sizes)
+            yield sizes
+
+
+def _within(sizes: Mapping[str, float], larger: Mapping[str, float]) -> bool:
+    """Whether none of the sizes is above another cell's, where both say the same keys."""
+    return sizes.keys() == larger.keys() and all(sizes[key] <= larger[key] for key in sizes)

@@ -13,6 +13,22 @@ from deepstack.config.schema import Config
 # What the written file sets; all else stays a comment that shows the default.
 CHOSEN = {"model": {"scheme": "deepnorm", "depth": 48}, "task": {"name": "text"}}
 
+# Comments of another kind than the settings': all of them together are one example.
+SWEEP = """
+#| # To make this file a sweep, take away the '#|' and run: deepstack sweep <file> --dry-run
+#| sweep:
+#|   grid:                        # every combination of these values
+#|     model.scheme: [post_ln, deepnorm]
+#|     seed: [0, 1, 2]
+#|   zip:                         # lists that go together, value by value
+#|     model.depth: [6, 48, 200]
+#|     train.lr: [1e-3, 5e-4, 2e-4]
+#|   exclude:                     # cells that are left out; a list means any of its values
+#|     - {model.scheme: post_ln, model.depth: [48, 200]}
+#|   overrides:                   # other settings for some cells; of several the last wins
+#|     - {where: {model.depth: 200}, set: {train.batch_size: 8}}
+"""
+
 
 def annotated_defaults(schema_file: str) -> str:
     """YAML text: a few settings, and every other one as a comment with default and meaning."""
@@ -21,7 +37,7 @@ def annotated_defaults(schema_file: str) -> str:
         "# Settings that are commented out show their defaults.  Run with: deepstack train <file>",
         "",
     ]
-    return "\n".join([*head, *_lines(Config(), CHOSEN, 0)]) + "\n"
+    return "\n".join([*head, *_lines(Config(), CHOSEN, 0)]) + "\n" + SWEEP
 
 
 def _lines(section: BaseModel, chosen: dict[str, Any], level: int) -> Iterator[str]:

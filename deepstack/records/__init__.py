@@ -1,6 +1,14 @@
 """Run folders: the only way results are written, and the way they are read back."""
 
 from deepstack.records.append_log import AppendLog, number_text
+from deepstack.records.checksums import (
+    CHECKSUMS,
+    STATE,
+    damage,
+    mapping,
+    sha256,
+    write_checksums,
+)
 from deepstack.records.files import sync_folder, trouble
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -9,21 +17,32 @@ from deepstack.records.folder import (
     TIMING_COLUMNS,
     RunFolder,
 )
+from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
 from deepstack.records.run import Run, find_runs, load_runs, runs_table, varying
 
 __all__ = [
+    "CHECKSUMS",
     "EVALS_COLUMNS",
+    "STATE",
     "STATES",
     "STEPS_COLUMNS",
     "TIMING_COLUMNS",
     "AppendLog",
+    "Inspection",
     "Run",
     "RunFolder",
+    "damage",
     "find_runs",
+    "folders_to_inspect",
+    "inspect",
     "load_runs",
+    "mapping",
     "number_text",
+    "problems",
     "runs_table",
+    "sha256",
     "sync_folder",
     "trouble",
     "varying",
+    "write_checksums",
 ]

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from deepstack.errors import DeepstackError, DifferenceError
-from deepstack.records.files import read, sync_folder, trouble
+from deepstack.records.files import make_folder, read, sync_folder, trouble
 
 Value = float | int | None
 
@@ -76,26 +76,27 @@ class AppendLog:
         starts it.
         """
         header = (",".join(self.columns) + "\n").encode()
-        data = self._read()
+        # Some file systems, after a power cut, show zeros where bytes had not reached the disk.
+        data = self._read().rstrip(b"\0")
+        self._cut(len(data))
         # A torn header is completed like any torn line; a complete one must be ours.
         kept = data[: len(header)]
         if kept != header[: len(kept)]:
             raise self._difference(_first_line(data), header)
         with trouble(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if len(data) < len(header):
             self._append(header[len(data) :])
             data = header
-            sync_folder(self.path.parent)
+            with trouble(self.path):
+                sync_folder(self.path.parent)
         if self.compared:
             done = max(_end_of(data, replay_from), len(header))
             self._expected = data[done:]
         else:
             done = data.rfind(b"\n") + 1
-            if done < len(data):
-                with trouble(self.path):
-                    os.truncate(self.path, done)
+            self._cut(done)
         self.last_step = _last_step(data[len(header) : done]) if self.compared else None
         return self
 
@@ -197,7 +198,13 @@ class AppendLog:
         return hashlib.sha256(data[: _end_of(data, step)]).hexdigest()
 
     def _read(self) -> bytes:
-        return read(self.path)
+        return read(self.path) or b""
+
+    def _cut(self, size: int) -> None:
+        """Remove what lies behind so many bytes."""
+        if self.path.exists() and self.path.stat().st_size > size:
+            with trouble(self.path):
+                os.truncate(self.path, size)
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None

@@ -41,21 +41,22 @@ def trouble(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         space = ""
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+        with contextlib.suppress(OSError, StopIteration):
+            there = next(folder for folder in (path, *path.parents) if folder.is_dir())
+            free = shutil.disk_usage(there).free
             space = f" ({free / 1e6:.0f} MB free)"
         raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a file; b"" where there is none.
+def read(path: Path) -> bytes | None:
+    """The bytes of a file; None where there is none.
 
     Raises ResourceError for what is no file (a folder, a pipe, a device): it is not waited for.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return b""
+        return None
     except OSError as error:
         raise ResourceError(f"{path}: {error.strerror}") from error
     with open(handle, "rb") as file, trouble(path):
@@ -65,8 +66,15 @@ def read(path: Path) -> bytes:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable; some network file systems cannot, which is fine."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make the names in a folder durable.
+
+    Some network file systems cannot, and a folder that may not be listed cannot be synced either:
+    both are fine.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -74,6 +82,14 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; the names of the new ones are durable."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -85,7 +101,7 @@ def replace(path: Path, data: bytes) -> None:
     # a killed process left there is overwritten by the next.
     beside = path.with_name(f".{path.name}.new")
     with trouble(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             with open(beside, "wb") as file:
                 file.write(data)
@@ -106,7 +122,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises LockedError, naming the holder, when another process has it for longer than a moment.
     """
     with trouble(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     _held.add(descriptor)
     try:
@@ -117,6 +133,9 @@ def locked(path: Path) -> Iterator[None]:
             time.sleep(0.02)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
+            # A kill may once have come between making these folders and syncing their names.
+            for above in path.parent.parents[:2]:
+                sync_folder(above)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
         yield

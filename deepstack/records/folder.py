@@ -168,7 +168,7 @@ class RunFolder:
         number = 1
         while (kept := self.path / "aside" / f"{number}-{name}").exists():
             number += 1
-        files.replace(kept, files.read(self.path / name))
+        files.replace(kept, files.read(self.path / name) or b"")
         return kept
 
     def write_layers(self, name: str, values: ArrayLike) -> None:
@@ -199,7 +199,7 @@ class RunFolder:
             values = np.load(self.layers_dir / f"{name}.npy", allow_pickle=False)
         except FileNotFoundError:
             raise KeyError(name) from None
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, MemoryError) as error:
             raise ResourceError(f"{self.layers_dir}/{name}.npy: {error}") from error
         records = min(len(steps), len(values))
         return steps[:records], values[:records]
@@ -232,11 +232,11 @@ class RunFolder:
 
 def _load_json(path: Path) -> dict[str, Any]:
     data = files.read(path)
-    if not data and not path.exists():
+    if data is None:
         return {}
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResourceError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ResourceError(f"{path}: expected a JSON object")
@@ -253,6 +253,11 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a few of them could stand for gigabytes
+                raise yaml.YAMLError("found an alias, which no config has")
+            return super().compose_node(parent, index)
+
     for tag, pattern, first in (
         ("tag:yaml.org,2002:null", r"(?:|~|null)$", ["", "~", "n"]),
         ("tag:yaml.org,2002:bool", r"(?:true|false)$", list("tf")),
@@ -267,8 +272,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     # YAML 1.1 would read 010 as eight.
     Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
     try:
-        found = yaml.load(files.read(path), Loader=Loader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        found = yaml.load(files.read(path) or b"", Loader=Loader)
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ResourceError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ResourceError(f"{path}: expected a mapping")

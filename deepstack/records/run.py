@@ -217,7 +217,7 @@ def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
-    data = read(path)
+    data = read(path) or b""
     complete = data[: data.rfind(b"\n") + 1]
     if not complete:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})

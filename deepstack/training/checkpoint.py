@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deepstack.records import RunFolder, sync_folder, trouble
+from deepstack.records import (
+    CHECKSUMS,
+    STATE,
+    RunFolder,
+    damage,
+    mapping,
+    sha256,
+    sync_folder,
+    trouble,
+)
 from deepstack.speed.banks import ALIGNMENT
 
-CHECKSUMS = "checksums.json"
-STATE = "state.json"
 KEPT = 2
 RESUMED = ("steps", "evals", "attribution", "first_order")  # logs that a checkpoint vouches for
 
@@ -48,40 +53,76 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """
     target = folder.checkpoint_path(checkpoint.step)
     draft = target.with_name(f".draft-{checkpoint.step}")
+    parts = {
+        name: {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        for name, tensors in checkpoint.parts.items()
+    }
+    state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=2) + "\n"
     with trouble(draft):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        for name, tensors in checkpoint.parts.items():
-            held = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        for name, tensors in parts.items():
             try:
-                save_file(held, draft / f"{name}.safetensors")
+                save_file(tensors, draft / f"{name}.safetensors")
             except SafetensorError as error:  # how it reports what the disk refused
                 raise OSError(str(error)) from error
-        state = {"step": checkpoint.step, **checkpoint.state}
-        (draft / STATE).write_text(json.dumps(state, indent=2) + "\n")
+        (draft / STATE).write_text(state)
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
         (draft / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
         if target.exists():
-            shutil.rmtree(target)
+            discard(target)
         draft.rename(target)
         sync_folder(folder.checkpoint_dir)
-        if problem := damage(target):
-            raise OSError(f"read back wrong: {problem}")
-    for step in folder.checkpoints()[:-KEPT]:
-        shutil.rmtree(folder.checkpoint_path(step), ignore_errors=True)
+        # The sha256 is of what reached the files: that this is what was meant is seen here.
+        if (target / STATE).read_text() != state:
+            raise OSError(f"read back wrong: {STATE}")
+        for name, tensors in parts.items():
+            if wrong := changed_tensor(target / f"{name}.safetensors", tensors):
+                raise OSError(f"read back wrong: {wrong} in {name}.safetensors")
+        for step in folder.checkpoints()[:-KEPT]:
+            discard(folder.checkpoint_path(step))
+
+
+def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of a file that is not, bit for bit, the one that was to be written."""
+    try:
+        with safe_open(path, "pt") as file:
+            for name, wanted in tensors.items():
+                found = file.get_tensor(name)
+                same = shape_of(found) == shape_of(wanted)
+                if not same or not torch.equal(bits(found), bits(wanted)):
+                    return name
+    except SafetensorError as error:
+        raise OSError(f"{path.name}: {error}") from error
+    return None
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, so that NaN equals NaN."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def keep_only(folder: RunFolder, step: int) -> None:
     """Remove every checkpoint but this one: a finished run keeps its weights alone."""
-    for other in folder.checkpoints():
-        if other != step:
-            shutil.rmtree(folder.checkpoint_path(other), ignore_errors=True)
-    if folder.checkpoint_dir.is_dir():
-        for draft in folder.checkpoint_dir.glob(".draft-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+    with trouble(folder.checkpoint_dir):
+        for other in folder.checkpoints():
+            if other != step:
+                discard(folder.checkpoint_path(other))
+        if folder.checkpoint_dir.is_dir():
+            for draft in folder.checkpoint_dir.glob(".*"):
+                shutil.rmtree(draft, ignore_errors=True)
+            sync_folder(folder.checkpoint_dir)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint folder: at every moment there is the whole of it or nothing."""
+    gone = path.with_name(f".gone-{path.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -143,7 +184,7 @@ def newest(
         if problem is None:
             try:
                 found = load(path)
-            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError) as error:
                 problem = f"cannot be read: {error}"
             else:
                 if found.step != step:
@@ -173,6 +214,13 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
             said(f"{name} is not the log that checkpoint {found.step} was saved with")
         changed |= dict.fromkeys(wrong)
         before = found.step
+    if found is not None:
+        damaged += [
+            f"checkpoint {step}: {problem}"
+            for step in folder.checkpoints()
+            if step < found.step
+            and (problem := damage(folder.checkpoint_path(step), owner.largest))
+        ]
     for problem in damaged:
         said(f"not used: {problem}")
     if not changed and not damaged:
@@ -196,7 +244,7 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
                 sync_file(log.path)
     for newer in folder.checkpoints():
         if newer > step:
-            shutil.rmtree(folder.checkpoint_path(newer))
+            discard(folder.checkpoint_path(newer))
     return found
 
 
@@ -211,9 +259,19 @@ def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint folder that `damage` found whole."""
-    state = dict(json.loads((path / STATE).read_text()))
-    parts = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
+    """Read a checkpoint folder that `damage` found whole.
+
+    Raises ValueError, naming the file, for one that is not of its form.
+    """
+    state = mapping(path / STATE)
+    if type(state.get("step")) is not int:
+        raise ValueError(f"{STATE} has no step that is an integer")
+    parts = {}
+    for file in path.glob("*.safetensors"):
+        try:
+            parts[file.stem] = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file.name}: {error}") from error
     for name in ("weights", "optimizer"):
         if name in parts:
             parts[name] = {present_key(key): value for key, value in parts[name].items()}
@@ -223,42 +281,6 @@ def load(path: Path) -> Checkpoint:
 def present_key(key: str) -> str:
     """The name of a parameter as it is now: before there were decoders, stacks had none."""
     return f"encoder.{key}" if key.startswith(("layers.", "entry_norm.", "final_norm.")) else key
-
-
-def damage(path: Path, largest: int | None = None) -> str | None:
-    """What is wrong with a checkpoint folder, in words, or None: every file against its sha256.
-
-    largest: bytes above which a file is not even read.
-    """
-    try:
-        sums: Mapping[str, str] = json.loads(plain_file(path / CHECKSUMS, largest).read_text())
-        if STATE not in sums or not all(Path(name).name == name for name in sums):
-            return f"{CHECKSUMS} is not a list of its files"
-        for name, wanted in sums.items():
-            if sha256(plain_file(path / name, largest)) != wanted:
-                return f"{name} is not what was written (sha256 differs)"
-        extra = {file.name for file in path.glob("*.safetensors")} - set(sums)
-        if extra:
-            return f"{min(extra)} is not one of its files"
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        return str(error)
-    return None
-
-
-def plain_file(path: Path, largest: int | None) -> Path:
-    """The path, if that is a file of its own and not absurdly large; else an OSError that says."""
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
-        raise OSError(f"{path.name} is no file")
-    if largest is not None and about.st_size > largest:
-        raise OSError(f"{path.name} has {about.st_size:,} bytes, of {largest:,} at most")
-    return path
-
-
-def sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_file(path: Path) -> None:

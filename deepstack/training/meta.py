@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,25 @@ def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
         folder = RunFolder(study / (name if number == 1 else f"{name}-{number}"))
         if not folder.exists() or is_same_run(folder, config, task):
             return folder
+        refuse_changed_data(folder, config, task)
     raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
+
+
+def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> None:
+    """Raise ConfigError when a run could go on here but for its data, which are not what they were.
+
+    A run that has ended stays what it is, and another is begun beside it.
+    """
+    ended = folder.read_status().get("state") in ("done", "diverged")
+    if ended or not folder.checkpoints() or not is_same_experiment(folder, config):
+        return
+    was = folder.read_meta().get("data", {}).get("sha256", "")
+    raise ConfigError(
+        f"{task.data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
+        f"was {was[:12]}…, is {str(task.data.get('sha256'))[:12]}…; put the old one back, or begin "
+        "another run with --study",
+        key="task.path",
+    )
 
 
 def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
@@ -73,13 +92,18 @@ def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
     return conf.same_experiment(without_defaults(stored), without_defaults(config))
 
 
-def refuse_other_environment(known: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise ConfigError, naming every difference, unless a run goes on where it was begun."""
-    changes = [
+def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Every difference between two environments, as 'torch was …, is …'."""
+    return [
         f"{key} was {known.get(key)!r}, is {now.get(key)!r}"
         for key in sorted({*known, *now})
         if known.get(key) != now.get(key)
     ]
+
+
+def refuse_other_environment(known: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise ConfigError, naming every difference, unless a run goes on where it was begun."""
+    changes = environment_changes(known, now)
     if changes:
         raise ConfigError(
             f"this run was begun in another environment: {'; '.join(changes)}\n"

@@ -69,7 +69,7 @@ def open_job(
     status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
     a refusal or a full disk it says what it said before, and the same command goes on.
     """
-    study_folder = out / (study or config.name or "runs")
+    study_folder = out / conf.checked_study(study or config.name or "runs")
     refuse_missing_plugins(config, study_folder)
     task = task_of(config)
     # What cannot be built is refused before there is a folder; one layer without storage tells.

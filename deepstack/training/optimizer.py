@@ -76,10 +76,23 @@ def optimizer_state(
     return state
 
 
+def remembered(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What the optimizer keeps of every parameter after its first step."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
+    return "step", "exp_avg", "exp_avg_sq"
+
+
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, banks: Sequence[Bank], state: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what `optimizer_state` gave, whether the banks were stacked or not."""
+    """Put back what `optimizer_state` gave, whether the banks were stacked or not.
+
+    Raises ValueError for a state that is not that of all these banks and no others.
+    """
+    wanted = {f"{bank.key}/{name}" for bank in banks for name in remembered(optimizer)}
+    if wrong := wanted ^ set(state):
+        raise ValueError(f"its optimizer is not this run's ({min(wrong)})")
     for key, joined in state.items():
         bank_key, _, name = key.rpartition("/")
         bank = next(b for b in banks if b.key == bank_key)

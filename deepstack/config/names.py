@@ -1,0 +1,25 @@
+"""Names that become folders: nothing that a study is called can leave the folder of results."""
+
+from __future__ import annotations
+
+import re
+
+from deepstack.config.schema import RUN_NAME
+from deepstack.config.yaml_reader import quoted
+from deepstack.errors import ConfigError
+
+LONGEST_NAME = 64
+
+
+def checked_study(name: str) -> str:
+    """The name of a study, when it is one that a configuration's `name` could have.
+
+    Raises ConfigError for what would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
+    look like an option ('-x'), be no folder at all ('') or be too long.
+    """
+    if re.fullmatch(RUN_NAME, name) and len(name) <= LONGEST_NAME:
+        return name
+    raise ConfigError(
+        f"--study: found {quoted(name)}; allowed letters, digits, '.', '_' and '-', not starting "
+        f"with '.' or '-' (at most {LONGEST_NAME})"
+    )

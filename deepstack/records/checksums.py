@@ -1,0 +1,104 @@
+"""sha256 of every data file of a run, and of every file of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from deepstack.records.files import trouble
+from deepstack.records.folder import RunFolder
+
+CHECKSUMS = "checksums.json"
+STATE = "state.json"
+# Not log.txt, .lock and status.json: the first two say what people and processes did, and the
+# third keeps the sha256 of checksums.json itself.
+DATA = ("config.yaml", "meta.json", "columns.json", "*.csv", "layers/*.npy", "checkpoint/*/*")
+
+
+def sha256(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain_file(path: Path, largest: int | None = None) -> Path:
+    """The path, if that is a file of its own and not absurdly large; else an OSError that says."""
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"{path.name} is no file")
+    if largest is not None and about.st_size > largest:
+        raise OSError(f"{path.name} has {about.st_size:,} bytes, of {largest:,} at most")
+    return path
+
+
+def damage(path: Path, largest: int | None = None) -> str | None:
+    """What is wrong with a checkpoint folder, in words, or None: every file against its sha256.
+
+    largest: bytes above which a file is not even read.
+    """
+    try:
+        sums = mapping(path / CHECKSUMS, largest)
+        if STATE not in sums or not all(PurePosixPath(name).name == name for name in sums):
+            return f"{CHECKSUMS} is not a list of its files"
+        for name, wanted in sums.items():
+            if sha256(plain_file(path / name, largest)) != wanted:
+                return f"{name} is not what was written (sha256 differs)"
+        extra = {file.name for file in path.glob("*.safetensors")} - set(sums)
+        if extra:
+            return f"{min(extra)} is not one of its files"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def write_checksums(folder: RunFolder, *, checkpoints: bool = True) -> str:
+    """Write checksums.json, {relative path: sha256} of all data of a run; return its own sha256.
+
+    For a run that has ended, before status.json says so: status.json then keeps what this returns
+    as `checksums`.  checkpoints=False leaves them out, where the run will not keep them.  Raises
+    ResourceError when the disk refuses.
+    """
+    with trouble(folder.path):
+        sums = {
+            name: sha256(path)
+            for name, path in data_files(folder).items()
+            if checkpoints or not name.startswith("checkpoint/")
+        }
+        folder.write_json(folder.path / CHECKSUMS, sums)
+        return sha256(folder.path / CHECKSUMS)
+
+
+def data_files(folder: RunFolder) -> dict[str, Path]:
+    """{relative path: path} of what a run's data are in, sorted; nothing hidden."""
+    found = {}
+    for pattern in DATA:
+        for path in folder.path.glob(pattern):
+            name = path.relative_to(folder.path).as_posix()
+            if is_data(name):
+                found[name] = path
+    return dict(sorted(found.items()))
+
+
+def is_data(name: str) -> bool:
+    """Whether a path that a file names is one of a run's own: no way out of the folder."""
+    path = PurePosixPath(name)
+    if path.as_posix() != name or any(part.startswith(".") for part in path.parts):
+        return False
+    if path.parts[0] == "checkpoint" and not (path.parts[1:2] or ("",))[0].isdigit():
+        return False
+    return any(len(path.parts) == p.count("/") + 1 and path.match(p) for p in DATA)
+
+
+def mapping(path: Path, largest: int | None = None) -> dict[str, Any]:
+    """A JSON object.  Raises OSError for what is no file or too large, ValueError for no object."""
+    data = plain_file(path, largest).read_bytes()
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is not an object of JSON")
+    return found

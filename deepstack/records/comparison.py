@@ -1,0 +1,177 @@
+"""Two runs of one configuration compared: in which step and column they part first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from deepstack.errors import DeepstackError
+from deepstack.records.append_log import number_text
+from deepstack.records.files import read
+from deepstack.records.folder import RunFolder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LOGS = ("steps.csv", "attribution.csv", "first_order.csv", "evals.csv")
+ABSENT, PRESENT = "not there", "there"
+
+Row = TypeVar("Row")
+Found = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs part.
+
+    step: after which, None for what is of no step, such as a column that only one of them has.
+    column: of a table; 'layer 3' of a file of layers, the name of a tensor, or what else differs.
+    recorded, now: both values as text.
+    """
+
+    step: int | None
+    file: str
+    column: str
+    recorded: str
+    now: str
+
+    @property
+    def place(self) -> str:
+        """'step 2 of steps.csv, column loss'."""
+        step = "" if self.step is None else f"step {self.step} of "
+        return f"{step}{self.file}, {self.column}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file as text: its columns, and the complete rows by their step."""
+
+    columns: tuple[str, ...]
+    rows: dict[int, dict[str, str]]
+
+    @property
+    def last(self) -> int | None:
+        """The step of the last row; None without any."""
+        return max(self.rows, default=None)
+
+
+def read_table(path: Path) -> Table:
+    """The complete rows of a CSV file; no columns and no rows where there is no file."""
+    data = read(path) or b""
+    lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
+    columns = tuple(lines[0].split(",")) if lines else ()
+    cells = (line.split(",") for line in lines[1:])
+    rows = {int(row[0]): dict(zip(columns, row, strict=False)) for row in cells if _number(row[0])}
+    return Table(columns, rows)
+
+
+def row_difference(old: Mapping[str, str], new: Mapping[str, str]) -> Found | None:
+    """The first column that two rows have in common and whose text differs, with both texts."""
+    for column, text in old.items():
+        if column in new and new[column] != text:
+            return f"column {column}", text, new[column]
+    return None
+
+
+def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
+    """The first difference of every log and file of layers, the earliest first.
+
+    end: the step up to which both runs must have every row and record; behind it only what both
+    have is compared.
+    """
+    found: list[Difference | None] = []
+    for name in LOGS:
+        one, two = read_table(old.path / name), read_table(new.path / name)
+        found.append(_walk(name, one.rows, two.rows, end, row_difference))
+        for column in dict.fromkeys((*one.columns, *two.columns)):
+            there = _presence(column in one.columns), _presence(column in two.columns)
+            if one.columns and two.columns and there[0] != there[1]:
+                found.append(Difference(None, name, f"column {column}", *there))
+                break
+    for name in sorted({*old.layer_names(), *new.layer_names()}):
+        found.append(_layers_difference(name, old, new, end))
+    return sorted((d for d in found if d is not None), key=earliest)
+
+
+def earliest(difference: Difference) -> tuple[float, int]:
+    """What differences are sorted by: the step, and within one the order of writing."""
+    step = float("inf") if difference.step is None else difference.step
+    name = difference.file.split("/")[0]
+    rank = (*LOGS[:1], "layers", *LOGS[1:])
+    return step, rank.index(name) if name in rank else len(rank)
+
+
+def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
+    """How much two runs have in common: rows of every log, files of layers and records in them."""
+    count: dict[str, int] = {}
+    for name in LOGS:
+        one, two = read_table(old.path / name), read_table(new.path / name)
+        if one.rows and two.rows:
+            count[f"rows of {name}"] = len(one.rows.keys() & two.rows.keys())
+    names = [n for n in old.layer_names() if n in new.layer_names()]
+    if names:
+        taken = set(old.read_layers(names[0])[0].tolist())
+        count["files of layers"] = len(names)
+        count["records in each"] = len(taken & set(new.read_layers(names[0])[0].tolist()))
+    return count
+
+
+def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
+    """The first record and layer in which a diagnostic differs."""
+    file = f"layers/{name}.npy"
+    records: list[dict[int, np.ndarray]] = []
+    for folder in (old, new):
+        try:
+            steps, values = folder.read_layers(name)
+        except KeyError:
+            there = folder is new
+            return Difference(None, file, "the file", _presence(there), _presence(not there))
+        except DeepstackError as error:
+            return Difference(None, file, "the file", str(error), PRESENT)
+        records.append(dict(zip(steps.tolist(), values, strict=True)))
+    one, two = records
+    return _walk(file, one, two, end, _layer_difference)
+
+
+def _layer_difference(old: np.ndarray, new: np.ndarray) -> Found | None:
+    """The first layer whose number differs in any bit."""
+    import numpy as np
+
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return "shape", f"{old.dtype} {old.shape}", f"{new.dtype} {new.shape}"
+    if old.tobytes() == new.tobytes():
+        return None
+    differing = [a.tobytes() != b.tobytes() for a, b in zip(old, new, strict=True)]
+    layer = int(np.argmax(differing))
+    one, two = number_text(old[layer]), number_text(new[layer])
+    if one == two:  # zeros of two signs have two texts, but NaN has one for many bits
+        one, two = old[layer].tobytes().hex(), new[layer].tobytes().hex()
+    return f"layer {layer + 1}", one, two
+
+
+def _walk(
+    file: str,
+    old: Mapping[int, Row],
+    new: Mapping[int, Row],
+    end: float,
+    differ: Callable[[Row, Row], Found | None],
+) -> Difference | None:
+    """The first step whose rows differ, or that only one of the two has."""
+    for step in sorted(old.keys() | new.keys()):
+        if step in old and step in new:
+            if found := differ(old[step], new[step]):
+                return Difference(step, file, *found)
+        elif step <= end:
+            there = step in old
+            return Difference(step, file, "the row", _presence(there), _presence(not there))
+    return None
+
+
+def _presence(there: bool) -> str:
+    return PRESENT if there else ABSENT
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

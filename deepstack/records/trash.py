@@ -1,0 +1,142 @@
+"""Runs and studies moved out of the way: into a folder inside the results that nothing looks into.
+
+<out>/.trash/<when>/<study>/<run>; bringing one back is moving it back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from deepstack.errors import ConfigError, LockedError, NothingMatchedError
+from deepstack.records.files import sync_folder, trouble
+from deepstack.records.folder import RunFolder
+from deepstack.records.run import find_runs
+
+TRASH = ".trash"
+
+
+def to_trash(
+    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+) -> list[tuple[Path, Path]]:
+    """Move runs and studies of the results folder `out` into its trash: (from, to) of each.
+
+    What is wrong with one of them is found out before anything is moved.  Raises ConfigError for
+    what is no run or study below `out` or a symbolic link, NothingMatchedError for what holds no
+    run, LockedError where another process works on one of the runs.
+    """
+    chosen: dict[Path, Path] = {}  # where it is -> its place below out
+    for path in paths:
+        real, place = _below(Path(path), Path(out))
+        chosen[real] = place
+    # A run of a study that goes too goes with it.
+    whole = {p: place for p, place in chosen.items() if p.parent not in chosen}
+    # A link is moved as such: what it leads to is neither held nor touched.
+    runs = [run for path in whole for run in find_runs(path) if not run.path.is_symlink()]
+    with _many_files(len(runs)), ExitStack() as held:
+        for run in runs:
+            held.enter_context(run.folder.lock())
+        trash = _new_folder(Path(out))
+        moved = []
+        for path, place in whole.items():
+            target = trash / place
+            with trouble(path):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(path, target)
+                sync_folder(target.parent)
+                sync_folder(path.parent)
+            moved.append((path, target))
+    return moved
+
+
+def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
+    """Delete what lies in the trash of a results folder; how many runs and bytes that were.
+
+    A symbolic link in it is removed, and what it leads to is left alone.  Raises LockedError where
+    another process works on a run in it, ConfigError where the trash is itself a link.
+    """
+    trash = _trash_of(Path(out))
+    if not trash.is_dir():
+        return 0, 0
+    runs = size = 0
+    for folder, _, names in os.walk(trash):
+        here = RunFolder(folder)
+        if here.exists():
+            runs += 1
+            if here.holder() is not None:
+                raise LockedError(f"{folder} is in use; nothing was deleted")
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += (Path(folder) / name).lstat().st_size
+    with trouble(trash):
+        for child in trash.iterdir():
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
+    return runs, size
+
+
+def _below(path: Path, out: Path) -> tuple[Path, Path]:
+    """Where a run or study really is, and its place below the results folder."""
+    if path.name in ("", ".."):
+        path = path.resolve()
+    root, real = out.resolve(), path.parent.resolve() / path.name
+    if not real.is_relative_to(root) or real == root:
+        raise ConfigError(
+            f"{path} is not below {out}; allowed a run or a study there, or give its folder "
+            "of results with --out"
+        )
+    place = real.relative_to(root)
+    if real.is_symlink():
+        raise ConfigError(f"{path} is a symbolic link; allowed a folder of its own")
+    if not real.is_dir():
+        raise NothingMatchedError(f"{path}: no such folder")
+    if len(place.parts) > 2 or any(part.startswith(".") for part in place.parts):
+        raise ConfigError(f"{path} is no run and no study: those are {out}/<study>/<run>")
+    if not RunFolder(real).exists():
+        if len(place.parts) == 2:
+            raise NothingMatchedError(f"{path} is no run: it has no config.yaml")
+        find_runs(real)  # raises where there is none
+    return real, place
+
+
+def _trash_of(out: Path) -> Path:
+    trash = out / TRASH
+    if trash.is_symlink() or (trash.exists() and not trash.is_dir()):
+        raise ConfigError(f"{trash} is not a folder of its own; move it away")
+    return trash
+
+
+def _new_folder(out: Path) -> Path:
+    """A folder in the trash that nothing else is in, named after the present time."""
+    trash = _trash_of(out)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    with trouble(trash):
+        trash.mkdir(exist_ok=True)
+        for number in range(1, 10_000):
+            folder = trash / (stamp if number == 1 else f"{stamp}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    raise ConfigError(f"{trash}: too many folders of one second")
+
+
+@contextmanager
+def _many_files(count: int) -> Iterator[None]:
+    """Let the process hold a lock on each of many runs: systems begin with 1024 files."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
