@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import deepstack
 from deepstack import plugins
@@ -21,8 +21,7 @@ from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES
-from deepstack.sweeps import default_workers, expand, plan
-from deepstack.sweeps.local import gpu_slots
+from deepstack.sweeps import Local, Pool, default_workers, expand, plan
 from deepstack.sweeps.plan import count_parameters
 from deepstack.sweeps.starter import Starter
 
@@ -76,18 +75,6 @@ def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     table = deepstack.load_runs(tmp_path)
     assert list(table["model.depth"]) == [1, 2]
     assert table["model_update"].gt(0).all()
-
-
-def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = plan(BASE, {"seed": [0, 1]}, study="s", out=tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_slots(cells, 3) == [None, None, None]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_slots(cells, 3) == ["0", "1", "0"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert gpu_slots(cells, 2) == ["5", "7"]
 
 
 PLUGIN = """
@@ -169,13 +156,48 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 100_000}).items()]
     words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2", *settings]
-    sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"])
+    beside = tmp_path / "temporary"
+    beside.mkdir()
+    environment = os.environ | {"TMPDIR": str(beside)}
+    sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"], env=environment)
     try:
         until(lambda: [rows > 0 for rows in steps_made(tmp_path)] == [True, True])
+        assert list(beside.iterdir())
     finally:
         sweep.kill()
         sweep.wait()
     until(lambda: all(run.state == "interrupted" for run in find_runs(tmp_path)))
+    until(lambda: not list(beside.iterdir()))
+
+
+def test_a_run_whose_starter_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
+    (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
+    with Local([cell], "s", tmp_path, 1, budget=2 * 10**9) as local:
+        until(lambda: local.has_room(cell, []))
+        first = local.start(cell)
+        assert not local.has_room(cell, [cell])
+        until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
+        assert local._starter is not None
+        local._starter._server.kill()
+        until(lambda: first.poll() is not None)
+        assert first.poll() == 128 + signal.SIGTERM
+        until(lambda: find_runs(tmp_path)[0].state == "interrupted")
+        rows = steps_made(tmp_path)[0]
+        until(lambda: local.has_room(cell, []))
+        second = local.start(cell)
+        until(lambda: steps_made(tmp_path)[0] > rows)
+        second.send_signal(signal.SIGTERM)
+        until(lambda: second.poll() is not None)
+        assert second.poll() == 128 + signal.SIGTERM
+
+
+def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
+    runs = deepstack.sweep(BASE, study="one", out=tmp_path)
+    assert [run.state for run in runs] == ["done"]
+    cells = plan(BASE, study="one", out=tmp_path)
+    local = Local(cells, "one", tmp_path, 1)
+    assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
+    assert local._starter is None
 
 
 def test_the_starter_tells_how_each_run_ended(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
     ),
     "deep": (
         lambda f: (f.path / "checksums.json").write_text("[" * 200_000),
-        "checksums.json: unreadable (too deeply nested)",
+        "checksums.json: unreadable (is too deeply nested)",
     ),
 }
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deepstack.cli.options import Json, Out, Plugins, Quiet, load_plugins
-from deepstack.errors import Interrupted
+from deepstack.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from deepstack.sweeps import Cell, Progress
+    from deepstack.sweeps import Cell, Launcher
 
 BUILT_IN = "depth_sweep"
 
@@ -35,14 +36,48 @@ def sweep(
     schemes: Annotated[str | None, typer.Option(help="model.scheme: post_ln,deepnorm.")] = None,
     seeds: Annotated[str | None, typer.Option(help="seed: 0,1,2.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time (default: by cores or GPUs).")
+        int | None, typer.Option(min=1, help="Runs at a time (default: by cores, memory, GPUs).")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="For all runs together: 8GB, or a share of what is free (default: 0.9)."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; run nothing.")
     ] = False,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Run again what failed or had too little memory.")
+        str | None,
+        typer.Option(help="Run again what ended so: failed, out_of_memory or all; with commas."),
+    ] = None,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Then start nothing more, save what runs and exit 3; the command goes on."
+        ),
+    ] = None,
+    run_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Wall-clock seconds for each start of a run; then it saves within 30 s or is "
+            "killed, and has failed.",
+        ),
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On the Ray cluster of this host, or of RAY_ADDRESS.")
     ] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="On the Ray cluster at this address.")
+    ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a job array for Slurm; run nothing here.")
+    ] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="The same, handed to sbatch; print the job's number.")
+    ] = False,
+    sbatch: Annotated[
+        list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
+    ] = [],
     out: Out = Path("results"),
     study: Annotated[str | None, typer.Option(help="Folder of the sweep under --out.")] = None,
     plugin: Plugins = [],
@@ -51,43 +86,111 @@ def sweep(
 ) -> None:
     """Train a grid of runs, several at once; print a table of scheme by depth.
 
-    What is done already is skipped, what was interrupted goes on.
+    What is done already is skipped, what was interrupted goes on, what failed is left alone.
     """
     from deepstack import config as conf
     from deepstack.config.examples import example
 
+    if (ray or ray_address) and (slurm or submit):
+        raise ConfigError("found --ray and --slurm; allowed one of them")
     named = bool(words) and "=" not in words[0]
     path = Path(words[0]) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
+    name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
     load_plugins(plugin)
 
     from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
+    from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
     from deepstack.cli.tables import emit
-    from deepstack.sweeps import Local, Pool, default_workers, plan
+    from deepstack.sweeps import (
+        Local,
+        Pool,
+        default_workers,
+        is_wanted,
+        memory_budget,
+        plan,
+        retry_states,
+    )
 
-    name = study or conf.study_name(described.base, path)
-    cells = plan(described.base, described.grid, study=name, out=out)
+    again, budget = retry_states(retry), memory_budget(memory)
+    cells = plan(described, study=name, out=out)
     count = workers or default_workers(cells)
     if dry_run:
-        emit(plan_rows(cells, count), json)
+        emit_plan(plan_rows(described, cells, count, again), json)
+        for note in plan_notes(cells, again, budget):
+            typer.echo(note, err=True)
         return
+    todo = [cell for cell in cells if is_wanted(cell, again)]
     refuse_full_disk(cells, out)
     bring_reference(path, out / name)
-    launcher = Local(cells, name, out, count)
+    if slurm or submit:
+        hand_to_slurm(todo, name, out, workers, max_hours, sbatch, submit)
+        return
+    launcher: Launcher
+    if ray or ray_address:
+        from deepstack.sweeps.ray import OnRay
+
+        launcher = OnRay(todo, name, out, workers, ray_address)
+        workers, count = None, launcher.workers
+    else:
+        launcher = Local(cells, name, out, count, budget=budget)
+    if workers is not None and not quiet:
+        warn_of_threads(cells, workers)
+    seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
-        progress = Pool(cells, launcher, retry=retry, stop=stop, show=show).run()
+        pool = Pool(cells, launcher, again, stop, show, seconds, run_timeout)
+        progress = pool.run()
     emit(result_rows(progress, nested=json), json)
     for entry in progress:
         if entry.message:
             typer.echo(f"{entry.cell.folder.path}: {entry.state}: {entry.message}", err=True)
     if stop.signal is not None:
         raise Interrupted("interrupted, saved; the same command goes on", stop.signal)
+    if pool.out_of_time:
+        typer.echo("--max-hours are over; the same command goes on", err=True)
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
+
+
+def hand_to_slurm(
+    todo: Sequence[Cell],
+    study: str,
+    out: Path,
+    workers: int | None,
+    hours: float | None,
+    directives: Sequence[str],
+    submitted: bool,
+) -> None:
+    """Write the job array; print its script, or the number of the job that it has become."""
+    from deepstack.sweeps.slurm import submit, write_array
+
+    if not todo:
+        typer.echo("nothing is left to run", err=True)
+        return
+    script = write_array(todo, study, out, workers=workers, hours=hours, directives=directives)
+    if submitted:
+        typer.echo(submit(script))
+        return
+    typer.echo(script)
+    typer.echo(f"{len(todo)} runs; submit them with: sbatch {shlex.quote(str(script))}", err=True)
+
+
+def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
+    """Say so when the runs together have more threads than there are cores."""
+    from deepstack.sweeps import cores, most_threads
+
+    threads = most_threads(cells)
+    if workers * threads > cores():
+        fits = max(1, cores() // threads)
+        typer.echo(
+            f"{workers} workers with {threads} threads each, and {cores()} cores: they will wait "
+            f"for each other; --workers {fits} fits, and so may runtime.threads=1",
+            err=True,
+        )
 
 
 def bring_reference(path: Path, study: Path) -> None:
@@ -101,82 +204,14 @@ def bring_reference(path: Path, study: Path) -> None:
         shutil.copyfile(reference, study / "reference.csv")
 
 
-def plan_rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
-    """What would be run: one row a run, a last one for the whole; times from a short probe."""
-    from deepstack.sweeps import seconds_per_run
-
-    todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
-    seconds = dict(zip(map(id, todo), seconds_per_run(todo), strict=True))
-    rows: list[dict[str, Any]] = [
-        {
-            "run": cell.folder.name,
-            "state": cell.state,
-            "steps": cell.config.train.steps,
-            "parameters": cell.parameters,
-            "memory_mb": round(cell.memory / 1e6),
-            "minutes": round(seconds[id(cell)] / 60, 1) if id(cell) in seconds else 0.0,
-        }
-        for cell in cells
-    ]
-    total = sum(seconds.values()) / 60
-    longest = max(seconds.values(), default=0.0) / 60
-    rows.append(
-        {
-            "run": f"{len(todo)} to run, {workers} at a time",
-            "state": "",
-            "steps": sum(cell.config.train.steps for cell in todo),
-            "parameters": None,
-            "memory_mb": round(sum(sorted(c.memory for c in todo)[-workers:]) / 1e6),
-            "minutes": round(max(total / workers, longest), 1),
-        }
-    )
-    return rows
-
-
-def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
-    """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run."""
-    from deepstack.records import Run, runs_table
-
-    runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
-    if nested:
-        return runs_table(runs).to_dict("records") if runs else []
-    table: dict[str, dict[str, list[str]]] = {}
-    depths = sorted({e.cell.config.model.depth for e in progress})
-    for entry in progress:
-        model = entry.cell.config.model
-        cells = table.setdefault(model.scheme, {})
-        cells.setdefault(str(model.depth), []).append(outcome(entry))
-    return [
-        {"validation loss (‖ΔF‖)": scheme} | {str(d): merged(cells.get(str(d), [])) for d in depths}
-        for scheme, cells in table.items()
-    ]
-
-
-def outcome(entry: Progress) -> str:
-    """'2.91 (3.4)', or the state of a run that is not done."""
-    from deepstack.records import Run
-
-    if entry.state != "done":
-        return f"{entry.state} at {entry.step}"
-    evals = Run(entry.cell.folder.path).evals
-    masked = evals["loss_masked"].iloc[-1] if "loss_masked" in evals else float("nan")
-    loss = masked if masked == masked else evals["loss"].iloc[-1]
-    return f"{loss:.3f} ({entry.model_update:.3g})"
-
-
-def merged(cells: list[str]) -> str:
-    """Seeds and other settings of one scheme and depth, below each other."""
-    return "\n".join(cells) if cells else "-"
-
-
 def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     """Raise ResourceError when the sweep's weights and checkpoints cannot fit on the disk."""
+    from deepstack import config as conf
     from deepstack.errors import ResourceError
 
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
-    # A finished run keeps its weights; running ones hold two checkpoints of three tensors each.
-    needed = sum(4 * cell.parameters for cell in todo)
-    needed += max((24 * cell.parameters for cell in todo), default=0)
+    sizes = [conf.disk_estimate(cell.config) for cell in todo]
+    needed = sum(kept for kept, _ in sizes) + max((most for _, most in sizes), default=0)
     where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(where).free
     if needed > free:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -29,17 +31,22 @@ Show = Callable[[Sequence[Progress]], None]
 @contextmanager
 def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
     """A table on a terminal, a line a change of state elsewhere, nothing when quiet."""
-    console = Console(stderr=True)
+    console, began = Console(stderr=True), time.monotonic()
     if quiet:
         yield lambda progress: None
     elif console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
-            yield lambda progress: live.update(as_table(progress, console.height))
+            yield lambda progress: live.update(
+                as_table(progress, console.height, time.monotonic() - began)
+            )
     else:
         say(f"{len(cells)} runs, {workers} at a time")
         seen = {id(cell): cell.state for cell in cells}
+        latest: Sequence[Progress] = ()
 
         def lines(progress: Sequence[Progress]) -> None:
+            nonlocal latest
+            latest = progress
             for entry in progress:
                 if seen[id(entry.cell)] != entry.state and entry.state != "waiting":
                     seen[id(entry.cell)] = entry.state
@@ -49,6 +56,8 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
                     say(text)
 
         yield lines
+        if latest:
+            say(summary(latest, time.monotonic() - began))
 
 
 def say(line: str) -> None:
@@ -57,7 +66,40 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def as_table(progress: Sequence[Progress], height: int) -> Table:
+def summary(progress: Sequence[Progress], elapsed: float) -> str:
+    """'12 of 24 done, 1 failed; 0:03:20 so far, about 0:04:10 left'."""
+    states = Counter(entry.state for entry in progress)
+    parts = [f"{states.pop('done', 0):,} of {len(progress):,} done"]
+    ends = ("diverged", "failed", "out_of_memory", "interrupted")
+    parts += [f"{states[name]:,} {name.replace('_', ' ')}" for name in ends if states[name]]
+    left = seconds_left(progress, elapsed)
+    about = "" if left is None else f", about {clock(left)} left"
+    return f"{', '.join(parts)}; {clock(elapsed)} so far{about}"
+
+
+def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
+    """Time left for all runs, by the work done in this sweep so far; None when nothing is left.
+
+    The work of a run is layers times tokens times steps, as the plan orders runs.
+    """
+    made = left = 0.0
+    for entry in progress:
+        steps = entry.cell.config.train.steps
+        a_step = entry.cell.work / steps
+        if entry.began:
+            made += a_step * (entry.step - entry.first_step)
+        if entry.state in ("waiting", "running"):
+            left += a_step * (steps - entry.step)
+    return elapsed * left / made if made and left else None
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: '1:02:03'."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) -> Table:
     """The runs as a table that fits the terminal: what runs and what failed comes first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "state", "step", "loss", "‖ΔF‖", "left"):
@@ -79,6 +121,7 @@ def as_table(progress: Sequence[Progress], height: int) -> Table:
             "-" if entry.model_update is None else f"{entry.model_update:.4g}",
             "" if left is None or entry.state != "running" else f"{left:.0f} s",
         )
+    table.caption = summary(progress, elapsed)
     if len(shown) < len(progress):
-        table.caption = f"and {len(progress) - len(shown)} more"
+        table.caption = f"and {len(progress) - len(shown)} more; {table.caption}"
     return table

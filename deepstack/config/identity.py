@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,21 @@ def values(config: Config) -> dict[str, Any]:
 
 def non_defaults(config: Config) -> dict[str, Any]:
     """The values that differ from the defaults; a d_ff of 4 d_model does not."""
-    usual = values(Config())
-    usual["model.d_ff"] = 4 * config.model.d_model
+    usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
     given = values(config)
-    return {k: v for k, v in given.items() if k not in usual or _text(v) != _text(usual[k])}
+    return {k: v for k, v in given.items() if k not in usual or not _same(v, usual[k])}
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return values(Config())
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are written alike: 1 is neither 1.0 nor true."""
+    return (type(a) is type(b) and not isinstance(a, list | dict) and a == b) or (
+        _text(a) == _text(b)
+    )
 
 
 def same_experiment(a: Config, b: Config) -> bool:

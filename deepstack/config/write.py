@@ -1,4 +1,4 @@
-"""From a configuration back to YAML, and the JSON schema that editors read."""
+"""From a configuration back to YAML."""
 
 from __future__ import annotations
 
@@ -16,25 +16,6 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 def to_yaml(config: Config) -> str:
     """Every value as YAML; reading it gives an equal configuration."""
     return "\n".join(_lines(config.model_dump(mode="json"), "")) + "\n"
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of configurations and studies, for completion and checks in editors."""
-    schema = Config.model_json_schema()
-    values = {"type": "array", "minItems": 1, "uniqueItems": True}
-    grid = {
-        "type": "object",
-        "description": "A dotted key with its values: `model.depth: [6, 48]`.",
-        "additionalProperties": values,
-    }
-    sweep = {
-        "type": "object",
-        "description": "Makes the file a study: one run for every combination of the values.",
-        "properties": {"grid": grid},
-        "additionalProperties": False,
-    }
-    schema["properties"]["sweep"] = sweep
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _lines(data: dict[str, Any], indent: str) -> Iterator[str]:

@@ -40,7 +40,10 @@ def damage(path: Path, largest: int | None = None) -> str | None:
     largest: bytes above which a file is not even read.
     """
     try:
-        sums = mapping(path / CHECKSUMS, largest)
+        try:
+            sums = mapping(path / CHECKSUMS, largest)
+        except ValueError as error:
+            return f"{CHECKSUMS} {error}"
         if STATE not in sums or not all(PurePosixPath(name).name == name for name in sums):
             return f"{CHECKSUMS} is not a list of its files"
         for name, wanted in sums.items():
@@ -97,8 +100,10 @@ def mapping(path: Path, largest: int | None = None) -> dict[str, Any]:
     data = plain_file(path, largest).read_bytes()
     try:
         found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no JSON ({error})") from error
+    except RecursionError:
+        raise ValueError("is too deeply nested") from None
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is not an object of JSON")
+        raise ValueError("is not an object of JSON")
     return found

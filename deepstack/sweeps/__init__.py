@@ -1,21 +1,38 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
 from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.local import Local, default_workers
-from deepstack.sweeps.plan import Cell, expand, plan
+from deepstack.sweeps.local import Local, default_workers, most_threads
+from deepstack.sweeps.plan import (
+    FINISHED,
+    RUN_AGAIN,
+    Cell,
+    expand,
+    is_wanted,
+    plan,
+    retry_states,
+)
 from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.probe import seconds_per_run
+from deepstack.sweeps.probe import device_is_here, seconds_per_run
+from deepstack.sweeps.room import cores, memory_budget
 from deepstack.sweeps.run import sweep
 
 __all__ = [
+    "FINISHED",
+    "RUN_AGAIN",
     "Cell",
     "Launcher",
     "Local",
     "Pool",
     "Progress",
+    "cores",
     "default_workers",
+    "device_is_here",
     "expand",
+    "is_wanted",
+    "memory_budget",
+    "most_threads",
     "plan",
+    "retry_states",
     "seconds_per_run",
     "sweep",
 ]

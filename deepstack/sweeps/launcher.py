@@ -15,7 +15,10 @@ class Process(Protocol):
     """A run that was started."""
 
     def poll(self) -> int | None:
-        """Exit code, negative for the signal that ended it; None while it runs."""
+        """Exit code, negative for the signal that ended it; None while it runs.
+
+        143 where only its place was lost (a node, a starter): the run is interrupted, not failed.
+        """
         ...
 
     def send_signal(self, number: int) -> None:
@@ -30,7 +33,7 @@ class Process(Protocol):
 class Launcher(ABC):
     """Starts runs, each in a process of its own, while there is room for them.
 
-    Used in a `with` block: on its way out nothing that it started is left behind.
+    Used in a `with` block: nothing is started before it, nothing is left behind after it.
     """
 
     def __enter__(self) -> Self:

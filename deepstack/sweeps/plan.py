@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
-from deepstack.model import build_model
+from deepstack.model import build_model, without_defaults
 from deepstack.records import Run, RunFolder
+from deepstack.registry import unknown
 from deepstack.tasks import Task, task_of
-from deepstack.training import choose_folder, refuse_missing_plugins, run_name
+from deepstack.training import choose_folder, refuse_missing_plugins
 
 MOST_CELLS = 100_000
+FINISHED = ("done", "diverged")
 RUN_AGAIN = ("failed", "out_of_memory")
 
 
@@ -25,7 +29,8 @@ RUN_AGAIN = ("failed", "out_of_memory")
 class Cell:
     """One run of a sweep: its configuration, its folder, and what it will take.
 
-    state: 'new', or what the folder's run says; parameters: a number; memory: bytes.
+    state: 'new', or what the folder's run says; parameters: a number; memory: bytes.  values: the
+    swept keys' own; overridden: what an override of the sweep's file set besides.
     """
 
     config: conf.Config
@@ -33,6 +38,8 @@ class Cell:
     state: str
     parameters: int
     memory: int
+    values: dict[str, Any] = field(default_factory=dict)
+    overridden: dict[str, Any] = field(default_factory=dict)
 
     @property
     def work(self) -> int:
@@ -43,65 +50,175 @@ class Cell:
         return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
 
 
-def expand(base: conf.Config, grid: Mapping[str, Sequence[Any]]) -> list[conf.Config]:
-    """Every combination of the grid's values, as configurations; equal ones once.
+def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
+    """Whether a sweep runs the cell: not what is done, what failed only when asked to."""
+    return cell.state not in FINISHED and (cell.state not in RUN_AGAIN or cell.state in retry)
 
-    Raises ConfigError for an empty list of values, a value that is not allowed, or a grid so large
-    that it must be a mistake.
+
+def retry_states(text: str | None) -> frozenset[str]:
+    """The states that `--retry` names: failed, out_of_memory, or all; several with commas.
+
+    Raises ConfigError for any other word.
     """
-    total = 1
-    for key, values in grid.items():
+    chosen: set[str] = set()
+    for word in (part.strip() for part in (text or "").split(",") if part.strip()):
+        if word not in (*RUN_AGAIN, "all"):
+            raise ConfigError(unknown("--retry", word, [*RUN_AGAIN, "all"]))
+        chosen |= {*RUN_AGAIN} if word == "all" else {word}
+    return frozenset(chosen)
+
+
+def expand(
+    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None = None
+) -> list[conf.Config]:
+    """Every cell of a study, or every combination of a grid's values, as configurations.
+
+    Equal ones occur once.  Raises ConfigError for an empty list of values, a value that is not
+    allowed, or a grid so large that it must be a mistake.
+    """
+    return [config for config, _, _ in _expanded(base, grid)]
+
+
+def _expanded(
+    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None
+) -> list[tuple[conf.Config, str, conf.Combination]]:
+    """(configuration, run's name, what makes it differ) of every cell."""
+    if isinstance(base, conf.Config):
+        base = conf.Study(base, {key: list(values) for key, values in (grid or {}).items()})
+    for key, values in base.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")
-        total *= len(values)
-    if total > MOST_CELLS:
-        sizes = " x ".join(f"{len(v)} {k}" for k, v in grid.items())
+    if base.total > MOST_CELLS:
+        sizes = " x ".join(f"{len(v)} {k}" for k, v in base.grid.items())
         raise ConfigError(
-            f"sweep.grid: {total:,} runs ({sizes}); allowed at most {MOST_CELLS:,}: "
+            f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {MOST_CELLS:,}: "
             "give fewer values"
         )
-    cells: dict[str, conf.Config] = {}
-    for values in itertools.product(*grid.values()):
-        cell = conf.with_overrides(base, dict(zip(grid, values, strict=True)))
-        cells.setdefault(run_name(cell), cell)
+    names = Names()
+    cells: dict[str, tuple[conf.Config, str, conf.Combination]] = {}
+    for combination in base.combinations():
+        try:
+            cell = conf.with_overrides(base.base, combination.settings)
+        except ConfigError as error:
+            said = ", ".join(f"{key}={value}" for key, value in combination.values.items())
+            where = f"in the run of {said}: " if base.total > 1 else ""
+            raise ConfigError(f"{where}{error}", key=error.key) from None
+        name = names(cell)
+        cells.setdefault(name, (cell, name, combination))
     return list(cells.values())
 
 
+class Names:
+    """`training.run_name`, without asking the same task and scheme for their defaults again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, conf.Config] = {}
+
+    def __call__(self, config: conf.Config) -> str:
+        # what is left of the options depends on nothing else
+        task, model = config.task, config.model
+        key = f"{task!r} {model.scheme} {json.dumps(model.scheme_options, sort_keys=True)}"
+        bare = self._known.get(key)
+        if bare is None:
+            bare = self._known[key] = without_defaults(config)
+        options = {"scheme_options": bare.model.scheme_options}
+        model = model.model_copy(update=options)
+        return conf.run_name(config.model_copy(update={"task": bare.task, "model": model}))
+
+
 def plan(
-    base: conf.Config, grid: Mapping[str, Sequence[Any]], *, study: str, out: Path
+    base: conf.Config | conf.Study,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    study: str,
+    out: Path,
 ) -> list[Cell]:
-    """The cells of a sweep, cheap first, each with its folder and present state."""
+    """The cells of a sweep, cheap first, each with its folder and present state.
+
+    base: a study, or a configuration together with a grid, {dotted key: values}.
+    """
+    estimated = Estimates()
+    there = names_in(out / study)
     cells = []
-    tasks: dict[str, Task] = {}
-    for config in expand(base, grid):
-        refuse_missing_plugins(config, out / study)
-        key = f"{config.task!r} {config.seed} {config.model.family}"
-        if key not in tasks:
-            tasks[key] = task_of(config)
-        folder = choose_folder(config, out / study, tasks[key])
+    for config, name, combination in _expanded(base, grid):
+        folder, state = RunFolder(out / study / name), "new"
+        vocab_size = estimated.vocab_size(config)
+        if name in there:
+            refuse_missing_plugins(config, out / study)
+            folder = choose_folder(config, out / study, estimated.task(config))
+            state = Run(folder.path).state if folder.exists() else "new"
         cells.append(
             Cell(
                 config=config,
                 folder=folder,
-                state=Run(folder.path).state if folder.exists() else "new",
-                parameters=count_parameters(config, tasks[key].vocab_size),
-                memory=conf.memory_estimate(config, tasks[key].vocab_size),
+                state=state,
+                parameters=estimated.parameters(config, vocab_size),
+                memory=conf.memory_estimate(config, vocab_size),
+                values=combination.values,
+                overridden=combination.overridden,
             )
         )
     return sorted(cells, key=lambda cell: cell.work)
 
 
+def names_in(study: Path) -> set[str]:
+    """The names of runs in a study's folder, without the numbers of those called alike."""
+    try:
+        found = os.listdir(study)
+    except OSError:
+        return set()
+    return {*found, *(re.sub(r"-\d+$", "", name) for name in found)}
+
+
+class Estimates:
+    """Tasks and numbers of parameters, each built once for all the cells that share it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        self._vocabularies: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, int, int]] = {}
+
+    def task(self, config: conf.Config) -> Task:
+        """The task of a configuration."""
+        key = f"{config.task!r} {config.seed} {config.model.family}"
+        if key not in self._tasks:
+            self._tasks[key] = task_of(config)
+        return self._tasks[key]
+
+    def vocab_size(self, config: conf.Config) -> int:
+        """The task's vocabulary, which no seed changes."""
+        key = f"{config.task!r} {config.model.family}"
+        if key not in self._vocabularies:
+            self._vocabularies[key] = self.task(config).vocab_size
+        return self._vocabularies[key]
+
+    def parameters(self, config: conf.Config, vocab_size: int) -> int:
+        """The exact number of parameters, from three shallow stacks without storage.
+
+        It is linear in depth, or quadratic where a layer weighs all layers before it.
+        """
+        shape = _shape(config, vocab_size)
+        if shape not in self._shapes:
+            one, two, three = (count_at(config, vocab_size, depth) for depth in (1, 2, 3))
+            self._shapes[shape] = one, two, three
+        one, two, three = self._shapes[shape]
+        more = config.model.depth - 1
+        return one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
+
+
+def _shape(config: conf.Config, vocab_size: int) -> str:
+    """All that the number of parameters depends on but for the depth."""
+    model = config.model.model_copy(update={"depth": 1})
+    return f"{model!r} {vocab_size} {config.task.seq_len} {config.train.trainable}"
+
+
+def count_at(config: conf.Config, vocab_size: int, depth: int) -> int:
+    """The number of parameters of the same stack at another depth."""
+    shallow = conf.with_overrides(config, {"model.depth": depth})
+    built = build_model(shallow, vocab_size=vocab_size, device=torch.device("meta"))
+    return sum(built.banks.count().values())
+
+
 def count_parameters(config: conf.Config, vocab_size: int) -> int:
-    """The exact number of parameters, from three shallow stacks without storage.
-
-    It is linear in depth, or quadratic where a layer weighs all layers before it.
-    """
-
-    def at(depth: int) -> int:
-        shallow = conf.with_overrides(config, {"model.depth": depth})
-        built = build_model(shallow, vocab_size=vocab_size, device=torch.device("meta"))
-        return sum(built.banks.count().values())
-
-    one, two, three = at(1), at(2), at(3)
-    more = config.model.depth - 1
-    return one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
+    """The exact number of parameters of one configuration."""
+    return Estimates().parameters(config, vocab_size)

@@ -5,24 +5,40 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from deepstack.records import Run
+from deepstack import config as conf
+from deepstack.errors import ResourceError
+from deepstack.model import with_defaults
+from deepstack.records import Run, RunFolder
 from deepstack.sweeps.launcher import Launcher, Process
-from deepstack.sweeps.plan import RUN_AGAIN, Cell
+from deepstack.sweeps.plan import FINISHED, Cell, is_wanted
 
 POLL_SECONDS = 0.1
+# From the request to save and end to the kill: of a run that took too long, of a sweep that stops.
+GRACE_SECONDS = 30.0
+STOP_GRACE_SECONDS = 120.0
+# What `train` ends with when it was asked to end: it has saved.
+ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+# ... and when it refused to begin or go on; the folder then says what it said before.
+REFUSED = (2, 5, 6)
 
 
 @dataclass
 class Progress:
-    """One cell while the sweep goes on: what its folder says, and its process while it has one."""
+    """One cell while the sweep goes on: what its folder says, and its process while it has one.
+
+    began, ended: seconds of the monotonic clock.  ending: when it is killed if it has not ended.
+    """
 
     cell: Cell
     state: str
     process: Process | None = None
     began: float = 0.0
+    ended: float = 0.0
+    ending: float | None = None
+    late: bool = False
     step: int = 0
     loss: float | None = None
     model_update: float | None = None
@@ -40,14 +56,22 @@ class Progress:
 
 @dataclass
 class Pool:
-    """Runs cells in processes of their own; what one of them does to itself stays its own."""
+    """Runs cells in processes of their own; what one of them does to itself stays its own.
+
+    retry: the states (failed, out_of_memory) that are run again.  max_seconds: after them nothing
+    new starts, and what runs is asked to save and end.  run_timeout: seconds of wall-clock time
+    after which a run that was started is ended and counts as failed.
+    """
 
     cells: Sequence[Cell]
     launcher: Launcher
-    retry: bool = False
+    retry: Collection[str] = ()
     stop: Callable[[], int | None] = lambda: None
     show: Callable[[Sequence[Progress]], None] = lambda progress: None
+    max_seconds: float | None = None
+    run_timeout: float | None = None
     progress: list[Progress] = field(init=False)
+    out_of_time: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.progress = [Progress(cell, cell.state) for cell in self.cells]
@@ -60,17 +84,18 @@ class Pool:
         waiting = [p for p in self.progress if self._wanted(p)]
         for entry in waiting:
             entry.state = "waiting"
-        handed_on = False
+        if not waiting:
+            return self.progress
+        began, stopping = time.monotonic(), False
         with self.launcher:
             try:
                 while waiting or self._running():
-                    number = self.stop()
-                    if number and not handed_on:
-                        handed_on = True
+                    number = self.stop() or self._time_is_up(began)
+                    if number and not stopping:
+                        stopping = True
                         self._let_go(waiting)
                         for entry in self._running():
-                            assert entry.process is not None
-                            entry.process.send_signal(number)
+                            self._end(entry, number, STOP_GRACE_SECONDS)
                     while waiting and self._has_room(waiting[0]):
                         self._start(waiting.pop(0))
                     time.sleep(POLL_SECONDS)
@@ -84,10 +109,15 @@ class Pool:
         return self.progress
 
     def _wanted(self, entry: Progress) -> bool:
-        if entry.state in ("done", "diverged"):
+        if entry.state in FINISHED:
             self._read(entry)
-            return False
-        return self.retry or entry.state not in RUN_AGAIN
+        return is_wanted(entry.cell, self.retry)
+
+    def _time_is_up(self, began: float) -> int | None:
+        if self.max_seconds is None or time.monotonic() - began < self.max_seconds:
+            return None
+        self.out_of_time = True
+        return signal.SIGTERM
 
     def _running(self) -> list[Progress]:
         return [p for p in self.progress if p.process is not None]
@@ -98,7 +128,7 @@ class Pool:
     def _let_go(self, waiting: list[Progress]) -> None:
         """What has not begun is as it was before."""
         for entry in waiting:
-            entry.state = "interrupted" if entry.cell.folder.exists() else "new"
+            entry.state = entry.cell.state
         waiting.clear()
 
     def _start(self, entry: Progress) -> None:
@@ -107,30 +137,75 @@ class Pool:
         entry.process = self.launcher.start(entry.cell)
         entry.state, entry.began = "running", time.monotonic()
 
+    def _end(self, entry: Progress, number: int, grace: float) -> None:
+        """Ask a run to save and end; after the grace it is killed."""
+        if entry.process is not None and entry.ending is None:
+            entry.process.send_signal(number)
+            entry.ending = time.monotonic() + grace
+
     def _look_at(self, entry: Progress) -> None:
         assert entry.process is not None
         code = entry.process.poll()
         self._read(entry)
-        if code is None:
-            return
+        now = time.monotonic()
+        if code is not None:
+            self._ended(entry, code)
+        elif entry.ending is not None:
+            if now > entry.ending:
+                entry.process.send_signal(signal.SIGKILL)
+        elif self.run_timeout is not None and now - entry.began > self.run_timeout:
+            entry.late = True
+            self._end(entry, signal.SIGTERM, GRACE_SECONDS)
+
+    def _ended(self, entry: Progress, code: int) -> None:
+        """Say how a run ended, and let its folder say the same."""
+        assert entry.process is not None
         said = entry.process.said().strip().splitlines()
-        entry.process = None
+        entry.process, entry.ended = None, time.monotonic()
         run = Run(entry.cell.folder.path)
-        entry.state = run.state if run.folder.exists() else "failed"
-        if entry.state not in ("done", "diverged", "interrupted", "out_of_memory"):
-            entry.state = "failed"
-        if code not in (0, 130, 143) and entry.state in ("interrupted", "failed"):
-            entry.state = "failed"
+        there = run.folder.exists()
+        entry.state = run.state if there else "new"
+        asked = code in ASKED or -code in (signal.SIGINT, signal.SIGTERM)
+        if entry.state in (*FINISHED, "out_of_memory"):
+            return
+        if entry.late:
+            self._failed(entry, f"took longer than --run-timeout, {self.run_timeout:g} s")
+        elif entry.ending is not None or asked:
+            entry.state = "interrupted" if entry.state == "running" else entry.state
+        elif code < 0:
+            self._failed(entry, f"killed by {signal.Signals(-code).name}")
+        elif code in REFUSED:
             entry.message = said[-1] if said else f"ended with exit code {code}"
+            entry.state = entry.state if there else "failed"
+        elif code:
+            reason = said[-1] if said else f"ended with exit code {code}"
+            self._failed(entry, reason, known=entry.state == "failed")
+
+    def _failed(self, entry: Progress, why: str, known: bool = False) -> None:
+        """Write it to the run's folder too, unless it says so or somebody else works there."""
+        entry.state, entry.message = "failed", why
+        folder = entry.cell.folder
+        if known:
+            return
+        try:
+            with folder.lock():
+                if not folder.exists():
+                    folder.write_config(conf.to_yaml(with_defaults(entry.cell.config)))
+                folder.write_status("failed", entry.step, error=why)
+        except ResourceError as error:
+            entry.message = f"{why}; its folder could not be told: {error}"
 
     def _read(self, entry: Progress) -> None:
         """Step, loss and model update from the last row on disk; no lock is needed for that."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            path = entry.cell.folder.steps_path
-            with open(path, "rb") as file:
-                names = file.readline().decode().strip().split(",")
-                file.seek(max(0, path.stat().st_size - 2048))
-                rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
-            row = dict(zip(names, rows[-1].decode().split(","), strict=True))
-            entry.step, entry.loss = int(row["step"]), float(row["loss"])
-            entry.model_update = float(row["model_update"])
+            entry.step, entry.loss, entry.model_update = last_row(entry.cell.folder)
+
+
+def last_row(folder: RunFolder) -> tuple[int, float, float]:
+    """(step, loss, model update) of the last whole row of steps.csv; ValueError for none."""
+    with open(folder.steps_path, "rb") as file:
+        names = file.readline().decode().strip().split(",")
+        file.seek(max(0, folder.steps_path.stat().st_size - 2048))
+        rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
+    row = dict(zip(names, rows[-1].decode().split(","), strict=True))
+    return int(row["step"]), float(row["loss"]), float(row["model_update"])

@@ -8,6 +8,7 @@ same `deepstack train` with the same arguments.
 
 A run ends as it would after a SIGTERM, saving what it has, when its sweep or the starter is gone:
 the starter hears it by the end of its input, a run by the kernel's word of its parent's death.
+A run that has not ended after a while is killed, and so nothing outlives the sweep for long.
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 LOOK_SECONDS = 0.05
+# How long a run whose sweep has gone may take to save.
+GRACE_SECONDS = 60.0
+# Libraries and their threads must start, whatever the limit is.
+LEAST_BYTES = 64 * 2**20
 PR_SET_PDEATHSIG = 1
 # What `deepstack train` imports, by name: the command line is a floor above this one.
 IMPORTED = ("deepstack.training", "deepstack.cli", "deepstack.cli.display", "deepstack.cli.signals")
@@ -37,11 +45,18 @@ class Starter:
     """Starts `deepstack <words>` in processes forked from one that has imported it already.
 
     Close it, or leave its `with` block, when no run is left: what still runs then saves and ends.
+    folder: for files that runs are given; it goes with the starter.
     """
 
     def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="deepstack-"))
         self._server = subprocess.Popen(
-            [sys.executable, "-c", "from deepstack.sweeps.starter import serve; serve()"],
+            [
+                sys.executable,
+                "-c",
+                "import sys; from deepstack.sweeps.starter import serve; serve(sys.argv[1])",
+                str(self.folder),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A Ctrl-C on the terminal reaches the sweep, which hands it on: once.
@@ -53,6 +68,7 @@ class Starter:
         self._started: list[Process] = []
         self._ended: dict[int, int] = {}
         self._closed = False
+        self._ready = False
 
     def __enter__(self) -> Starter:
         return self
@@ -60,14 +76,36 @@ class Starter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def start(self, words: Sequence[str], errors: Path, environment: Mapping[str, str]) -> Process:
+    @property
+    def alive(self) -> bool:
+        """Whether it can start anything."""
+        return not self._closed and self._server.poll() is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has imported everything, so that what is started now begins now."""
+        if self.alive and not self._ready:
+            self._listen()
+        return self._ready or not self.alive
+
+    def start(
+        self,
+        words: Sequence[str],
+        errors: Path,
+        environment: Mapping[str, str],
+        *,
+        memory: int | None = None,
+    ) -> Process:
         """Start `deepstack <words>`, its stderr in a file, with these environment variables added.
 
-        Its working directory and the rest of its environment are those of the sweep.
+        Its working directory and the rest of its environment are those of the sweep.  memory: the
+        bytes that it may take; more than them raises an error inside it.
         """
         process = Process(self, len(self._started), errors)
         self._started.append(process)
-        self.ask(words=list(words), errors=str(errors), environment=dict(environment))
+        self.ask(
+            words=list(words), errors=str(errors), environment=dict(environment), memory=memory
+        )
         return process
 
     def ask(self, **request: Any) -> None:
@@ -84,11 +122,13 @@ class Starter:
             self._listen()
         if number not in self._ended and dead is not None:
             # The kernel has told the runs to save and end; how each ended nobody knows.
-            return dead or 1
+            return 128 + signal.SIGTERM
         return self._ended.get(number)
 
     def close(self) -> None:
         """End the starter, and by that the runs that are left."""
+        if self._closed:
+            return
         assert self._server.stdin is not None and self._server.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._server.stdin.close()
@@ -96,6 +136,7 @@ class Starter:
         self._listen()
         self._server.stdout.close()
         self._closed = True
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _listen(self) -> None:
         assert self._server.stdout is not None
@@ -103,7 +144,10 @@ class Starter:
             *lines, self._torn = (self._torn + said).split(b"\n")
             for line in lines:
                 number, code = json.loads(line)
-                self._ended[number] = code
+                if number is None:
+                    self._ready = True
+                else:
+                    self._ended[number] = code
 
 
 class Process:
@@ -128,17 +172,19 @@ class Process:
         self._starter.ask(signal=number, run=self._number)
 
 
-def serve() -> NoReturn:
+def serve(folder: str) -> NoReturn:
     """The starter: fork a run for every line of input, say the exit code of each that ends.
 
-    A line is {"words", "errors", "environment"} for the next run, or {"signal", "run"}.
+    A line is {"words", "errors", "environment", "memory"} for the next run, or {"signal", "run"}.
+    folder: what to remove at the end, which a killed sweep cannot.
     """
     for module in IMPORTED:
         import_module(module)
     gc.collect()
     gc.freeze()  # shared with the runs, never written to by a collection of theirs
+    tell(None, 0)
     runs: dict[int, int] = {}
-    begun, torn, listening = 0, b"", True
+    begun, torn, listening, patience = 0, b"", True, float("inf")
     while listening or runs:
         if select.select([0] if listening else [], [], [], LOOK_SECONDS)[0]:
             said = os.read(0, 65536)
@@ -154,24 +200,40 @@ def serve() -> NoReturn:
                             request["signal"])  # fmt: skip
             if not listening:
                 _signal(runs, signal.SIGTERM)
+                patience = time.monotonic() + GRACE_SECONDS
+        if time.monotonic() > patience:
+            _signal(runs, signal.SIGKILL)
         while runs:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            ended = [runs.pop(pid), os.waitstatus_to_exitcode(status)]
-            with contextlib.suppress(BrokenPipeError):
-                os.write(1, json.dumps(ended).encode() + b"\n")
+            tell(runs.pop(pid), os.waitstatus_to_exitcode(status))
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
+def tell(number: int | None, code: int) -> None:
+    """Say to the sweep how a run of that number ended; None: that all is imported."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps([number, code]).encode() + b"\n")
+
+
 def _signal(pids: Iterable[int], number: int) -> None:
-    """Only to children that have not been waited for: their ids cannot be another's."""
+    """Only to children that have not been waited for: their ids cannot be another's.
+
+    A kill is for the processes that a run has started too.
+    """
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+        if number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
 
 
-def fork(words: Sequence[str], errors: str, environment: Mapping[str, str]) -> int:
+def fork(
+    words: Sequence[str], errors: str, environment: Mapping[str, str], memory: int | None
+) -> int:
     """The process id of a new run."""
     starter = os.getpid()
     pid = os.fork()
@@ -190,6 +252,8 @@ def fork(words: Sequence[str], errors: str, environment: Mapping[str, str]) -> i
             os.dup2(opened, number)
             os.close(opened)
         os.environ.update(environment)
+        if memory is not None:
+            limit_memory(memory)
         sys.argv = ["deepstack", *words]
         code = run()
     except BaseException:
@@ -199,6 +263,27 @@ def fork(words: Sequence[str], errors: str, environment: Mapping[str, str]) -> i
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def limit_memory(memory: int) -> None:
+    """Let this process take so many bytes in all; an allocation beyond them fails (Linux only).
+
+    RLIMIT_DATA counts private writable mappings, which are what allocations of Python and torch
+    are made of; address space would count the libraries' reservations too.  What is resident
+    already, shared with the starter, counts as taken.
+    """
+    import resource
+
+    if sys.platform != "linux":
+        return
+    there = {
+        line.split(":")[0]: 1024 * int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(("VmData:", "VmRSS:"))
+    }
+    more = max(memory - there["VmRSS"], LEAST_BYTES)
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (there["VmData"] + more, highest))
 
 
 def run() -> int:

@@ -263,7 +263,10 @@ def load(path: Path) -> Checkpoint:
 
     Raises ValueError, naming the file, for one that is not of its form.
     """
-    state = mapping(path / STATE)
+    try:
+        state = mapping(path / STATE)
+    except ValueError as error:
+        raise ValueError(f"{STATE} {error}") from error
     if type(state.get("step")) is not int:
         raise ValueError(f"{STATE} has no step that is an integer")
     parts = {}

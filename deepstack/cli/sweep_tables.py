@@ -1,0 +1,137 @@
+"""The tables of a sweep: its plan before anything runs, and its results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import typer
+
+from deepstack.cli.tables import emit, text
+from deepstack.config import Study, values
+from deepstack.records import Run, runs_table
+from deepstack.sweeps import Cell, Progress, device_is_here, is_wanted, seconds_per_run
+from deepstack.sweeps.needs import MARGIN
+
+# Rows beyond which the layout of a table takes seconds.
+LONG = 500
+
+
+def plan_rows(
+    study: Study, cells: Sequence[Cell], workers: int, retry: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """What would be run: one row a run, a last one for the whole; times from a short probe.
+
+    A column a swept key, and one a key that an override sets; its values there end in '*'.
+    """
+    todo = [cell for cell in cells if is_wanted(cell, retry)]
+    seconds: dict[int, float | None] = dict.fromkeys(map(id, cells), 0.0)
+    seconds |= dict(zip(map(id, todo), seconds_per_run(todo), strict=True))
+    overridden = list(dict.fromkeys(key for cell in cells for key in cell.overridden))
+    usual = values(study.base)
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        row: dict[str, Any] = {"run": cell.folder.name}
+        row |= {key: shown(cell.values[key]) for key in study.keys}
+        for key in overridden:
+            given = key in cell.overridden
+            row[key] = f"{cell.overridden[key]}*" if given else shown(usual.get(key))
+        row |= {
+            "state": cell.state,
+            "steps": cell.config.train.steps,
+            "parameters": cell.parameters,
+            "memory_mb": round(cell.memory / 1e6),
+            "minutes": minutes(seconds[id(cell)]),
+        }
+        rows.append(row)
+    known = [s for s in seconds.values() if s is not None]
+    whole = f"{len(todo):,} to run, {workers} at a time"
+    if study.total > study.size:
+        whole += f", {study.total - study.size:,} left out"
+    rows.append(
+        {
+            "run": whole,
+            **dict.fromkeys([*study.keys, *overridden]),
+            "state": "",
+            "steps": sum(cell.config.train.steps for cell in todo),
+            "parameters": None,
+            "memory_mb": round(sum(sorted(c.memory for c in todo)[-workers:]) / 1e6),
+            "minutes": minutes(max(sum(known) / workers, max(known, default=0.0)))
+            if len(known) == len(cells)
+            else None,
+        }
+    )
+    return rows
+
+
+def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print the plan; a long one as plain columns, which are ready at once."""
+    if as_json or len(rows) <= LONG:
+        emit(rows, as_json)
+        return
+    names = list(rows[0])
+    table = [names, *([text(row[name]) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def plan_notes(cells: Sequence[Cell], retry: Collection[str], budget: int) -> list[str]:
+    """What the table cannot show: states, runs that may not fit, times that are not known."""
+    todo = [cell for cell in cells if is_wanted(cell, retry)]
+    states = Counter(cell.state for cell in cells)
+    notes = [f"{len(cells):,} runs: " + ", ".join(f"{n:,} {s}" for s, n in states.most_common())]
+    if large := [cell for cell in todo if MARGIN * cell.memory > budget]:
+        notes.append(
+            f"{len(large):,} runs may need more than the {budget / 1e6:,.0f} MB that all runs have "
+            "together; they run alone and may end as out_of_memory"
+        )
+    if away := [cell for cell in todo if not device_is_here(cell.config)]:
+        notes.append(
+            f"no times for {len(away):,} runs: runtime.device=cuda, and there is no GPU here"
+        )
+    return notes
+
+
+def minutes(seconds: float | None) -> float | None:
+    """Minutes to a tenth."""
+    return None if seconds is None else round(seconds / 60, 1)
+
+
+def shown(value: Any) -> Any:
+    """A value as a cell of a table: lists and sections as text."""
+    return value if value is None or isinstance(value, int | float | str) else str(value)
+
+
+def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
+    """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run."""
+    runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
+    if nested:
+        return runs_table(runs).to_dict("records") if runs else []
+    table: dict[str, dict[str, list[str]]] = {}
+    depths = sorted({e.cell.config.model.depth for e in progress})
+    for entry in progress:
+        model = entry.cell.config.model
+        cells = table.setdefault(model.scheme, {})
+        cells.setdefault(str(model.depth), []).append(outcome(entry))
+    return [
+        {"validation loss (‖ΔF‖)": scheme} | {str(d): merged(cells.get(str(d), [])) for d in depths}
+        for scheme, cells in table.items()
+    ]
+
+
+def outcome(entry: Progress) -> str:
+    """'2.91 (3.4)', or the state of a run that is not done."""
+    if entry.state != "done":
+        return f"{entry.state} at {entry.step}"
+    evals = Run(entry.cell.folder.path).evals
+    masked = evals["loss_masked"].iloc[-1] if "loss_masked" in evals else float("nan")
+    loss = masked if masked == masked else evals["loss"].iloc[-1]
+    return f"{loss:.3f} ({entry.model_update:.3g})"
+
+
+def merged(cells: list[str]) -> str:
+    """Seeds and other settings of one scheme and depth, below each other."""
+    return "\n".join(cells) if cells else "-"

@@ -1,0 +1,165 @@
+"""A sweep as a job array of Slurm: a script that the user can read, change and submit."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.records import files
+from deepstack.sweeps.launcher import train_words
+from deepstack.sweeps.needs import as_sent, needs_of
+from deepstack.sweeps.plan import Cell
+
+# Before its time is up, Slurm tells the script: as long as this many seconds for the run to save.
+SAVE_SECONDS = 60
+STARTS_AT_MOST = 5
+CONFIG = '"$here/$run.yaml"'
+
+SCRIPT = Template("""\
+#!/bin/bash
+# $count runs of the study $study, written by `deepstack sweep --slurm`.
+# sbatch $script
+$directives
+
+runs=(
+$runs
+)
+run=$${runs[$$SLURM_ARRAY_TASK_ID]}
+here=$folder
+cd -- $cwd || exit 1
+
+saved_step() {
+  sed -n 's/^ *"step": *\\([0-9]*\\).*/\\1/p' "$$here/../$$run/status.json" 2>/dev/null | head -n 1
+}
+
+# A run that takes its node along each time, or never gets to save, must not start for ever.
+starts=$$here/$$SLURM_ARRAY_JOB_ID-$$SLURM_ARRAY_TASK_ID.starts
+echo "step $$(saved_step)" >> "$$starts"
+if [ "$$(uniq -c "$$starts" | tail -n 1 | awk '{print $$1}')" -gt $most ]; then
+  echo "$$run: $most starts without a step that was saved; given up" >&2
+  exit 1
+fi
+
+child= asked= woken= code=127
+# The time is nearly up: save, then come back.
+trap 'asked=yes woken=yes; [ -z "$$child" ] || kill -TERM "$$child"' USR1
+# Preempted or cancelled: Slurm sends SIGTERM to the run as well, which saves; wait for it.
+trap 'woken=yes' TERM
+
+$command &
+child=$$!
+[ -z "$$asked" ] || kill -TERM "$$child"
+while :; do
+  woken=
+  wait "$$child"
+  now=$$?
+  [ "$$now" = 127 ] || code=$$now
+  [ -n "$$woken" ] || break
+done
+
+if [ -n "$$asked" ] && [ "$$code" = 143 ]; then
+  # Not SLURM_JOB_ID: of one task it is the number of the whole array.
+  scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$$SLURM_ARRAY_TASK_ID"
+fi
+[ "$$code" != 0 ] || rm -f -- "$$starts"
+exit "$$code"
+""")
+
+
+def write_array(
+    cells: Sequence[Cell],
+    study: str,
+    out: Path,
+    *,
+    workers: int | None = None,
+    hours: float | None = None,
+    directives: Sequence[str] = (),
+) -> Path:
+    """Write <out>/<study>/slurm/: the cells' configurations and a script, whose path it returns.
+
+    One task of the array a run, each with the cores, memory and GPU of the largest; `workers` of
+    them at a time.  hours: the time limit of one start of a run; a run that needs longer saves
+    when it is up, and comes back.  directives: more options of sbatch, as '--partition=x'.  Raises
+    ConfigError for one that is none, and for a folder that sbatch could not name.
+    """
+    for line in directives:
+        if not line.startswith("-") or not line.isprintable():
+            raise ConfigError(f"--sbatch: found {line!r}; allowed an option, as '--partition=x'")
+    folder = (out / study / "slurm").absolute()
+    if not str(folder).isprintable() or '"' in str(folder):
+        raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
+    for cell in cells:
+        files.replace(folder / f"{cell.folder.name}.yaml", as_sent(cell).encode())
+    script = free_name(folder)
+    words = [sys.executable, "-m", "deepstack"]
+    words += train_words(CONFIG, out=out.absolute(), study=study)
+    command = " ".join(CONFIG if word == CONFIG else shlex.quote(word) for word in words)
+    log = str(folder).replace("%", "%%") + "/%A_%a.log"
+    limit = f"%{workers}" if workers else ""
+    lines = [
+        f"--job-name={study}",
+        f"--array=0-{len(cells) - 1}{limit}",
+        f'--output="{log}"',
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{SAVE_SECONDS}",
+        *resources(cells),
+    ]
+    if hours is not None:
+        lines.append(f"--time={max(1, math.ceil(60 * hours))}")
+    text = SCRIPT.substitute(
+        count=len(cells),
+        study=study,
+        script=shlex.quote(str(script)),
+        directives="\n".join(f"#SBATCH {line}" for line in [*lines, *directives]),
+        runs="\n".join(f"  {shlex.quote(cell.folder.name)}" for cell in cells),
+        folder=shlex.quote(str(folder)),
+        cwd=shlex.quote(os.getcwd()),
+        most=STARTS_AT_MOST,
+        command=command,
+    )
+    files.replace(script, text.encode())
+    return script
+
+
+def free_name(folder: Path) -> Path:
+    """A name for the script that no array before it has: one may still be waiting."""
+    number = 1
+    while (path := folder / f"array-{number}.sh").exists():
+        number += 1
+    return path
+
+
+def resources(cells: Sequence[Cell]) -> list[str]:
+    """Options of sbatch for the cores, memory (MiB) and GPU of the largest of the cells."""
+    import torch
+
+    needs = []
+    for cell in cells:
+        device = cell.config.runtime.device
+        # 'auto' means what there is here: of the nodes nothing is known.
+        gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        needs.append(needs_of(cell, gpu=gpu))
+    memory = math.ceil(max(need.memory for need in needs) / 2**20)
+    lines = [f"--cpus-per-task={max(need.cores for need in needs)}", f"--mem={memory}M"]
+    return [*lines, "--gres=gpu:1"] if any(need.gpu_memory for need in needs) else lines
+
+
+def submit(script: Path) -> str:
+    """Hand the script to sbatch; the job's number.  Raises ResourceError when it refuses."""
+    command = f"sbatch {shlex.quote(str(script))}"
+    if shutil.which("sbatch") is None:
+        raise ResourceError(f"there is no sbatch here; on a machine of the cluster: {command}")
+    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise ResourceError(f"{command}: {said}")
+    return done.stdout.strip().split(";")[0]

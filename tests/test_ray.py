@@ -1,0 +1,352 @@
+"""Sweeps on Ray, without Ray: what is sent back from a node, and what becomes of a lost one.
+
+test_ray_cluster.py runs them on two nodes.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import deepstack
+from deepstack import config as conf
+from deepstack import plugins
+from deepstack.config import Config, with_overrides
+from deepstack.errors import PluginError, ResourceError
+from deepstack.records import Run, RunFolder
+from deepstack.sweeps import plan, ray_cluster, ray_node
+from deepstack.sweeps.mirror import News, Source, Target
+from deepstack.sweeps.needs import needs_of
+from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
+from deepstack.sweeps.ray_node import Order, sees, work
+
+TINY = {
+    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 4,
+    "train.eval_batches": 1, "log.probe_sequences": 1, "model.depth": 2, "log.layers_every": 2,
+}  # fmt: skip
+BASE = with_overrides(Config(), TINY)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    }
+
+
+class Pair:
+    """A folder on a node, and the sweep's copy of it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.node, self.here = RunFolder(tmp_path / "node"), RunFolder(tmp_path / "here")
+        self.source, self.target = Source(self.node), Target(self.here)
+
+    def send(self) -> News:
+        news = self.source.news()
+        self.target.write(news)
+        assert contents(self.node.path) == contents(self.here.path)
+        return news
+
+
+def write_checkpoint(folder: RunFolder, step: int) -> None:
+    path = folder.checkpoint_path(step)
+    path.mkdir(parents=True)
+    (path / "weights.safetensors").write_bytes(b"w" * step)
+    (path / "checksums.json").write_text('{"weights.safetensors": ""}')
+
+
+def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.node.write_config("model: {}\n")
+    pair.node.steps_path.write_bytes(b"step\n1\n2")
+    assert set(pair.send().whole) == {"config.yaml", "steps.csv"}
+    with open(pair.node.steps_path, "ab") as log:
+        log.write(b"\n3\n")
+    news = pair.send()
+    assert news.grown == {"steps.csv": (8, b"\n3\n")} and not news.whole
+    assert pair.send() == News()
+
+
+def test_what_was_cut_and_grew_again_is_sent_whole(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.node.path.mkdir()
+    pair.node.timing_path.write_bytes(b"step\n1\n2,to")
+    pair.send()
+    pair.node.timing_path.write_bytes(b"step\n1\n2,made again\n")
+    assert set(pair.send().whole) == {"timing.csv"}
+
+
+def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    write_checkpoint(pair.node, 3)
+    pair.send()
+    (pair.node.checkpoint_dir / ".draft-5").mkdir()
+    (pair.node.checkpoint_dir / ".draft-5" / "weights.safetensors").write_bytes(b"half")
+    torn = pair.node.checkpoint_path(4)
+    torn.mkdir()
+    (torn / "checksums.json").write_text('{"weights.safetensors": ""}')
+    assert pair.source.news() == News()
+    write_checkpoint(pair.node, 7)
+    for path in (torn, pair.node.checkpoint_path(3)):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    news = pair.send()
+    assert set(news.checkpoints) == {7} and pair.here.checkpoints() == [7]
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
+def test_no_name_leads_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
+    target = Target(RunFolder(tmp_path / "run"))
+    for news in (News(whole={name: b"x"}), News(grown={name: (0, b"x")})):
+        with pytest.raises(ValueError, match="no file of a run folder"):
+            target.write(news)
+    target.write(News(checkpoints={3: {"../../../x": b"x"}}))
+    assert list(tmp_path.rglob("x")) == [tmp_path / "run" / "checkpoint" / "3" / "x"]
+
+
+def order_of(tmp_path: Path, **changes: Any) -> Order:
+    token = tmp_path / "driver" / "s" / ".ray-token"
+    values: dict[str, Any] = {
+        "config": conf.to_yaml(BASE), "folder": "run-2", "alone": "run", "study": "s",
+        "out": str(tmp_path / "driver"), "here": str(tmp_path), "token": (str(token), "secret"),
+    }  # fmt: skip
+    return Order(**(values | changes))
+
+
+def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_node, "TOKEN_SECONDS", 0.2)
+    order = order_of(tmp_path)
+    assert not sees(order)  # no such folder
+    token = Path(order.token[0])
+    token.parent.mkdir(parents=True)
+    assert not sees(order)  # a folder of that name, but not this one
+    token.write_text("another sweep's")
+    assert not sees(order)
+    token.write_text("secret")
+    assert sees(order)
+
+
+def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_node, "_starter", None)
+    whole = deepstack.train(BASE, study="s", out=tmp_path / "whole")
+    order = order_of(tmp_path, alone=whole.name)
+    here = Target(RunFolder(tmp_path / "driver" / "s" / "run-2"))
+    heard = []
+
+    def talk(said: dict[str, Any]) -> list[dict[str, Any]]:
+        heard.append(set(said))
+        if "news" in said:
+            here.write(News(**said["news"]))
+        return [{"begin": None}] if "shared" in said else []
+
+    try:
+        assert work(order, talk) == (0, "")
+    finally:
+        assert ray_node._starter is not None
+        ray_node._starter.close()
+    assert heard[0] == {"shared", "node"} and heard[-1] == {"news"}
+    run = Run(here.folder.path)
+    assert run.state == "done"
+    for name in ("steps.csv", "evals.csv"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert run.folder.checkpoints() == [4]
+    assert contents(run.folder.layers_dir) == contents(whole.folder.layers_dir)
+
+
+def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> None:
+    assert work(order_of(tmp_path), lambda said: [{"signal": 15}]) == (143, "")
+
+
+def test_a_plugin_must_arrive_as_it_was_sent(tmp_path: Path) -> None:
+    order = order_of(tmp_path, plugins=[("mine.py", "00", b"print()")])
+    with pytest.raises(PluginError, match=r"mine\.py"):
+        ray_node.words_for(order, tmp_path, tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\n")
+    plugins.load_plugins([file])
+    [(name, digest, content)] = ray_cluster.plugin_files()
+    order = order_of(tmp_path, plugins=[(name, digest, content)])
+    words = ray_node.words_for(order, tmp_path, tmp_path)
+    assert Path(words[-1]).read_bytes() == b"x = 1\n" and words[-2] == "--plugin"
+    file.write_text("x = 2\n")
+    with pytest.raises(PluginError, match="changed"):
+        ray_cluster.plugin_files()
+
+
+class RayError(Exception):
+    """The base of Ray's errors in `FakeRay`."""
+
+
+class TaskCancelledError(RayError):
+    """A task that was cancelled before it ran."""
+
+
+class RayTaskError(RayError):
+    """An error inside a task."""
+
+
+class FakeCluster:
+    """As much of `OnRay` as a run needs; `ends` says what each task of the run comes to."""
+
+    def __init__(self, *ends: Any) -> None:
+        self.ends, self.said, self.orders = list(ends), [], []
+        self.words: list[dict[str, Any]] = []
+        self.cancelled: list[Any] = []
+        errors = SimpleNamespace(
+            RayError=RayError, TaskCancelledError=TaskCancelledError, RayTaskError=RayTaskError
+        )
+        self.ray = SimpleNamespace(
+            exceptions=errors,
+            wait=lambda tasks, timeout: ([t for t in tasks if t is not None], []),
+            get=self._get,
+            cancel=self.cancelled.append,
+        )
+        self.cluster = nullcontext
+
+    @staticmethod
+    def _get(end: Any) -> Any:
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def too_large(self, resources: dict[str, float]) -> str | None:
+        return "too large" if resources.get("num_cpus", 0) > 4 else None
+
+    def submit(self, order: Order, resources: dict[str, float], key: str) -> Any:
+        self.orders.append((key, order.before))
+        return self.ends.pop(0)
+
+    def say(self, key: str, word: dict[str, Any]) -> None:
+        self.said.append((key, word))
+
+    def heard(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
+        found, self.words = self.words, []
+        return found
+
+
+def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
+    folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
+    return Process(cluster, folder, order_of(tmp_path), resources, 1)  # type: ignore[arg-type]
+
+
+def ended(process: Process) -> int:
+    for _ in range(100):
+        if (code := process.poll()) is not None:
+            return code
+    raise AssertionError("it never ends")
+
+
+def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
+    cluster = FakeCluster(RayError("node died"), RayError("node died"), (0, "said"))
+    process = process_of(cluster, tmp_path)
+    assert ended(process) == 0 and process.said() == "said"
+    assert cluster.orders == [("1.0", 0), ("1.1", 1), ("1.2", 2)]
+
+
+def test_a_run_that_is_always_lost_is_interrupted_in_the_end(tmp_path: Path) -> None:
+    cluster = FakeCluster(*[RayError("node died\nand pages")] * (LOST_AT_MOST + 1))
+    process = process_of(cluster, tmp_path)
+    assert ended(process) == 143 and process.said().endswith("last: node died")
+
+
+@pytest.mark.parametrize("end", [TaskCancelledError(), RayError("node died")])
+def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: Path) -> None:
+    cluster = FakeCluster(end)
+    process = process_of(cluster, tmp_path)
+    process.send_signal(2)
+    assert cluster.cancelled and cluster.said == [("1.0", {"signal": 2})]
+    assert ended(process) == 130
+
+
+def test_an_error_in_the_task_is_said(tmp_path: Path) -> None:
+    process = process_of(FakeCluster(RayTaskError("no space")), tmp_path)
+    assert ended(process) == 1 and process.said() == "no space"
+
+
+def test_what_no_node_can_hold_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    process = process_of(FakeCluster(), tmp_path, num_cpus=5)
+    assert process.poll() == 5 and process.said() == "too large"
+
+
+def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
+    cluster = FakeCluster(None)
+    process = process_of(cluster, tmp_path)
+    cluster.words = [{"shared": False, "node": "n1"}]
+    assert process.poll() is None
+    assert cluster.said == [("1.0", {"begin": None})]
+    cluster.words = [{"news": vars(News(whole={"config.yaml": b"seed: 1\n"}))}]
+    assert process.poll() is None
+    folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
+    assert folder.exists() and folder.holder() is not None
+    process._task = (0, "")
+    assert process.poll() == 0 and folder.holder() is None
+
+
+def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> None:
+    cluster = FakeCluster(None)
+    process = process_of(cluster, tmp_path)
+    with RunFolder(tmp_path / "driver" / "s" / "run-2").lock():
+        cluster.words = [{"shared": False, "node": "n1"}]
+        assert process.poll() == 5
+    assert "in use" in process.said() and cluster.said[-1] == ("1.0", {"signal": 15})
+
+
+def test_runs_share_what_the_cluster_has(tmp_path: Path) -> None:
+    cells = plan(BASE, {"seed": [0, 1, 2]}, study="s", out=tmp_path)
+    memory = needs_of(cells[0], gpu=False).memory
+    on_ray = object.__new__(OnRay)
+    on_ray._limit, on_ray._gpu_bytes, on_ray._looked = None, None, float("inf")
+
+    def fit(*nodes: dict[str, float]) -> list[bool]:
+        on_ray._known = [{"Resources": {"CPU": 1.0, "memory": 9.0 * memory} | n} for n in nodes]
+        return [on_ray.has_room(cells[2], cells[:n]) for n in range(3)]
+
+    assert fit({}, {}) == [True, True, False]
+    assert fit({"CPU": 9.0, "memory": 2.5 * memory}) == [True, True, False]
+    assert on_ray._capacity(cells) == 2
+    gpus = {"CPU": 9.0, "GPU": 2.0, "memory": 1e12}
+    assert fit(gpus) == [True, True, False]  # auto takes a GPU where there are
+    assert fit({"CPU": 4.0}, {"CPU": 2.0}) == [True, True, True]
+    assert "cores" in str(on_ray.too_large({"num_cpus": 5, "num_gpus": 0}))
+    assert "GPU" in str(on_ray.too_large({"num_cpus": 1, "num_gpus": 1}))
+    assert on_ray.too_large({"num_cpus": 4, "num_gpus": 0}) is None
+    on_ray._limit = 1
+    assert fit({"CPU": 9.0}) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("needed", "there", "share"),
+    [(10, None, 1.0), (10, 15, 1.0), (10, 5, 1.0), (10, 25, 1 / 2), (1, 1000, 1 / 8)],
+)
+def test_small_runs_share_a_gpu(needed: int, there: int | None, share: float) -> None:
+    assert share_of_gpu(needed, there) == share
+
+
+def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Callable[..., Any]:
+        raise ImportError(name)
+
+    monkeypatch.setattr(ray_cluster, "import_module", refuse)
+    with pytest.raises(ResourceError, match="pip install"):
+        ray_cluster.connect(None)
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ResourceError, match="ray start --head"):
+        ray_cluster.refuse_silent(where, "start one with `ray start --head`")
+    ray_cluster.refuse_silent("auto", "")

@@ -1,0 +1,223 @@
+"""Job arrays for Slurm: what the script says, and what it does when it is run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deepstack.config import Config, load_config, with_overrides
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.records import RunFolder
+from deepstack.sweeps import Cell
+from deepstack.sweeps.needs import as_sent
+from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
+
+MEBI = 2**20
+
+
+def cell_of(out: Path, name: str, memory: int = 100 * MEBI, **settings: object) -> Cell:
+    config = with_overrides(Config(), {k.replace("__", "."): v for k, v in settings.items()})
+    return Cell(config, RunFolder(out / "s" / name), "new", 1000, memory)
+
+
+def directives(script: Path) -> list[str]:
+    lines = script.read_text().splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+
+
+def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
+    small = cell_of(tmp_path, "small")
+    large = cell_of(tmp_path, "large", 800 * MEBI, runtime__threads=3)
+    more = ["--partition=long", "--mem=9G"]
+    script = write_array(
+        [small, large], "s", tmp_path, workers=4, hours=1.01, directives=more
+    )  # fmt: skip
+    said = directives(script)
+    assert said == [
+        "--job-name=s",
+        "--array=0-1%4",
+        f'--output="{tmp_path}/s/slurm/%A_%a.log"',
+        "--open-mode=append",
+        "--requeue",
+        "--signal=B:USR1@60",
+        "--cpus-per-task=3",
+        "--mem=1200M",
+        "--time=61",
+        *more,
+    ]
+    assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
+
+
+def test_a_gpu_is_asked_for_where_a_run_uses_one(tmp_path: Path) -> None:
+    cells = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", runtime__device="cuda")]
+    assert "--gres=gpu:1" not in directives(write_array(cells[:1], "s", tmp_path))
+    assert "--gres=gpu:1" in directives(write_array(cells, "s", tmp_path))
+
+
+def test_a_script_that_may_still_wait_is_not_overwritten(tmp_path: Path) -> None:
+    cells = [cell_of(tmp_path, "a")]
+    names = [write_array(cells, "s", tmp_path).name for _ in range(3)]
+    assert names == ["array-1.sh", "array-2.sh", "array-3.sh"]
+
+
+@pytest.mark.parametrize("line", ["partition=x", "--x\nrm -rf /", ""])
+def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--sbatch"):
+        write_array([cell_of(tmp_path, "a")], "s", tmp_path, directives=[line])
+
+
+def test_threads_are_those_that_the_run_was_given_cores_for(tmp_path: Path) -> None:
+    wide = cell_of(tmp_path, "a", model__d_model=4096, runtime__threads=2)
+    assert "threads: 2" in as_sent(wide)
+    assert "threads: auto" in as_sent(cell_of(tmp_path, "b"))
+
+
+def test_without_sbatch_it_is_said_where_to_type_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ResourceError, match=r"sbatch '/a b/x\.sh'") as raised:
+        submit(Path("/a b/x.sh"))
+    assert raised.value.exit_code == 5
+
+
+def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program(tmp_path / "sbatch", 'echo "17;cluster"')
+    assert submit(tmp_path / "x.sh") == "17"
+    program(tmp_path / "sbatch", "echo invalid partition >&2; exit 1")
+    with pytest.raises(ResourceError, match="invalid partition"):
+        submit(tmp_path / "x.sh")
+
+
+class Node:
+    """Runs a script as Slurm would, with a run that does what `does` says, and a scontrol."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+        self.folder, self.out = folder, folder / "it's a $HOME folder"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        program(self.bin / "scontrol", f'echo "$@" >> {folder}/requeued')
+        program(self.bin / "python", f"{does}")
+        monkeypatch.setattr(sys, "executable", str(self.bin / "python"))
+        cells = [cell_of(self.out, "first"), cell_of(self.out, "second one")]
+        self.script = write_array(cells, "s", self.out)
+
+    def start(self) -> subprocess.Popen[str]:
+        environment = dict(os.environ, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="1")
+        environment |= {"SLURM_JOB_ID": "7", "PATH": f"{self.bin}:/usr/bin:/bin"}
+        return subprocess.Popen(
+            ["bash", str(self.script)], env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def requeued(self) -> str:
+        path = self.folder / "requeued"
+        return path.read_text() if path.exists() else ""
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+# A run that saves when it is asked to end, and says so.
+SAVES = "trap 'echo saved; exit 143' TERM; touch {ready}; while :; do sleep 0.05; done"
+
+
+def ready(node: Node) -> subprocess.Popen[str]:
+    process = node.start()
+    deadline = time.monotonic() + 20
+    while not (node.folder / "ready").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, 'printf "%s\\n" "$@"; exit 5')
+    process = node.start()
+    said, errors = process.communicate(timeout=20)
+    assert process.returncode == 5, errors
+    config = node.out / "s" / "slurm" / "second one.yaml"
+    wanted = ["-m", "deepstack", "train", str(config), "--quiet", "--out", str(node.out)]
+    assert said.splitlines() == [*wanted, "--study", "s"]
+    assert node.requeued() == ""
+    assert shlex.quote("second one") in node.script.read_text()
+
+
+def test_before_its_time_is_up_the_run_saves_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"))
+    process = ready(node)
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == "saved\n"
+    # by the task's number: that of the job is, for one of the tasks, that of the whole array
+    assert (process.returncode, node.requeued()) == (143, "requeue 7_1\n")
+
+
+def test_when_slurm_ends_it_the_script_waits_for_the_run_and_leaves_the_rest_to_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"))
+    process = ready(node)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "saved\n"
+    assert (process.returncode, node.requeued()) == (143, "")
+
+
+def test_a_run_that_fails_is_not_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = f"trap 'exit 1' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+    node = Node(tmp_path, monkeypatch, failing)
+    process = ready(node)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=20)
+    assert (process.returncode, node.requeued()) == (1, "")
+
+
+def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, "echo started; exit 143")
+    folder = RunFolder(node.out / "s" / "second one")
+    folder.write_status("interrupted", 3)
+
+    def starts(count: int) -> Sequence[str]:
+        return [node.start().communicate(timeout=20)[0] for _ in range(count)]
+
+    assert starts(STARTS_AT_MOST - 1) == ["started\n"] * (STARTS_AT_MOST - 1)
+    folder.write_status("interrupted", 4)  # it got somewhere: the count begins anew
+    assert starts(STARTS_AT_MOST + 1) == ["started\n"] * STARTS_AT_MOST + [""]
+
+
+def test_a_sweep_writes_an_array_of_what_is_left_to_do(tmp_path: Path) -> None:
+    done = RunFolder(tmp_path / "s" / "any")
+    words = ["sweep", "--slurm", "--depths", "1,2", "--schemes", "post_ln", "--study", "s"]
+    command = [sys.executable, "-m", "deepstack", *words, "--out", str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    script = Path(first.stdout.strip())
+    assert f"sbatch {script}" in first.stderr and "--array=0-1" in directives(script)
+    config = next((tmp_path / "s" / "slurm").glob("*d1*.yaml"))
+    done = RunFolder(tmp_path / "s" / config.stem)
+    done.write_config(config.read_text())
+    done.write_status("done", 1)
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert "--array=0-0" in directives(Path(second.stdout.strip()))
+    refused = subprocess.run(
+        [*command, "--submit"], capture_output=True, text=True, env={**os.environ, "PATH": "/x"}
+    )
+    assert refused.returncode == 5 and "sbatch" in refused.stderr

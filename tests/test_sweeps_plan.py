@@ -1,0 +1,164 @@
+"""What `sweep --dry-run` shows, and how little is built for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from deepstack.cli import app, sweep_tables
+from deepstack.cli.sweep_display import clock, seconds_left, summary
+from deepstack.config import Config, parse_study, with_overrides
+from deepstack.records import RunFolder
+from deepstack.sweeps import Cell, Progress, plan, probe, seconds_per_run
+from deepstack.sweeps.plan import Names
+from deepstack.training import run_name
+
+STUDY = """
+model: {d_model: 8}
+task: {seq_len: 8}
+train: {steps: 3, batch_size: 4, eval_batches: 1}
+log: {probe_sequences: 1}
+sweep:
+  grid: {model.scheme: [post_ln, deepnorm]}
+  zip: {model.depth: [1, 2], train.lr: [1e-3, 1e-4]}
+  exclude: [{model.scheme: post_ln, model.depth: 2}]
+  overrides: [{where: {model.depth: 2}, set: {train.batch_size: 2}}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+def dry_run(file: Path, *words: str) -> Any:
+    command = ["sweep", str(file), "--dry-run", "--out", str(file.parent / "out"), *words]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert not (file.parent / "out").exists()
+    return result
+
+
+def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
+    *rows, whole = json.loads(dry_run(file, "--json", "--workers", "2").stdout)
+    keys = ["model.scheme", "model.depth", "train.lr", "train.batch_size", "state", "steps"]
+    assert [[row[key] for key in keys] for row in rows] == [
+        ["post_ln", 1, 1e-3, 4, "new", 3],
+        ["deepnorm", 1, 1e-3, 4, "new", 3],
+        ["deepnorm", 2, 1e-4, "2*", "new", 3],
+    ]
+    assert whole["run"] == "3 to run, 2 at a time, 1 left out" and whole["steps"] == 9
+    assert all(row["memory_mb"] > 300 and row["minutes"] is not None for row in rows)
+    shown = dry_run(file)
+    assert "train.batch_size" in shown.stdout and "2*" in shown.stdout
+    assert "3 runs: 3 new" in shown.stderr
+
+
+def test_a_gpu_study_is_not_timed_where_there_is_no_gpu(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> float:
+        raise AssertionError("nothing is to be trained for this plan")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(probe, "step_seconds", never)
+    shown = dry_run(file, "runtime.device=cuda", "--json")
+    assert {row["minutes"] for row in json.loads(shown.stdout)} == {None}
+    assert "no times for 3 runs: runtime.device=cuda, and there is no GPU here" in shown.stderr
+
+
+def test_runs_that_may_not_fit_are_named(file: Path) -> None:
+    assert "3 runs may need more than the 100 MB" in dry_run(file, "--memory", "100MB").stderr
+
+
+def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: Counter[str] = Counter()
+
+    def counting(name: str, function: Any) -> Any:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            built[name] += 1
+            return function(*args, **kwargs)
+
+        return count
+
+    module = sys.modules["deepstack.sweeps.plan"]
+    for name in ("build_model", "task_of", "without_defaults"):
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    monkeypatch.setattr(probe, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth))
+    seeds, rates = list(range(20)), [i * 1e-4 for i in range(1, 11)]
+    grid = {"model.scheme": ["post_ln", "deepnorm"], "seed": seeds, "train.lr": rates}
+    base = with_overrides(parse_study(STUDY).base, {"task.mask_split": [1, 0, 0]})
+    cells = plan(base, grid, study="s", out=tmp_path)
+    seconds = seconds_per_run(cells)
+    assert len(cells) == len(seconds) == 400 and set(seconds) == {3.0 * 6}
+    # three shallow stacks and two depths for each scheme
+    assert built == {"build_model": 6, "task_of": 1, "without_defaults": 2, "timed": 4}
+
+
+def test_what_there_is_no_patience_for_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "step_seconds", lambda config, depth: 1.0)
+    cells = plan(parse_study(STUDY), study="s", out=tmp_path)
+    assert seconds_per_run(cells, patience=-1.0) == [None] * 3
+    assert None not in seconds_per_run(cells)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"task.mask_split": [1, 0, 0]},
+        {"task.mask_split": [0.8, 0.1, 0.1], "seed": 4},
+        {"model.scheme": "dlcl", "model.d_model": 32},
+        {"task.name": "copy", "model.scheme_options.c": 0.5},
+    ],
+)
+def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
+    config = with_overrides(Config(), values)
+    names = Names()
+    for seed in (0, 1):
+        cell = with_overrides(config, {"seed": seed})
+        assert names(cell) == run_name(cell)
+
+
+def test_a_long_plan_is_plain_columns_with_the_same_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"run": f"r{i}", "state": "new", "minutes": i / 3} for i in range(5)]
+    sweep_tables.emit_plan(rows, False)
+    short = capsys.readouterr().out
+    monkeypatch.setattr(sweep_tables, "LONG", 4)
+    sweep_tables.emit_plan(rows, False)
+    plain = capsys.readouterr().out
+    assert "─" in short and "─" not in plain
+    assert [line.split() for line in plain.splitlines()] == [
+        line.split() for line in short.splitlines() if line.strip(" ─")
+    ]
+
+
+def test_the_display_says_how_many_are_done_and_how_much_is_left() -> None:
+    def entry(state: str, step: int, began: float, depth: int = 1) -> Progress:
+        config = with_overrides(Config(), {"model.depth": depth, "train.steps": 100})
+        cell = Cell(config, RunFolder("nowhere"), "new", parameters=1, memory=1)
+        return Progress(cell, state, began=began, step=step)
+
+    progress = [
+        entry("done", 100, 1.0), entry("done", 100, 0.0), entry("failed", 50, 1.0),
+        entry("running", 50, 1.0, depth=2), entry("waiting", 0, 0.0),
+        entry("out_of_memory", 0, 0.0),
+    ]  # fmt: skip
+    # made here: 100 + 50 + 2 x 50; left: 2 x 50 + 100; the second was done before
+    assert seconds_left(progress, 500.0) == pytest.approx(500 * 200 / 250)
+    said = summary(progress, 500.0)
+    assert said == "2 of 6 done, 1 failed, 1 out of memory; 0:08:20 so far, about 0:06:40 left"
+    assert seconds_left(progress[:3], 9.0) is None and clock(3725) == "1:02:05"

@@ -1,0 +1,187 @@
+"""How a pool ends runs and what it says of those that ended badly, with processes that only act."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.records import Run
+from deepstack.sweeps import Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
+
+BASE = with_overrides(Config(), {"model.depth": 1, "model.d_model": 8})
+
+
+class Actor:
+    """A process that ends by a script, signal (0: of itself) -> exit code; it ignores others."""
+
+    def __init__(self, cell: Cell, script: dict[int, int], writes: str | None) -> None:
+        self.script, self.code, self.signals = script, script.get(0), list[int]()
+        cell.folder.write_config(to_yaml(cell.config))
+        cell.folder.write_status(writes or "running", 3)
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+        self.code = self.script.get(number, self.code)
+
+    def said(self) -> str:
+        return "Traceback\nRuntimeError: broken"
+
+
+class Stage(Launcher):
+    """Starts actors, `workers` at a time."""
+
+    def __init__(self, script: dict[int, int], writes: str | None = None, workers: int = 1) -> None:
+        self.script, self.writes, self.workers = script, writes, workers
+        self.actors: list[Actor] = []
+
+    def has_room(self, cell: Cell, running: Sequence[Cell]) -> bool:
+        return len(running) < self.workers
+
+    def start(self, cell: Cell) -> Actor:
+        self.actors.append(Actor(cell, self.script, self.writes))
+        return self.actors[-1]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(pool, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "STOP_GRACE_SECONDS", 0.05)
+
+
+def cells_of(out: Path, seeds: int = 1) -> list[Cell]:
+    return plan(BASE, {"seed": list(range(seeds))}, study="s", out=out)
+
+
+TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
+
+
+# exit codes by signal, what the run's folder says -> state, error in status.json
+ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
+    ({0: 0}, "done", "done", None),
+    ({0: 0}, "diverged", "diverged", None),
+    ({0: 5}, "out_of_memory", "out_of_memory", None),
+    ({0: 143}, "interrupted", "interrupted", None),
+    ({0: -TERM}, "running", "interrupted", None),  # before it could listen
+    ({0: -KILL}, "running", "failed", "killed by SIGKILL"),
+    ({0: -int(signal.SIGSEGV)}, "running", "failed", "killed by SIGSEGV"),
+    ({0: 1}, "failed", "failed", None),  # it has said so itself
+    ({0: 1}, "running", "failed", "RuntimeError: broken"),
+    ({0: 5}, "running", "interrupted", None),  # a full disk: the same command goes on
+]
+
+
+@pytest.mark.parametrize(("script", "writes", "state", "error"), ENDS)
+def test_the_sweep_and_the_folder_say_alike_how_a_run_ended(
+    script: dict[int, int], writes: str, state: str, error: str | None, tmp_path: Path
+) -> None:
+    (entry,) = Pool(cells_of(tmp_path), Stage(script, writes)).run()
+    run = Run(entry.cell.folder.path)
+    assert entry.state == run.state == state and run.status["error"] == error
+    (again,) = cells_of(tmp_path)
+    assert is_wanted(again) == (state == "interrupted")
+
+
+def test_a_run_that_takes_too_long_is_asked_then_killed_and_has_failed(tmp_path: Path) -> None:
+    stage = Stage({KILL: -KILL})
+    (entry,) = Pool(cells_of(tmp_path), stage, run_timeout=0.05).run()
+    assert stage.actors[0].signals == [TERM, KILL]
+    status = Run(entry.cell.folder.path).status
+    assert entry.state == status["state"] == "failed"
+    assert status["error"] == entry.message == "took longer than --run-timeout, 0.05 s"
+
+
+def test_a_late_run_that_saves_in_time_has_failed_too(tmp_path: Path) -> None:
+    stage = Stage({TERM: 143})
+    (entry,) = Pool(cells_of(tmp_path), stage, run_timeout=0.05).run()
+    assert stage.actors[0].signals == [TERM] and entry.state == "failed"
+    assert Run(entry.cell.folder.path).state == "failed"
+
+
+def test_a_run_that_cannot_be_told_apart_from_a_working_one_is_left_alone(tmp_path: Path) -> None:
+    (cell,) = cells_of(tmp_path)
+    with cell.folder.lock():
+        (entry,) = Pool([cell], Stage({0: -KILL})).run()
+    assert entry.state == "failed" and "in use" in entry.message
+    assert Run(cell.folder.path).status["state"] == "running"
+
+
+@pytest.mark.parametrize("script", [{TERM: 143}, {KILL: -KILL}])
+def test_after_max_hours_nothing_starts_and_what_runs_is_interrupted(
+    script: dict[int, int], tmp_path: Path
+) -> None:
+    stage = Stage(script)
+    sweep = Pool(cells_of(tmp_path, seeds=3), stage, max_seconds=0.05)
+    states = [entry.state for entry in sweep.run()]
+    assert states == ["interrupted", "new", "new"] and sweep.out_of_time
+    assert stage.actors[0].signals == ([TERM] if TERM in script else [TERM, KILL])
+    assert all(map(is_wanted, cells_of(tmp_path, seeds=3)))
+
+
+def test_a_stop_request_is_handed_on_once_and_its_kills_are_no_failures(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stop() -> int:
+        asked.append(1)
+        return signal.SIGINT
+
+    stage = Stage({KILL: -KILL}, workers=2)
+    sweep = Pool(cells_of(tmp_path, seeds=3), stage, stop=lambda: (asked and stop()) or None)
+    sweep.show = lambda progress: asked.append(1)
+    assert [entry.state for entry in sweep.run()] == ["interrupted", "interrupted", "new"]
+    assert [actor.signals for actor in stage.actors] == [[signal.SIGINT, KILL]] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "states"),
+    [
+        (None, set()),
+        ("failed", {"failed"}),
+        ("out_of_memory", {"out_of_memory"}),
+        ("failed, out_of_memory", {"failed", "out_of_memory"}),
+        ("all", {"failed", "out_of_memory"}),
+    ],
+)
+def test_retry_names_states(text: str | None, states: set[str], tmp_path: Path) -> None:
+    assert retry_states(text) == states
+    for state, script in {"failed": {0: 1}, "out_of_memory": {0: 5}}.items():
+        Pool(cells_of(tmp_path / state), Stage(script, state)).run()
+        (cell,) = cells_of(tmp_path / state)
+        assert is_wanted(cell, retry_states(text)) == (state in states)
+        stage = Stage({0: 0}, "done")
+        Pool([cell], stage, retry_states(text)).run()
+        assert len(stage.actors) == (state in states)
+
+
+def test_retry_of_another_word_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'failed'"):
+        retry_states("faild")
+
+
+def test_what_fails_before_it_has_a_folder_is_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(self: Any, cell: Cell, script: dict[int, int], writes: str | None) -> None:
+        self.script, self.code, self.signals = script, script[0], []
+
+    monkeypatch.setattr(Actor, "__init__", nothing)
+
+    def say(code: int) -> str:
+        return Pool(cells_of(tmp_path), Stage({0: code})).run()[0].state
+
+    assert say(2) == "failed" and not list(tmp_path.iterdir())  # refused: nothing is there
+    assert say(-11) == "failed"
+    (cell,) = cells_of(tmp_path)
+    assert cell.state == "failed" and Run(cell.folder.path).status["error"] == "killed by SIGSEGV"

@@ -1,0 +1,159 @@
+"""What a machine has room for: memory shared out among runs, GPUs among small ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.records import RunFolder
+from deepstack.sweeps import Cell, Local, default_workers, memory_budget, most_threads, room
+from deepstack.sweeps.room import CONTEXT_BYTES, Gpu, Place, Room
+
+GB = 10**9
+
+
+def cell(memory: int, device: str = "auto", threads: int | str = "auto") -> Cell:
+    config = with_overrides(Config(), {"runtime.device": device, "runtime.threads": threads})
+    return Cell(config, RunFolder("nowhere"), "new", parameters=1000, memory=memory)
+
+
+def filled(room: Room, cells: list[Cell]) -> list[Place]:
+    """The places of the cells that fit, in order, until one does not."""
+    taken: list[Place] = []
+    for one in cells:
+        place = room.place(one, taken)
+        if place is None:
+            break
+        taken.append(place)
+    return taken
+
+
+def test_runs_share_the_memory_and_never_hold_more_than_there_is() -> None:
+    four = Room(4, 12 * GB)
+    small = filled(four, [cell(GB)] * 9)
+    assert [place.memory for place in small] == [3 * GB] * 4  # an equal share, above 1.5 GB
+    large = filled(four, [cell(4 * GB)] * 9)
+    assert [place.memory for place in large] == [6 * GB] * 2  # 1.5 times the estimate
+    mixed = filled(four, [cell(GB), cell(5 * GB), cell(GB)])
+    assert [place.memory for place in mixed] == [3 * GB, int(7.5 * GB)]
+    for taken in (small, large, mixed):
+        assert sum(place.memory for place in taken) <= 12 * GB
+
+
+def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
+    four = Room(4, 12 * GB)
+    assert four.place(cell(50 * GB), []) == Place(12 * GB)
+    assert four.place(cell(50 * GB), [Place(3 * GB)]) is None
+    assert four.place(cell(GB), [Place(12 * GB)]) is None
+
+
+def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
+    two = Room(8, 100 * GB, [Gpu("0", 10 * GB), Gpu("1", 6 * GB)])
+    small = filled(two, [cell(2 * GB)] * 9)  # 3 GB and CUDA's own for each
+    assert [place.gpu for place in small] == ["0", "0", "1"]
+    for gpu in two.gpus:
+        held = [place.gpu_memory for place in small if place.gpu == gpu.name]
+        assert sum(held) <= (gpu.free or 0)
+    assert small[0].gpu_memory == 3 * GB + CONTEXT_BYTES and not small[0].limited
+    large = filled(two, [cell(50 * GB)] * 9)
+    assert [place.gpu for place in large] == ["0", "1"]  # each finds out for itself
+    assert filled(Room(8, 100 * GB, [Gpu("MIG-x"), Gpu("MIG-y")]), [cell(GB)] * 9) == [
+        replace(small[0], gpu=name, gpu_memory=1_500_000_000 + CONTEXT_BYTES)
+        for name in ("MIG-x", "MIG-y")
+    ]
+
+
+def test_runs_on_the_cpu_take_no_gpu() -> None:
+    one = Room(2, 12 * GB, [Gpu("0", GB)])
+    assert one.place(cell(GB, device="cpu"), []) == Place(6 * GB)
+
+
+def test_the_host_memory_of_runs_on_gpus_counts() -> None:
+    one = Room(16, 20 * GB, [Gpu("0", 1000 * GB)])
+    taken = filled(one, [cell(GB)] * 16)
+    assert len(taken) == 4 and all(place.memory > 4 * GB for place in taken)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("8GB", 8 * GB), ("512MiB", 2**29), ("1.5 kb", 1500), ("300", 300), ("0.5", 50), ("1", 100)],
+)
+def test_a_budget_is_a_size_or_a_share(
+    text: str, bytes_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available_memory", lambda: 100)
+    assert memory_budget(text) == bytes_
+    assert memory_budget(None) == 90
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1e9", "8XB", "1 0"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ConfigError, match="--memory: found"):
+        memory_budget(text)
+
+
+def test_available_memory_is_not_more_than_the_machines() -> None:
+    assert 0 < room.available_memory() <= room.conf.machine_memory()
+
+
+SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
+
+
+def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_ask_for_gpus", lambda: SMI)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    free = [1000 * 2**20, 2000 * 2**20, None]
+    names = ["GPU-aa", "GPU-bb", "GPU-cc"]
+    assert room.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-aa,MIG-z")
+    assert room.visible_gpus() == [Gpu("1", free[1]), Gpu("GPU-aa", free[0]), Gpu("MIG-z")]
+    monkeypatch.setattr(room, "_ask_for_gpus", lambda: "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert room.visible_gpus() == [Gpu("0"), Gpu("1")]
+
+
+def test_a_gpu_that_is_not_there_is_missed_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ResourceError, match="no GPU"):
+        Local([cell(GB, device="cuda")], "s", tmp_path, 1)
+
+
+def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell(GB), cell(GB, threads=3)]
+    assert most_threads(cells) == 3
+    for module in (room, sys.modules["deepstack.sweeps.local"]):
+        monkeypatch.setattr(module, "cores", lambda: 8)
+    assert default_workers(cells) == 2
+    assert default_workers([cell(GB)]) == 8
+
+
+LIMITED = """
+import torch
+from deepstack.sweeps.starter import limit_memory
+for limit in (3, 16):  # of 256 MiB
+    limit_memory(limit * 2**28)
+    for make in (lambda: torch.ones(2**26), lambda: bytearray(2**28)):
+        kept = []
+        try:
+            while len(kept) < 3:
+                kept.append(make())
+        except (MemoryError, RuntimeError) as error:
+            kept = [type(error).__name__]
+        print(len(kept), *(kept if len(kept) == 1 else []))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
+def test_memory_beyond_the_limit_raises_and_below_it_does_not() -> None:
+    ended = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert ended.stdout.split("\n")[:4] == ["1 RuntimeError", "1 MemoryError", "3", "3"]
