@@ -5,7 +5,10 @@ test_ray_cluster.py runs them on two nodes.
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -100,6 +103,29 @@ def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
         path.rmdir()
     news = pair.send()
     assert set(news.checkpoints) == {7} and pair.here.checkpoints() == [7]
+
+
+def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.node.write_config("model: {}\n")
+    over = threading.Event()
+
+    def save_and_remove() -> None:
+        for step in itertools.cycle(range(1, 50)):
+            write_checkpoint(pair.node, step)
+            shutil.rmtree(pair.node.checkpoint_path(step))
+            if over.is_set():
+                return
+
+    saver = threading.Thread(target=save_and_remove)
+    saver.start()
+    try:
+        for _ in range(300):
+            pair.target.write(pair.source.news())
+    finally:
+        over.set()
+        saver.join()
+    assert pair.here.exists()
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])

@@ -57,7 +57,7 @@ def test_training_goes_on_as_if_nothing_had_been_everywhere(kind: str, harness: 
 
 @pytest.mark.parametrize(("signal", "code"), [(2, 130), (15, 143)])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_signal_saves_and_a_second_one_ends_at_once(
+def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     signal: int, code: int, times: int, harness: Harness
 ) -> None:
     out = harness.new()
@@ -65,7 +65,8 @@ def test_a_signal_saves_and_a_second_one_ends_at_once(
     ended = harness.run(out, environment={"STORAGE_SIGNALS": sent})
     assert ended.code == code
     assert rows_of(out) == 3
-    assert ended.promised == (3 if times == 1 else 2)
+    # Schedulers send SIGTERM more than once: so soon it is the same request.
+    assert ended.promised == (2 if (signal, times) == (2, 2) else 3)
     assert harness.go_on(out, ended.promised) == []
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Schedulers, and parents that die, send SIGTERM more than once: so soon it is the same request.
+SAME_SECONDS = 10.0
 
 
 class StopRequest:
@@ -15,14 +18,18 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
 
     def __call__(self) -> int | None:
         return self.signal
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.signal is not None:
+            if number == signal.SIGTERM and now - self._since < SAME_SECONDS:
+                return
             raise SystemExit(128 + number)
-        self.signal = number
+        self.signal, self._since = number, now
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -125,13 +126,14 @@ class Target:
 
 def plain_files(folder: RunFolder) -> list[Path]:
     """The visible files outside of checkpoints, layers/steps.npy before the layers it names."""
-    found = [
-        path
-        for path in folder.path.rglob("*")
-        if not any(part.startswith(".") for part in path.relative_to(folder.path).parts)
-        and folder.checkpoint_dir not in path.parents
-        and path.is_file()
-    ]
+    found: list[Path] = []
+    for where, folders, names in os.walk(folder.path):  # passes over what vanishes meanwhile
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and Path(where, name) != folder.checkpoint_dir
+        ]
+        found += [Path(where, name) for name in names if not name.startswith(".")]
     return sorted(found, key=lambda path: (path.name != "steps.npy", path))
 
 
