@@ -265,6 +265,7 @@ for kind in ("data", "fully_sharded"):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     config = small(train__steps=2, log__attribution_every=1, log__first_order=True)
     (tmp_path / "run.yaml").write_text(to_yaml(config))

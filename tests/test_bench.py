@@ -51,6 +51,7 @@ def absent() -> Iterator[str]:
     del PEERS._objects["absent"]
 
 
+@pytest.mark.slow
 def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
     tmp_path: Path, absent: str
 ) -> None:

@@ -204,6 +204,7 @@ class Halved(Scheme, name="halved", label="Halved", paper="none"):
 """
 
 
+@pytest.mark.slow
 def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(MINE)
@@ -234,7 +235,10 @@ def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
     assert run(*again, "--plugin", file).stdout.strip() == str(folder)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
     number: int, code: int, tmp_path: Path
 ) -> None:

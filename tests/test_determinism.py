@@ -312,6 +312,7 @@ def assert_unharmed(
         assert last == "deepstack: the output cannot be written: No space left on device"
 
 
+@pytest.mark.slow
 def test_closed_and_full_streams_stop_and_change_nothing(
     references: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_an_interrupted_decoder_goes_on_as_if_it_had_not_been(merged: bool, tmp_
         assert (again.path / file).read_bytes() == (whole.path / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
     """Layers run on from the encoder to the decoder, and the last one is the decoder's."""
     study = tmp_path / "ed.yaml"
@@ -108,7 +109,13 @@ def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["deepnorm", "pre_ln", "fixup", "residual"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepnorm",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("pre_ln", "fixup", "residual")),
+    ],
+)
 def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
     if family not in SCHEMES[name].families:
         pytest.skip("not published")

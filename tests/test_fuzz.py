@@ -239,6 +239,7 @@ def encoded(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
+@pytest.mark.slow
 def test_hostile_texts_through_the_command_line(tmp_path: Path) -> None:
     """The hostile table and a sample of the fuzz: one process each, its time and its memory."""
     named = {name: encoded(text) for name, text in HOSTILE.items()}

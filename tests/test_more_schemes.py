@@ -220,8 +220,12 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("family", ["encoder", "decoder"])
-@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+@pytest.mark.parametrize("family", ["encoder", pytest.param("decoder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [VARIANTS[0], *(pytest.param(*v, marks=pytest.mark.slow) for v in VARIANTS[1:])],
+    ids=str,
+)
 def test_one_graph_for_the_first_layer_and_one_for_all_others(
     name: str, options: dict[str, Any], family: str
 ) -> None:

@@ -373,7 +373,7 @@ def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
     assert torch.equal(scales, torch.full((3, 1), 0.8))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 def test_one_graph_for_all_layers_in_each_mode(kind: str) -> None:
     torch._dynamo.reset()
     graphs = []

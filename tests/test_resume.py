@@ -35,6 +35,7 @@ def test_interrupted_and_continued_is_uninterrupted(
     assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
     """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
     config = small(train__steps=60, runtime__checkpoint_seconds=0.2)

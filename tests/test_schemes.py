@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -148,9 +149,17 @@ def test_schemes_without_coefficients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
-@pytest.mark.parametrize("depth", [6, 200])
-@pytest.mark.parametrize("fan", ["in_out", "in"])
-@pytest.mark.parametrize("distribution", ["xavier_normal", "xavier_uniform"])
+@pytest.mark.parametrize(
+    ("depth", "fan", "distribution"),
+    [
+        (6, "in", "xavier_uniform"),
+        (200, "in_out", "xavier_normal"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product((6, 200), ("in_out", "in"), ("xavier_normal", "xavier_uniform"))
+        ),
+    ],
+)
 def test_initial_standard_deviations(name: str, depth: int, fan: str, distribution: str) -> None:
     config = with_overrides(
         Config(),
@@ -293,9 +302,16 @@ def test_a_layer_equals_torchs_own_encoder_layer(
         torch.testing.assert_close(ours.grad.view_as(theirs), theirs.grad, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
-def test_a_thousand_layers_are_finite_forward_and_backward(name: str) -> None:
-    changes = {"model.scheme": name, "model.depth": 1000, "model.d_model": 8, "model.d_ff": 8}
+DEEP = [
+    *[(name, 100) for name in SCHEMES.names()],
+    ("deepnorm", 1000),
+    *[pytest.param(name, 1000, marks=pytest.mark.slow) for name in SCHEMES.names()],
+]
+
+
+@pytest.mark.parametrize(("name", "depth"), DEEP)
+def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> None:
+    changes = {"model.scheme": name, "model.depth": depth, "model.d_model": 8, "model.d_ff": 8}
     built = build_model(with_overrides(Config(), changes), vocab_size=11)
     tokens = torch.arange(16).view(2, 8) % 11
     loss = F.cross_entropy(built.model(tokens).flatten(0, 1), tokens.flatten())
