@@ -112,7 +112,7 @@ def test_without_check_the_new_run_is_kept(trained: dict[str, Path], tmp_path: P
     made, record = Run(result.stdout.strip()), Run(trained["done"])
     assert made.path == tmp_path / "done-rerun" / record.name
     assert made.folder.steps_path.read_bytes() == record.folder.steps_path.read_bytes()
-    assert made.meta["command"].startswith("deepstack ")
+    assert made.meta["command"].startswith("deepstack")
 
 
 # --- differences -------------------------------------------------------------------------------
