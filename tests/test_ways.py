@@ -43,8 +43,16 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
         assert abs(a / b - 1).max() < tolerance, column
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("name", SCHEMES.names())
+FUSED = [
+    *[(name, "gelu" if at % 2 else "relu") for at, name in enumerate(SCHEMES.names())],
+    *[
+        pytest.param(name, "relu" if at % 2 else "gelu", marks=pytest.mark.slow)
+        for at, name in enumerate(SCHEMES.names())
+    ],
+]
+
+
+@pytest.mark.parametrize(("name", "activation"), FUSED)
 def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_path: Path) -> None:
     given = config(model__scheme=name, model__activation=activation)
     runs = [
@@ -97,7 +105,13 @@ def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -
 WIRINGS = {"keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2}
 
 
-@pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"dlcl"}))  # its inputs grow
+QUICK = ("deepnorm", "keel", "sub_ln", "residual", "rezero")
+GRAPHS = sorted(set(SCHEMES.names()) - {"dlcl"})  # its inputs grow
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in GRAPHS]
+)
 def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
     graphs = []
 
