@@ -29,7 +29,8 @@ ALL: dict[str, Trials] = {
     "kills": trials.kills,
     "kills again": lambda harness: trials.kills_again(harness, 100),
     "random kills": lambda harness: trials.random_kills(harness, 200),
-    "refusals": trials.refusals,
+    "refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
+    "more refusals": lambda harness: trials.refusals(harness, every=12),
     "power cuts": trials.power_cuts,
     "power cuts after a kill": lambda harness: trials.power_cuts(harness, after=150),
 }
