@@ -162,6 +162,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:
     assert times == {r.name: (r.path / "steps.csv").stat().st_mtime_ns for r in find_runs(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_equals_the_run_trained_alone(tmp_path: Path) -> None:
     deepstack("sweep", QUICK, *TINY, "--seeds", "0,1", "--out", tmp_path / "a")
     deepstack("train", QUICK, *TINY, "seed=1", "--out", tmp_path / "b")
@@ -237,8 +238,9 @@ def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
+@pytest.mark.slow
 def test_a_signal_saves_and_the_same_command_goes_on(
     number: int, code: int, tmp_path: Path
 ) -> None:
@@ -332,6 +334,7 @@ def test_config_yaml_of_a_run_is_plain_yaml(tmp_path: Path) -> None:
 NEEDING_RATES = {"frontier", "loss_vs_lr"}
 
 
+@pytest.mark.slow
 def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> None:
     for study in ("one", "two"):
         for depth in (1, 2):

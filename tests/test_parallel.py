@@ -96,6 +96,7 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
             np.testing.assert_allclose(together, apart, rtol=1e-3, atol=1e-6, err_msg=where)
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -> None:
     out = tmp_path
     train_all(out, 4, "hyper_connections")

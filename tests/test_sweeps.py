@@ -123,6 +123,7 @@ def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
     assert deepstack.train(spelled, out=tmp_path).path == run.path
 
 
+@pytest.mark.slow
 def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "brings.py"
     file.write_text(PLUGIN)
@@ -136,6 +137,7 @@ def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
     assert second.returncode == 2 and "brings.py" in second.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
     settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 700}).items()]
     command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]

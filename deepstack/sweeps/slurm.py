@@ -51,10 +51,11 @@ fi
 child= asked= woken= code=127
 # The time is nearly up: save, then come back.
 trap 'asked=yes woken=yes; [ -z "$$child" ] || kill -TERM "$$child"' USR1
-# Preempted or cancelled: Slurm sends SIGTERM to the run as well, which saves; wait for it.
-trap 'woken=yes' TERM
+# Preempted or cancelled: Slurm sends SIGTERM to the run as well, which saves. Here it is ignored:
+# bash's wait is at times wrong about a child that ends while a trap runs.
+trap '' TERM
 
-$command &
+(trap - TERM; exec $command) &
 child=$$!
 [ -z "$$asked" ] || kill -TERM "$$child"
 while :; do
