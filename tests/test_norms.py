@@ -370,8 +370,7 @@ def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
         run = deepstack.train(small(model__norm__kind=kind), out=tmp_path / kind)
         assert run.columns["scheme"]["normalised"] is fixed
     found = built(model__norm__kind="dynamic_tanh", model__norm__start=0.8)
-    scales = found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"].flatten()
-    assert scales.tolist() == pytest.approx([0.8] * 3)
+    assert (found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"] == 0.8).all()
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
