@@ -30,7 +30,7 @@ from deepstack.config import Config, load_config, memory_estimate, with_override
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training import Observer, train
-from deepstack.training.job import open_job
+from deepstack.training.opening import open_job
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"

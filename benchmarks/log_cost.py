@@ -39,10 +39,10 @@ class Clock:
 
         def timed(log: AppendLog, row: object) -> None:
             began = time.perf_counter()
-            write(log, row)  # type: ignore[arg-type]
+            write(log, row)
             self.seconds += time.perf_counter() - began
 
-        AppendLog.write = timed  # type: ignore[method-assign, assignment]
+        AppendLog.write = timed
 
     def lap(self) -> float:
         """Seconds since the last lap."""

@@ -18,7 +18,7 @@ BEGAN = time.perf_counter()
 
 from deepstack.config import load_config  # noqa: E402, the imports are what is timed
 from deepstack.training import Observer  # noqa: E402
-from deepstack.training.job import open_job  # noqa: E402
+from deepstack.training.opening import open_job  # noqa: E402
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
 LEFT_OUT = ["train.eval_every=0", "train.eval_batches=1", "log.layers_every=0"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,19 @@ def test_a_room_imports_only_from_rooms_below(path: Path) -> None:
 )
 def test_no_file_over_400_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE.parent / "benchmarks").glob("*.py")), ids=lambda p: p.name
+)
+def test_a_benchmark_imports_what_is_there(path: Path) -> None:
+    """Nothing runs most of them but a person, long after a name has moved."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("deepstack"):
+            module = import_module(node.module or "")
+            for alias in node.names:
+                there = hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}")
+                assert there, f"{node.module} has no {alias.name}"
 
 
 @pytest.mark.parametrize("room", ["config", "records", "plots"])

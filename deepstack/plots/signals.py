@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -150,7 +151,7 @@ def draw_line(
     axes: Axes,
     rows: Rows,
     record: int,
-    style: dict[str, object],
+    style: dict[str, Any],
     first: int,
     table: Table,
     panel: str,
@@ -164,7 +165,7 @@ def draw_line(
     marker = "o" if int(good.sum()) <= 24 else None
     for part in (layers <= first, layers > first):
         chosen = good & part
-        axes.plot(layers[chosen], mean[chosen], marker=marker, ms=1.8, **style)  # type: ignore[arg-type]
+        axes.plot(layers[chosen], mean[chosen], marker=marker, ms=1.8, **style)
     band = good & np.isfinite(deviation) & (mean - deviation > 0)
     if kind == "line" and band.any():
         low, high = mean - deviation, mean + deviation

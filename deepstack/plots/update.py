@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             points_of(
                 s.depths,
                 s.at,
-                lambda run, step=step: value_at(run, column, step),  # type: ignore[misc]
+                partial(value_at, column=column, step=step),
                 lambda run: SATURATED * unrelated(run, column),
             )
             for s in series

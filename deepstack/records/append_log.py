@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from deepstack.errors import DeepstackError, DifferenceError
 from deepstack.records.files import make_folder, read, sync_folder, trouble
@@ -16,7 +16,7 @@ from deepstack.records.files import make_folder, read, sync_folder, trouble
 Value = float | int | None
 
 
-def number_text(value: object) -> str:
+def number_text(value: Any) -> str:
     """The shortest text that reads back as the same float32; integers stay integers.
 
     None is the empty cell, NaN is `nan`, infinities are `inf` and `-inf`. The text depends on
@@ -28,7 +28,7 @@ def number_text(value: object) -> str:
 
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return str(int(value))
-    number = float(value)  # type: ignore[arg-type]
+    number = float(value)
     if math.isnan(number):
         return "nan"
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ class AppendLog:
         self.last_step = _last_step(data[len(header) : done]) if self.compared else None
         return self
 
-    def write(self, row: Mapping[str, object] | Sequence[object]) -> None:
+    def write(self, row: Mapping[str, Any] | Sequence[Any]) -> None:
         """Add one row: a mapping from column to value (absent ones stay empty) or a sequence."""
         if self._file is None:
             raise ValueError(f"{self.path.name} is not open")
@@ -113,7 +113,7 @@ class AppendLog:
             values = list(row)
             if len(values) != len(self.columns):
                 raise ValueError(f"{self.path.name} has {len(self.columns)} columns")
-        step = int(values[0])  # type: ignore[call-overload]
+        step = int(values[0])
         if self.compared and self.last_step is not None and step <= self.last_step:
             raise ValueError(f"{self.path.name}: step {step} after step {self.last_step}")
         line = (",".join(map(number_text, values)) + "\n").encode()
