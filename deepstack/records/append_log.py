@@ -108,7 +108,7 @@ class AppendLog:
             unknown = sorted(set(row) - set(self.columns))
             if unknown:
                 raise ValueError(f"{self.path.name} has no column {', '.join(unknown)}")
-            values = [row.get(column) for column in self.columns]
+            values: list[Any] = [row.get(column) for column in self.columns]
         else:
             values = list(row)
             if len(values) != len(self.columns):
