@@ -131,8 +131,7 @@ def test_a_gpu_that_is_not_there_is_missed_before_anything_runs(
 def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(GB), cell(GB, threads=3)]
     assert most_threads(cells) == 3
-    for module in (room, sys.modules["deepstack.sweeps.local"]):
-        monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setattr(sys.modules["deepstack.sweeps.local"], "cores", lambda: 8)
     assert default_workers(cells) == 2
     assert default_workers([cell(GB)]) == 8
 

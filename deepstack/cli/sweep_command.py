@@ -181,7 +181,8 @@ def hand_to_slurm(
 
 def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
     """Say so when the runs together have more threads than there are cores."""
-    from deepstack.sweeps import cores, most_threads
+    from deepstack.sweeps import most_threads
+    from deepstack.training import cores
 
     threads = most_threads(cells)
     if workers * threads > cores():

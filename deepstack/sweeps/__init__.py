@@ -13,7 +13,7 @@ from deepstack.sweeps.plan import (
 )
 from deepstack.sweeps.pool import Pool, Progress
 from deepstack.sweeps.probe import device_is_here, seconds_per_run
-from deepstack.sweeps.room import cores, memory_budget
+from deepstack.sweeps.room import memory_budget
 from deepstack.sweeps.run import sweep
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Local",
     "Pool",
     "Progress",
-    "cores",
     "default_workers",
     "device_is_here",
     "expand",

@@ -10,8 +10,8 @@ from deepstack import config as conf
 from deepstack.sweeps import starter
 from deepstack.sweeps.launcher import Launcher, train_words
 from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.room import Gpu, Place, Room, cores, memory_budget, visible_gpus
-from deepstack.training import choose_device, choose_threads
+from deepstack.sweeps.room import Gpu, Place, Room, memory_budget, visible_gpus
+from deepstack.training import choose_device, choose_threads, cores
 
 
 class Local(Launcher):

@@ -25,7 +25,7 @@ from deepstack.records import RunFolder
 from deepstack.sweeps import starter
 from deepstack.sweeps.launcher import train_words
 from deepstack.sweeps.mirror import News, Source, Target
-from deepstack.sweeps.room import cores
+from deepstack.training import cores
 
 LOOK_SECONDS = 0.1
 TALK_SECONDS = 1.0

@@ -143,9 +143,3 @@ def _ask_for_gpus() -> str:
         return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def cores() -> int:
-    """The processor's cores that this process may use."""
-    affinity = hasattr(os, "sched_getaffinity")
-    return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1

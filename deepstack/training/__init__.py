@@ -1,6 +1,6 @@
 """Training: the main loop and what it stands on."""
 
-from deepstack.training.environment import choose_device, choose_threads, torch_settings
+from deepstack.training.environment import choose_device, choose_threads, cores, torch_settings
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
 from deepstack.training.meta import choose_folder, refuse_missing_plugins, run_name
@@ -17,6 +17,7 @@ __all__ = [
     "choose_device",
     "choose_folder",
     "choose_threads",
+    "cores",
     "make_optimizer",
     "mean_loss",
     "refuse_missing_plugins",

@@ -63,9 +63,13 @@ def choose_threads(config: conf.Config, processes: Processes = ALONE) -> int:
     d_ff = config.model.d_ff or 4 * config.model.d_model
     if tokens * config.model.d_model * d_ff < SMALL_PRODUCT:
         return 1
+    return max(1, cores() // processes.on_host)
+
+
+def cores() -> int:
+    """The processor's cores that this process may use."""
     affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // processes.on_host)
+    return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
 
 
 def use_deterministic(on: bool, device: torch.device) -> None:

@@ -296,7 +296,7 @@ def tensor_difference(old: Tensor | None, new: Tensor | None) -> tuple[str, str]
     """Both values of the first element whose bits differ, or None."""
     if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
         return ckpt.shape_of(old), ckpt.shape_of(new)
-    one, two = (t.contiguous().flatten().view(torch.uint8) for t in (old, new))
+    one, two = ckpt.bits(old), ckpt.bits(new)
     if torch.equal(one, two):
         return None
     place = int((one != two).nonzero()[0]) // old.element_size()
