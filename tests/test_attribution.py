@@ -119,7 +119,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("changes", CASES, ids=[str(case) for case in CASES])
+@pytest.mark.parametrize("changes", some(CASES, 2), ids=[str(case) for case in CASES])
 def test_each_part_is_its_change_put_in_alone(changes: dict[str, Any]) -> None:
     moved = Moved(**changes)
     before = {bank.key: bank.values().clone() for bank in moved.banks}
@@ -149,7 +149,7 @@ def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
             assert torch.equal(sum((p.put_in(bank, zero, one) for p in parts), zero), one)
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 3))
 def test_first_order_is_what_finite_differences_tell(name: str) -> None:
     moved = Moved(size=1.0, model__scheme=name, model__depth=2)
     found = moved.linear()

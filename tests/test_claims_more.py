@@ -41,10 +41,6 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 TIMED = ("time",)  # how the name of a part begins that is another at every execution
 
-# those that take the longest; all the others are made twice in every session
-SLOW = ("C23", "C24", "C26", "C27", "C29", "C31", "C32", "C33", "C35", "C36")
-TWICE = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EXPECTED]
-
 
 @cache
 def finding(name: str) -> Finding:
@@ -72,7 +68,7 @@ def test_a_claim_falls_as_it_did_and_a_wrong_prediction_is_seen(name: str) -> No
                 assert not moved.agrees, f"{part.what}: {moved}"
 
 
-@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize("name", some(EXPECTED, 4))
 def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
     first, second = finding(name), CLAIMS[name].measure(0)
     for one, other in zip(first.parts, second.parts, strict=True):

@@ -294,18 +294,8 @@ def test_annotated_defaults_are_a_config() -> None:
     assert conf.non_defaults(read) == {"model.depth": 48}
 
 
-def test_import_is_light_and_quick() -> None:
-    code = (
-        "import time, sys; begin = time.process_time(); import deepstack.config; "
-        "took = time.process_time() - begin; "
-        "print(took, *[m for m in ('torch', 'pandas', 'matplotlib', 'numpy') if m in sys.modules])"
-    )
-    seen = []
-    for _ in range(4):
-        out = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        took, *heavy = out.stdout.split()
-        assert heavy == []
-        seen.append(float(took))
-    assert min(seen) < 0.35
+def test_the_import_is_light() -> None:
+    heavy = "torch", "pandas", "matplotlib", "numpy"
+    code = f"import sys, deepstack.config; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sample import some
 from typer.testing import CliRunner
 
 import deepstack
@@ -38,17 +40,15 @@ def trained(out: Path, **changes: Any) -> Run:
     return deepstack.train(config(**changes), out=out)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "way",
-    [
-        {"runtime__banks": False},
-        {"runtime__fused": False},
-        {"runtime__recompute_every": 2},
-        {"train__lr_factors": {"v": 0.999999, "cross_v": 0.999999}},
-    ],
-    ids=["plain storage", "plain sublayers", "recomputed", "matrices apart"],
-)
+WAYS: list[dict[str, Any]] = [
+    {"runtime__banks": False},
+    {"runtime__fused": False},
+    {"runtime__recompute_every": 2},
+    {"train__lr_factors": {"v": 0.999999, "cross_v": 0.999999}},  # matrices apart
+]
+
+
+@pytest.mark.parametrize(("way", "family"), some(product(WAYS, FAMILIES), 3))
 def test_every_way_trains_alike(family: str, way: dict[str, Any], tmp_path: Path) -> None:
     usual = trained(tmp_path / "a", model__family=family)
     other = trained(tmp_path / "b", model__family=family, **way)

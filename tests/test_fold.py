@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sample import some
 from typer.testing import CliRunner
 
 import deepstack.model.fold as folding
@@ -61,7 +62,7 @@ def folded(config: Config, built: Built, **options: Any) -> tuple[Config, Any, A
 
 @pytest.mark.parametrize(
     "scheme, family",
-    [(name, family) for name in sorted(SCHEMES) for family in SCHEMES[name].families],
+    some(((name, family) for name in SCHEMES.names() for family in SCHEMES[name].families), 4),
 )
 def test_a_scheme_is_folded_exactly_or_refused_rightly(
     scheme: str, family: str, monkeypatch: pytest.MonkeyPatch

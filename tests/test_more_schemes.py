@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from literals import hyper_connections, norm, stream_into
+from sample import some
 from test_scheme_equations import HEADS, D, Pieces, config, perturbed
 
 import deepstack
@@ -245,9 +247,9 @@ def test_one_graph_for_the_first_layer_and_one_for_all_others(
     assert len(graphs) == 2 * 2, "with gradients and without"
 
 
-@pytest.mark.parametrize("name", HANDING)
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "fused", "every"), some(product(HANDING, [True, False], [1, 3]), 3)
+)
 def test_recomputation_changes_no_number(
     name: str, fused: bool, every: int, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ended_runs import TINY, copied, train_three
+from sample import some
 from typer.testing import CliRunner
 
 import deepstack
@@ -184,7 +185,7 @@ CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", some(CHANGES, 2))
 def test_a_difference_is_named(name: str, trained: dict[str, Path], tmp_path: Path) -> None:
     folder = copied(trained["done"], tmp_path)
     act, place = CHANGES[name]

@@ -1,5 +1,6 @@
 """A run folder as its readers see it: locks, states, rows, what varies."""
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from deepstack.records import (
     runs_table,
     varying,
 )
+from deepstack.sweeps.pool import last_row
 
 # --- the lock ------------------------------------------------------------------------------
 
@@ -96,6 +98,39 @@ def test_running_means_that_someone_works_on_it(tmp_path: Path) -> None:
     assert Run(folder.path).status["state"] == "running"
     with folder.lock():
         assert Run(folder.path).state == "running"
+
+
+@pytest.mark.parametrize("name", [".lock", "steps.csv", "log.txt", "checkpoint", "layers/a.npy"])
+def test_a_link_in_a_run_folder_is_not_written_through(name: str, tmp_path: Path) -> None:
+    folder, dear = make_run(tmp_path / "run"), tmp_path / "dear"
+    dear.write_text("mine")
+    link = folder.path / name
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(dear)
+    with pytest.raises(ResourceError, match=f"{name} is a link") as caught, folder.lock():
+        pass
+    assert caught.value.exit_code == 5
+    # Who only moves the folder looks at nothing but the lock.
+    refused = pytest.raises(ResourceError) if name == ".lock" else contextlib.nullcontext()
+    with refused, folder.lock(to_write=False):
+        pass
+    assert folder.holder() is None
+    assert dear.read_text() == "mine"
+
+
+def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    os.mkfifo(folder.lock_path)
+    folder.steps_path.unlink()
+    os.mkfifo(folder.steps_path)
+    assert folder.holder() is None
+    with pytest.raises(ResourceError, match="is no file"), folder.lock():
+        pass
+    with pytest.raises(ResourceError, match="something that is no file"):
+        last_row(folder)
+    with pytest.raises(ResourceError, match="something that is no file"):
+        _ = Run(folder.path).steps
 
 
 # --- reading back --------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sample import some
 from small_runs import data_of, small, stop_at
 
 import deepstack
@@ -89,18 +91,17 @@ def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: P
     assert steps["model_update"].iloc[0] == steps["model_update_step"].iloc[0]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"log.layers_every": 0},
-        {"log.layers_every": 1},
-        {"log.probe_sequences": 5},
-        {"train.eval_every": 0},
-        {"runtime.checkpoint_seconds": 0.0},
-        {"runtime.banks": False},
-    ],
-)
+UNSEEN: list[dict[str, Any]] = [
+    {"log.layers_every": 0},
+    {"log.layers_every": 1},
+    {"log.probe_sequences": 5},
+    {"train.eval_every": 0},
+    {"runtime.checkpoint_seconds": 0.0},
+    {"runtime.banks": False},
+]
+
+
+@pytest.mark.parametrize(("change", "dropout"), some(product(UNSEEN, [0.0, 0.1]), 3))
 def test_looking_does_not_disturb(change: dict[str, Any], dropout: float, tmp_path: Path) -> None:
     config = small(model__dropout=dropout)
     plain = deepstack.train(config, out=tmp_path / "a").steps
@@ -145,9 +146,9 @@ def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:
     assert run.state == "done" and run.meta["environment_changed"] is True
 
 
-@pytest.mark.parametrize("lag", [1, 4, 10])
-@pytest.mark.parametrize("checkpoint_seconds", [0.0, 120.0])
-@pytest.mark.parametrize("stop", [None, 4, 9])
+@pytest.mark.parametrize(
+    ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 5)
+)
 def test_divergence_is_a_result_however_late_it_is_seen(
     lag: int,
     checkpoint_seconds: float,

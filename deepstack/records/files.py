@@ -11,14 +11,18 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from deepstack.errors import LockedError, ResourceError
 
 # Long enough for a holder that has the lock but has not written its name yet, and for a reader
 # that looks at the lock in passing; well below the two seconds in which a refusal is promised.
 PATIENCE_SECONDS = 0.6
+
+# A link is not followed (its target would be written over), a pipe not waited for.
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _held: set[int] = set()
 
@@ -54,15 +58,21 @@ def read(path: Path) -> bytes | None:
     Raises ResourceError for what is no file (a folder, a pipe, a device): it is not waited for.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with reading(path) as file:
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ResourceError(f"{path}: {error.strerror}") from error
-    with open(handle, "rb") as file, trouble(path):
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ResourceError(f"{path}: found something that is no file; it is not read")
-        return file.read()
+
+
+def reading(path: Path) -> BinaryIO:
+    """A file opened to read; raises OSError, and ResourceError for what is no file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ResourceError(f"{path}: found something that is no file; it is not read")
+    return open(descriptor, "rb")
 
 
 def sync_folder(path: Path) -> None:
@@ -82,6 +92,24 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def refuse_links(folder: Path, below: Sequence[str]) -> None:
+    """Raise ResourceError where a folder, or one of those `below` in it, holds more than files.
+
+    Opened for writing, a link would lead to somebody else's file, and a pipe would be waited for.
+    """
+    for where in (folder, *(folder / name for name in below)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(where) as found:
+            for entry in found:
+                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(
+                    follow_symlinks=False
+                ):
+                    kind = "a link" if entry.is_symlink() else "no file"
+                    raise ResourceError(
+                        f"{entry.path} is {kind}, and training would write to it; put a file or "
+                        "folder of its own there, or move it away"
+                    )
 
 
 def make_folder(path: Path) -> None:
@@ -123,13 +151,14 @@ def locked(path: Path) -> Iterator[None]:
     """
     with trouble(path):
         make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
     _held.add(descriptor)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not _try_lock(descriptor, fcntl.LOCK_EX, path):
             if time.monotonic() > deadline:
-                raise LockedError(f"{path.parent} is in use by {_describe(_read_holder(path))}")
+                found = _describe(_read_holder(descriptor))
+                raise LockedError(f"{path.parent} is in use by {found}")
             time.sleep(0.02)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
@@ -148,12 +177,12 @@ def locked(path: Path) -> Iterator[None]:
 def holder(path: Path) -> dict[str, object] | None:
     """Who holds the lock file `path` now: {pid, host, since}, or None when it is free."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
     except OSError:
         return None
     try:
         # A shared lock, given back at once: `locked` waits long enough not to notice.
-        return None if _try_lock(descriptor, fcntl.LOCK_SH, path) else _read_holder(path)
+        return None if _try_lock(descriptor, fcntl.LOCK_SH, path) else _read_holder(descriptor)
     finally:
         os.close(descriptor)
 
@@ -170,9 +199,9 @@ def _try_lock(descriptor: int, kind: int, path: Path) -> bool:
     return True
 
 
-def _read_holder(path: Path) -> dict[str, object]:
+def _read_holder(descriptor: int) -> dict[str, object]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,12 +99,17 @@ class RunFolder:
         """Whether this folder holds a run: its config is the first file written."""
         return self.config_path.is_file()
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def lock(self, *, to_write: bool = True) -> Iterator[None]:
         """Hold this folder while the context is open; the lock ends with the process.
 
-        Raises LockedError, naming process and host, when another process has it.
+        Raises LockedError, naming process and host, when another process has it, and
+        ResourceError where writing would follow a link out of it (to_write=False: does not look).
         """
-        return files.locked(self.lock_path)
+        if to_write:
+            files.refuse_links(self.path, ("layers", "aside"))
+        with files.locked(self.lock_path):
+            yield
 
     def holder(self) -> dict[str, object] | None:
         """Who holds this folder now: {pid, host, since}, or None when it is free."""

@@ -39,7 +39,7 @@ def to_trash(
     runs = [run for path in whole for run in find_runs(path) if not run.path.is_symlink()]
     with _many_files(len(runs)), ExitStack() as held:
         for run in runs:
-            held.enter_context(run.folder.lock())
+            held.enter_context(run.folder.lock(to_write=False))
         trash = _new_folder(Path(out))
         moved = []
         for path, place in whole.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from deepstack import config as conf
 from deepstack.errors import ResourceError
 from deepstack.model import with_defaults
-from deepstack.records import Run, RunFolder
+from deepstack.records import Run, RunFolder, files
 from deepstack.sweeps.launcher import Launcher, Process
 from deepstack.sweeps.plan import FINISHED, Cell, is_wanted
 
@@ -197,13 +197,13 @@ class Pool:
 
     def _read(self, entry: Progress) -> None:
         """Step, loss and model update from the last row on disk; no lock is needed for that."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, IndexError, ResourceError):
             entry.step, entry.loss, entry.model_update = last_row(entry.cell.folder)
 
 
 def last_row(folder: RunFolder) -> tuple[int, float, float]:
     """(step, loss, model update) of the last whole row of steps.csv; ValueError for none."""
-    with open(folder.steps_path, "rb") as file:
+    with files.reading(folder.steps_path) as file:
         names = file.readline().decode().strip().split(",")
         file.seek(max(0, folder.steps_path.stat().st_size - 2048))
         rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn

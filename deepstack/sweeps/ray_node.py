@@ -166,9 +166,8 @@ def start(order: Order, words: list[str], errors: Path, seen: dict[str, str]) ->
     """Start the run from the starter of this process, which has imported everything once."""
     global _starter
     if _starter is None or not _starter.alive:
-        with suppress(OSError):  # relative paths in a configuration are those of the sweep
-            os.chdir(order.here)
-        _starter = starter.Starter()
+        # Relative paths in a configuration are those of the sweep.
+        _starter = starter.Starter(order.here)
     # Other runs may have all the rest of this node.
     share = conf.machine_memory() * order.cores // cores()
     memory = None if order.gpu else max(order.memory, share)

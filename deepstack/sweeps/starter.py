@@ -46,17 +46,22 @@ class Starter:
 
     Close it, or leave its `with` block, when no run is left: what still runs then saves and ends.
     folder: for files that runs are given; it goes with the starter.
+    here: where relative paths begin, if there is such a folder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, here: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="deepstack-"))
         self._server = subprocess.Popen(
             [
                 sys.executable,
                 "-c",
-                "import sys; from deepstack.sweeps.starter import serve; serve(sys.argv[1])",
+                # As under `deepstack`, nothing is imported from the present folder.
+                "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; "
+                "from deepstack.sweeps.starter import serve; serve(sys.argv[1])",
                 str(self.folder),
+                str(Path(__file__).parents[2]),
             ],
+            cwd=here if here is not None and os.path.isdir(here) else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A Ctrl-C on the terminal reaches the sweep, which hands it on: once.
