@@ -276,8 +276,9 @@ def test_export_writes_a_model_that_runs(
     result = call(runs[name], "--to", tmp_path / "model", "--json", *flags)
     assert result.exit_code == 0, result.output
     (facts,) = json.loads(result.stdout)
-    assert facts == json.loads((tmp_path / "model" / "export.json").read_text())
-    config = load_config(tmp_path / "model" / "config.yaml", [])
+    assert facts == json.loads((tmp_path / "model" / "weights.json").read_text())
+    config = load_config(tmp_path / "model" / "weights.yaml", [])
+    assert not RunFolder(tmp_path / "model").exists()  # below results/ it is not listed as a run
     again = load_export(tmp_path / "model")
     weights = RunFolder(runs[name])
     vocab_size = len(again.model.embedding)

@@ -264,6 +264,21 @@ def test_a_checkpoint_that_is_a_link_deletes_nothing_elsewhere(
     assert (elsewhere / "dear").read_text() == "mine"
 
 
+def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(
+    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(victim[0], path)
+    forged = path / "checkpoint" / str(STEP + 3)
+    (path / "checkpoint" / str(STEP)).rename(forged)
+    state = json.loads((forged / "state.json").read_text())
+    (forged / "state.json").write_text(json.dumps(state | {"step": STEP + 3}))
+    reseal(forged)
+    found, said = answer(path, victim[1])
+    assert found is None or found.step < STEP
+    assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in said
+
+
 PARTS: dict[str, Harm] = {
     "no probe": lambda folder: (folder / "probe.safetensors").unlink(),
     "no snapshots": lambda folder: (folder / "layers.safetensors").unlink(),

@@ -109,6 +109,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
 def test_a_lost_node_costs_no_run(
     cluster: Cluster, local: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
+    left = tmp_path / "s" / ".ray-of-a-killed-sweep"
+    left.parent.mkdir()
+    left.write_text("{}")
     cluster.second()
     driver = start(sweep(tmp_path, cluster.address))
     until(lambda: len(with_checkpoint(tmp_path)) >= 2, driver)

@@ -162,3 +162,35 @@ def test_the_display_says_how_many_are_done_and_how_much_is_left() -> None:
     said = summary(progress, 500.0)
     assert said == "2 of 6 done, 1 failed, 1 out of memory; 0:08:20 so far, about 0:06:40 left"
     assert seconds_left(progress[:3], 9.0) is None and clock(3725) == "1:02:05"
+
+
+@pytest.mark.parametrize(
+    ("swept", "settings", "said"),
+    [
+        ("", ["task.name=markof"], "task.name=markof on the command line: unknown"),
+        ("task: {name: markof}", [], "study.yaml:1:14: unknown"),
+        (
+            "sweep: {grid: {task.name: [markov, markof]}}",
+            [],
+            "study.yaml:1:27: in the run of task.name=markof: unknown",
+        ),
+        (
+            "sweep: {zip: [{task.name: [markov, markof], seed: [0, 1]}]}",
+            [],
+            "study.yaml:1:27: in the run of task.name=markof, seed=1: unknown",
+        ),
+        (
+            "sweep: {grid: {task.name: [copy]}}",
+            ["task.name=markov,markof"],
+            "task.name=markov,markof on the command line: in the run of task.name=markof: unknown",
+        ),
+    ],
+)
+def test_a_name_that_no_run_can_have_is_told_with_its_place(
+    swept: str, settings: list[str], said: str, file: Path
+) -> None:
+    file.write_text(swept + "\n")
+    result = CliRunner().invoke(app, ["sweep", str(file), *settings, "--out", str(file.parent)])
+    assert result.exit_code == 2
+    assert f"{said} task 'markof'; did you mean 'markov'?" in result.stderr
+    assert [path.name for path in file.parent.iterdir()] == [file.name]

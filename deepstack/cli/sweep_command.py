@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepstack.cli.options import Json, Out, Plugins, Quiet, load_plugins
+from deepstack.cli.options import Json, Out, Plugins, Quiet, load_plugins, located
 from deepstack.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def sweep(
     )
 
     again, budget = retry_states(retry), memory_budget(memory)
-    cells = plan(described, study=name, out=out)
+    with located(path, settings):
+        cells = plan(described, study=name, out=out)
     count = workers or default_workers(cells)
     if dry_run:
         emit_plan(plan_rows(described, cells, count, again), json)

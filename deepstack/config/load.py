@@ -70,9 +70,16 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
 def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
     """Where a dotted key was given: 'file:line:column', the override, or the file alone.
 
-    For errors of the rooms above, which know the key and not the place.
+    For errors of the rooms above, which know the key and not the place.  In a study's file the
+    axis of that key, if there is one.
     """
     tree, _ = read_tree(read_file(path), shown_path(path), overrides)
+    if all(override.partition("=")[0].strip() != key for override in overrides):
+        zipped = tree.at(("sweep", "zip"))
+        groups = zipped.value if isinstance(zipped.value, list) else [zipped]
+        for axes in (tree.at(("sweep", "grid")), *groups):
+            if isinstance(axes.value, dict) and key in axes.value:
+                return str(axes.value[key].where)
     node = tree.at(tuple(key.split(".")))
     return node.where if node is not tree else shown_path(path)
 

@@ -36,10 +36,10 @@ class Paths(NamedTuple):
 
 
 def export_paths(to: Path) -> Paths:
-    """The files of an export into a folder, or beside a name that ends in `.safetensors`."""
-    if to.suffix == ".safetensors":
-        return Paths(to, to.with_suffix(".yaml"), to.with_suffix(".json"))
-    return Paths(to / "weights.safetensors", to / "config.yaml", to / "export.json")
+    """The files of an export: x.safetensors, x.yaml and x.json; in a folder x is `weights`."""
+    if to.suffix != ".safetensors":
+        to = to / "weights.safetensors"
+    return Paths(to, to.with_suffix(".yaml"), to.with_suffix(".json"))
 
 
 def values_of(model: Transformer) -> dict[str, Tensor]:

@@ -197,6 +197,11 @@ class AppendLog:
         data = self._read()
         return hashlib.sha256(data[: _end_of(data, step)]).hexdigest()
 
+    def last_upto(self, step: int) -> int | None:
+        """The step of the last row that is not behind `step`; None where there is no such row."""
+        data = self._read()
+        return _last_step(data[: _end_of(data, step)])
+
     def _read(self) -> bytes:
         return read(self.path) or b""
 

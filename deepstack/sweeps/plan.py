@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model, without_defaults
 from deepstack.records import Run, RunFolder
 from deepstack.registry import unknown
@@ -97,15 +98,24 @@ def _expanded(
     names = Names()
     cells: dict[str, tuple[conf.Config, str, conf.Combination]] = {}
     for combination in base.combinations():
-        try:
+        with of_the_run(combination):
             cell = conf.with_overrides(base.base, combination.settings)
-        except ConfigError as error:
-            said = ", ".join(f"{key}={value}" for key, value in combination.values.items())
-            where = f"in the run of {said}: " if base.total > 1 else ""
-            raise ConfigError(f"{where}{error}", key=error.key) from None
         name = names(cell)
         cells.setdefault(name, (cell, name, combination))
     return list(cells.values())
+
+
+@contextmanager
+def of_the_run(combination: conf.Combination) -> Iterator[None]:
+    """Add what makes a run differ from the others to the errors that it meets."""
+    try:
+        yield
+    except PluginError:
+        raise
+    except ConfigError as error:
+        said = ", ".join(f"{key}={value}" for key, value in combination.values.items())
+        where = f"in the run of {said}: " if said else ""
+        raise ConfigError(f"{where}{error}", key=error.key) from None
 
 
 class Names:
@@ -142,7 +152,9 @@ def plan(
     cells = []
     for config, name, combination in _expanded(base, grid):
         folder, state = RunFolder(out / study / name), "new"
-        vocab_size = estimated.vocab_size(config)
+        with of_the_run(combination):
+            vocab_size = estimated.vocab_size(config)
+            parameters = estimated.parameters(config, vocab_size)
         if name in there:
             refuse_missing_plugins(config, out / study)
             folder = choose_folder(config, out / study, estimated.task(config))
@@ -152,7 +164,7 @@ def plan(
                 config=config,
                 folder=folder,
                 state=state,
-                parameters=estimated.parameters(config, vocab_size),
+                parameters=parameters,
                 memory=conf.memory_estimate(config, vocab_size),
                 values=combination.values,
                 overridden=combination.overridden,

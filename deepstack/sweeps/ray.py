@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from deepstack.errors import DeepstackError, ResourceError
-from deepstack.records import RunFolder
+from deepstack.records import RunFolder, files
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.mirror import News, Source, Target
 from deepstack.sweeps.needs import Needs, as_sent, needs_of
@@ -41,6 +41,7 @@ COLLECT_SECONDS = 0.3
 LOOK_SECONDS = 2.0
 LOST_AT_MOST = 5  # a run that takes its node along each time must not take them all
 PER_GPU_AT_MOST = 8
+TOKEN = ".ray-"
 
 
 class OnRay(Launcher):
@@ -61,6 +62,7 @@ class OnRay(Launcher):
         self.study, self.out, self._limit = study, out.absolute(), workers
         self._plugins = plugin_files()
         self.ray, self._ours = connect(address)
+        self._holding = contextlib.ExitStack()
         self._news: dict[str, list[dict[str, Any]]] = {}
         self._collected = self._looked = 0.0
         self._started = 0
@@ -79,17 +81,21 @@ class OnRay(Launcher):
         return self
 
     def _begin(self) -> None:
-        """The mailbox on the sweep's own node, and the token by which others know its folder."""
+        """The mailbox on the sweep's own node, and the token by which others know its folder.
+
+        The token is a file that is held: what sweeps that were killed have left is free, and goes.
+        """
         here = self.ray.get_runtime_context().get_node_id()
         self._mailbox = self.ray.remote(mailbox_class()).options(
             num_cpus=0, scheduling_strategy=pinned(here)
         ).remote()  # fmt: skip
         self._task = self.ray.remote(task(metadata.version("deepstack")))
         folder = self.out / self.study
-        folder.mkdir(parents=True, exist_ok=True)
-        self._token = folder / f".ray-{secrets.token_hex(8)}"
-        self._secret = secrets.token_hex(16)
-        self._token.write_text(self._secret)
+        for left in folder.glob(f"{TOKEN}*"):
+            if files.holder(left) is None:
+                left.unlink(missing_ok=True)
+        self._token = folder / f"{TOKEN}{secrets.token_hex(16)}"
+        self._holding.enter_context(files.locked(self._token))
 
     def has_room(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._limit is not None:
@@ -106,7 +112,7 @@ class OnRay(Launcher):
             study=self.study,
             out=str(self.out),
             here=os.getcwd(),
-            token=(str(self._token), self._secret),
+            token=(str(self._token), self._token.read_text()),
             plugins=self._plugins,
             cores=needs.cores,
             memory=needs.memory,
@@ -118,6 +124,7 @@ class OnRay(Launcher):
     def close(self) -> None:
         if hasattr(self, "_token"):
             self._token.unlink(missing_ok=True)
+        self._holding.close()
         if self._ours:
             self._ours = False
             self.ray.shutdown()

@@ -249,12 +249,18 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
 
 
 def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
-    """The files whose rows up to the checkpoint are not those that it was saved with."""
+    """The files whose rows up to the checkpoint are not those that it was saved with.
+
+    There must be a row of each step up to its own: it may say that it is of a later one.
+    """
     vouched = found.state.get("logs")
     wanted = vouched if isinstance(vouched, dict) else {}
     logs = {name: folder.log(name, ("step",)) for name in RESUMED if name in wanted}
     return [
-        log.path.name for name, log in logs.items() if log.sha256_upto(found.step) != wanted[name]
+        log.path.name
+        for name, log in logs.items()
+        if log.sha256_upto(found.step) != wanted[name]
+        or (name == "steps" and found.step > 0 and log.last_upto(found.step) != found.step)
     ]
 
 
