@@ -20,6 +20,7 @@ import pytest
 import deepstack
 from deepstack import config as conf
 from deepstack import plugins
+from deepstack.cli.sweep_command import ray_address
 from deepstack.config import Config, with_overrides
 from deepstack.errors import PluginError, ResourceError
 from deepstack.records import Run, RunFolder
@@ -376,3 +377,16 @@ def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
     with pytest.raises(ResourceError, match="ray start --head"):
         ray_cluster.refuse_silent(where, "start one with `ray start --head`")
     ray_cluster.refuse_silent("auto", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["study.yaml", "head:6379"], "head:6379"),
+        (["ray://10.0.0.1:10001", "study.yaml", "seed=0,1"], "ray://10.0.0.1:10001"),
+        (["auto"], "auto"),
+        (["study.yaml", "task.path=a:1", "name=x:2", "./a:3"], None),
+    ],
+)
+def test_the_word_behind_ray_may_be_an_address(words: list[str], address: str | None) -> None:
+    assert ray_address(words) == address

@@ -164,7 +164,7 @@ def sweep(out: Path, address: str | None = None, steps: int = STEPS) -> list[str
     words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
     words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
     words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": steps}).items()]
-    return words + ([] if address is None else ["--ray-address", address])
+    return words + ([] if address is None else ["--ray", address])
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -64,11 +65,13 @@ def sweep(
         ),
     ] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="On the Ray cluster of this host, or of RAY_ADDRESS.")
+        bool,
+        typer.Option(
+            "--ray",
+            help="On the Ray cluster of this host, of RAY_ADDRESS, or, --ray HOST:PORT, of that "
+            "address.",
+        ),
     ] = False,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="On the Ray cluster at this address.")
-    ] = None,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Write a job array for Slurm; run nothing here.")
     ] = False,
@@ -91,8 +94,11 @@ def sweep(
     from deepstack import config as conf
     from deepstack.config.examples import example
 
-    if (ray or ray_address) and (slurm or submit):
+    if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
+    address, words = (ray_address(words) if ray else None), list(words)
+    if address is not None:
+        words.remove(address)
     named = bool(words) and "=" not in words[0]
     path = Path(words[0]) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
@@ -132,10 +138,10 @@ def sweep(
         hand_to_slurm(todo, name, out, workers, max_hours, sbatch, submit)
         return
     launcher: Launcher
-    if ray or ray_address:
+    if ray:
         from deepstack.sweeps.ray import OnRay
 
-        launcher = OnRay(todo, name, out, workers, ray_address)
+        launcher = OnRay(todo, name, out, workers, address)
         workers, count = None, launcher.workers
     else:
         launcher = Local(cells, name, out, count, budget=budget)
@@ -155,6 +161,11 @@ def sweep(
         typer.echo("--max-hours are over; the same command goes on", err=True)
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
+
+
+def ray_address(words: Sequence[str]) -> str | None:
+    """The word that is the address of a cluster: neither a file nor a setting looks like one."""
+    return next((word for word in words if re.fullmatch(r"(ray://)?[^=/\s]+:\d+|auto", word)), None)
 
 
 def hand_to_slurm(
