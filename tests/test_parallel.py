@@ -82,14 +82,14 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
             continue
         steps = scheme_steps if case.startswith("scheme_") else CONFIG.train.steps
         assert len(run.steps) == steps and run.steps.grad_norm.max() > CONFIG.train.clip, where
+        # Adam trains what has no gradient (the biases of k) on rounding errors, so that all numbers
+        # of a layer or of the weights are close together; one by one they are under SGD.
         for name in alone.folder.layer_names():
             x, y = alone.folder.read_layers(name)[1], run.folder.read_layers(name)[1]
-            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6, err_msg=where)
+            np.testing.assert_allclose(x, y, rtol=3e-3, atol=1e-6, err_msg=f"{where} {name}")
         weights = [
             load_file(r.folder.checkpoint_path(steps) / "weights.safetensors") for r in (alone, run)
         ]
-        # Adam trains what has no gradient (the biases of k) on rounding errors, so that all numbers
-        # are close together; one by one they are under SGD.
         apart, together = (np.concatenate([w[k].ravel() for k in weights[0]]) for w in weights)
         assert np.linalg.norm(together - apart) < 1e-3 * np.linalg.norm(apart), where
         if CASES[case].get("train.optimizer") == "sgd":

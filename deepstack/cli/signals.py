@@ -14,13 +14,19 @@ SAME_SECONDS = 10.0
 
 
 class StopRequest:
-    """Remembers the first signal; called, it returns its number, or None."""
+    """Remembers the first signal; called, it returns its number, or None.
+
+    code: the exit code of a second signal, which ends the process.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.code: int | None = None
         self._since = 0.0
 
     def __call__(self) -> int | None:
+        if self.code is not None:  # its exception was lost in the library that it was raised in
+            raise SystemExit(self.code)
         return self.signal
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -28,7 +34,8 @@ class StopRequest:
         if self.signal is not None:
             if number == signal.SIGTERM and now - self._since < SAME_SECONDS:
                 return
-            raise SystemExit(128 + number)
+            self.code = 128 + number
+            raise SystemExit(self.code)
         self.signal, self._since = number, now
 
 
@@ -39,6 +46,11 @@ def stop_on_signal() -> Iterator[StopRequest]:
     before = {number: signal.signal(number, request.handle) for number in SIGNALS}
     try:
         yield request
+    except Exception:
+        # A library may make an error of its own of an exception that comes in the midst of it.
+        if request.code is None:
+            raise
+        raise SystemExit(request.code) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

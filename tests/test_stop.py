@@ -1,0 +1,58 @@
+"""Signals: the first is remembered, a second one ends the process, whatever it interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from deepstack.cli.signals import stop_on_signal
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def lost(number: int) -> None:
+    """As in a library that goes on after any error of what it called."""
+    try:
+        send(number)
+    except SystemExit:
+        return
+    raise AssertionError("nothing was raised")
+
+
+def turned(number: int) -> None:
+    """As in a library that has one error for all of what it called."""
+    try:
+        send(number)
+    except SystemExit:
+        raise ValueError("could not determine the shape") from None
+
+
+def test_one_signal_is_remembered_and_the_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_signal() as stop:
+        assert stop() is None
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)  # so soon it is the same request
+        assert stop() == signal.SIGTERM
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("second", [send, lost, turned])
+def test_a_second_ctrl_c_ends_the_process_whatever_it_interrupts(second: object) -> None:
+    assert callable(second)
+    with pytest.raises(SystemExit) as ended, stop_on_signal() as stop:
+        send(signal.SIGINT)
+        second(signal.SIGINT)
+        stop()
+        raise AssertionError("it went on")
+    assert ended.value.code == 130
+
+
+def test_an_error_that_no_signal_made_stays_what_it_is() -> None:
+    with pytest.raises(ValueError, match="mine"), stop_on_signal():
+        send(signal.SIGINT)
+        raise ValueError("mine")
