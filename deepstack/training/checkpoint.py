@@ -118,10 +118,14 @@ def keep_only(folder: RunFolder, step: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder: at every moment there is the whole of it or nothing."""
+    """Remove a checkpoint folder: at every moment there is the whole of it or nothing.
+
+    That its name is gone reaches the disk before that of any file in it is.
+    """
     gone = path.with_name(f".gone-{path.name}")
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
+    sync_folder(path.parent)
     shutil.rmtree(gone, ignore_errors=True)
 
 
