@@ -121,8 +121,8 @@ def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_every_scheme_for_longer(tmp_path: Path) -> None:
-    train_all(tmp_path, 20)
-    check_all(tmp_path, 20)
+    train_all(tmp_path, 10)
+    check_all(tmp_path, 10)
 
 
 def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:
