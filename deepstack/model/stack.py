@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
@@ -68,6 +69,9 @@ class Stack(nn.Module):
         self.entry_norm = make_norm(d) if scheme.entry_norm else None
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.through: Through = run_layers
+        # Whether what has no graph runs in inference mode: views and versions that nobody reads
+        # are a tenth of an eager pass through narrow layers.  Compiled, sharded ones know no_grad.
+        self.spare = False
 
     def enter(self, x: Tensor) -> Stream:
         """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""
@@ -86,6 +90,10 @@ class Stack(nn.Module):
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        if self.spare and not torch.is_grad_enabled():
+            with torch.inference_mode():
+                found = self.leave(self.through(self.layers, self.enter(x), memory))
+            return found.clone()  # an ordinary tensor
         return self.leave(self.through(self.layers, self.enter(x), memory))
 
     def calibrate(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
