@@ -31,6 +31,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from deepstack import config as conf
+
 LOOK_SECONDS = 0.05
 # How long a run whose sweep has gone may take to save.
 GRACE_SECONDS = 60.0
@@ -185,6 +187,7 @@ def serve(folder: str) -> NoReturn:
     """
     for module in IMPORTED:
         import_module(module)
+    conf.parse_config("")  # what the first configuration of a process has to build
     gc.collect()
     gc.freeze()  # shared with the runs, never written to by a collection of theirs
     tell(None, 0)

@@ -1,0 +1,58 @@
+"""The estimate of memory, which `deepstack check` prints, over the peak of the run.
+
+python benchmarks/memory.py
+
+Eight shapes, a process each, three steps of training with looks at every layer, an evaluation and a
+checkpoint, on the CPU.  measured: the highest resident set of the process, as timing.csv has it;
+the last column should lie between 0.7 and 1.5.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from deepstack import config as conf
+from deepstack.records import find_runs
+from deepstack.tasks import task_of
+
+ALL = ("runtime.device=cpu", "train.steps=3", "train.eval_every=3", "train.eval_batches=1")
+SHAPES = (
+    "model.depth=6",
+    "model.depth=48 model.d_model=256 train.batch_size=8",
+    "model.depth=200 train.batch_size=8 task.seq_len=32 train.optimizer=sgd",
+    "model.depth=200 model.d_model=32 model.d_ff=64 runtime.banks=false",
+    "model.depth=48 runtime.fused=false model.dropout=0.1 train.batch_size=32",
+    "model.depth=24 model.family=encoder_decoder task.name=copy train.batch_size=16",
+    "model.depth=1000 model.d_model=32 model.d_ff=64 train.batch_size=4 task.seq_len=32",
+    "model.depth=1000 runtime.recompute_every=32 train.batch_size=4 task.seq_len=32",
+)
+
+
+def measure(settings: list[str], out: Path) -> tuple[float, float]:
+    """(estimated, measured) bytes of a run with these settings."""
+    config = conf.parse_config("", overrides=settings)
+    file = out / "config.yaml"
+    file.write_text(conf.to_yaml(config), encoding="utf-8")
+    command = [sys.executable, "-m", "deepstack", "train", str(file), "--out", str(out), "-q"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (run,) = find_runs(out / conf.study_name(config, file))
+    peak = run.timing["peak_memory_mb"].max() * 1e6
+    return conf.memory_estimate(config, task_of(config).vocab_size), float(peak)
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'estimated MB':>14}{'measured MB':>14}{'ratio':>8}  settings")
+    for shape in SHAPES:
+        with tempfile.TemporaryDirectory(prefix="deepstack-") as out:
+            estimated, peak = measure([*ALL, *shape.split()], Path(out))
+        print(
+            f"{estimated / 1e6:14.0f}{peak / 1e6:14.0f}{estimated / peak:8.2f}  {shape}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
