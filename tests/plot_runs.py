@@ -1,6 +1,7 @@
 """Run folders with known power laws, and ways to look into a chart: for the tests of charts."""
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,14 @@ def make_run(
             row: dict[str, Any] = {"step": step, "loss": 2.0, "loss_masked": masked}
             log.write(row if optimal is None else row | {"optimal_loss": optimal})
     if layers is not None:
-        folder.write_layers("grad_norm", layers)
-        folder.write_layers("stream_norm", -layers)
-        for part in ("attention", "feed_forward"):
-            folder.write_layers(f"bound_{part}", np.abs(layers))
-            for ratio in ("beta_ln", "beta_rc"):
-                folder.write_layers(f"{ratio}_{part}", np.abs(layers))
+        parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
+        signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
+        records = {"grad_norm": layers, "stream_norm": -layers} | signals
+        folder.write_layers(records, list(range(1, len(layers) + 1)))
         (folder.path / "attribution.csv").unlink(missing_ok=True)
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
                 log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
-        folder.write_layer_steps(list(range(1, len(layers) + 1)))
     folder.write_status(state, len(values))
     return folder.path
 

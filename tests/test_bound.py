@@ -224,9 +224,8 @@ def bound_run(root: Path, depth: int, **more: Any) -> None:
     run = Run(path)
     run.folder.write_columns(run.columns | {"stacks": {"encoder": depth}})
     terms = np.array([[0.0], [1.0], [2.0]]) * np.full((3, depth), 0.005)
-    for part in ("attention", "feed_forward"):
-        run.folder.write_layers(f"bound_{part}", terms)
-    run.folder.write_layer_steps([0, 1, 2])
+    sides = {f"bound_{part}": terms for part in ("attention", "feed_forward")}
+    run.folder.write_layers(sides, [0, 1, 2])
 
 
 def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:

@@ -181,11 +181,13 @@ def test_a_folder_that_was_tampered_with_is_named_and_takes_no_memory(tmp_path: 
 def test_layers_are_what_the_steps_file_names(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     values = np.arange(15).reshape(3, 5)
-    folder.write_layers("grad_norm", values[:2])
+    folder.write_layers({"grad_norm": values[:2]}, [1, 2])
+    whole = (folder.layers_dir / "steps.npy").read_bytes()
+    (folder.layers_dir / "steps.npy").unlink()
     assert Run(folder.path).layer_names() == []
-    folder.write_layer_steps([1, 2])
     # The next snapshot has reached the values but not the steps yet.
-    folder.write_layers("grad_norm", values)
+    folder.write_layers({"grad_norm": values}, [1, 2, 3])
+    (folder.layers_dir / "steps.npy").write_bytes(whole)
     steps, found = Run(folder.path).layers("grad_norm")
     assert steps.tolist() == [1, 2] and found.dtype == np.float32
     assert found.tolist() == values[:2].tolist()

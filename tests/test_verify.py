@@ -39,8 +39,7 @@ def small_run(path: Path) -> RunFolder:
         log.write({"step": 3, "loss": 2.0})
     with folder.log("timing", ("step", "step_ms", "peak_memory_mb")) as log:
         log.write((1, 2.0, 3.0))
-    folder.write_layers("grad_norm", np.ones((1, 2)))
-    folder.write_layer_steps([3])
+    folder.write_layers({"grad_norm": np.ones((1, 2))}, [3])
     weights = folder.checkpoint_path(3) / "weights.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")

@@ -11,7 +11,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -125,22 +125,37 @@ def replace(path: Path, data: bytes) -> None:
 
     Raises ResourceError when the disk refuses; the old file is then unharmed.
     """
+    replace_all(path.parent, [(path.name, data)])
+
+
+def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
+    """`replace` for (name, data) of one folder: each file is the old or the new one at any moment.
+
+    Their names reach the disk together, which takes half as long as one by one.
+    """
     # The holder of the folder's lock is the only writer, so one fixed name is enough, and what
     # a killed process left there is overwritten by the next.
-    beside = path.with_name(f".{path.name}.new")
-    with trouble(path):
-        make_folder(path.parent)
-        try:
-            with open(beside, "wb") as file:
+    drafts: dict[Path, Path] = {}
+    try:
+        with trouble(folder):
+            make_folder(folder)
+        for name, data in contents:
+            path = folder / name
+            drafts[path] = folder / f".{name}.new"
+            with trouble(path), open(drafts[path], "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
-        except OSError:
+        for path, draft in drafts.items():
+            with trouble(path):
+                os.replace(draft, path)
+        with trouble(folder):
+            sync_folder(folder)
+    except ResourceError:
+        for draft in drafts.values():
             with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+                draft.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,20 +176,20 @@ class RunFolder:
         files.replace(kept, files.read(self.path / name) or b"")
         return kept
 
-    def write_layers(self, name: str, values: ArrayLike) -> None:
-        """Replace layers/<name>.npy: float32 (records, depth). Follow it by write_layer_steps."""
+    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
+        """Replace layers/<name>.npy, float32 (records, depth), and steps.npy, int64 (records,).
+
+        The steps come last, so that readers find all that they name.
+        """
         import numpy as np
 
-        array = np.ascontiguousarray(values, dtype=np.float32)
-        if array.ndim != 2:
-            raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
-        self._write_array(self.layers_dir / f"{name}.npy", array)
-
-    def write_layer_steps(self, steps: ArrayLike) -> None:
-        """Replace layers/steps.npy: int64 (records,). Last, so that readers find all it names."""
-        import numpy as np
-
-        self._write_array(self.layers_dir / "steps.npy", np.asarray(steps, dtype=np.int64))
+        arrays = {name: np.ascontiguousarray(v, dtype=np.float32) for name, v in values.items()}
+        for name, array in arrays.items():
+            if array.ndim != 2:
+                raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
+        every = ((f"{name}.npy", _npy(array)) for name, array in arrays.items())
+        files.replace_all(self.layers_dir, every)
+        files.replace(self.layers_dir / "steps.npy", _npy(np.asarray(steps, dtype=np.int64)))
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps (records,), values (records, depth)) of one diagnostic.
@@ -227,12 +227,13 @@ class RunFolder:
         names = (path.name for path in found if path.is_dir() and not path.is_symlink())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
-    def _write_array(self, path: Path, array: np.ndarray) -> None:
-        import numpy as np
 
-        buffer = io.BytesIO()
-        np.save(buffer, array, allow_pickle=False)
-        files.replace(path, buffer.getvalue())
+def _npy(array: np.ndarray) -> bytes:
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _load_json(path: Path) -> dict[str, Any]:

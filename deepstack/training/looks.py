@@ -97,9 +97,9 @@ class Looks:
             values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         for name, value in values.items():
             self._values.setdefault(name, []).append(value.cpu())
-            self.folder.write_layers(name, torch.stack(self._values[name]).numpy())
         self._taken.append(step)
-        self.folder.write_layer_steps(self._taken)
+        seen = {name: torch.stack(rows).numpy() for name, rows in self._values.items()}
+        self.folder.write_layers(seen, self._taken)
 
     def _attribute(self, whole: Built, step: int) -> None:
         about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts

@@ -282,9 +282,9 @@ class Probe:
         }
         for key, value in found.items():
             self._values[key].append(value.cpu())
-            self.folder.write_layers(key, torch.stack(self._values[key]).numpy())
         self._steps.append(self.at)
-        self.folder.write_layer_steps(self._steps)
+        seen = {name: torch.stack(rows).numpy() for name, rows in self._values.items()}
+        self.folder.write_layers(seen, self._steps)
 
     def _prepare(self) -> None:
         """Remember the layers' parameters before a step after which there is a look."""
