@@ -79,6 +79,26 @@ def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
         yield from said(where, harness, out, ended, ended.code and KILLED)
 
 
+DRAFT = ".status.json.new"
+
+
+def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
+    """A kill where all is saved and 'done' is not said yet; another as the run ends again."""
+    begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
+    first = max(call.number for call in begun)
+    for number in range(1, harness.alone.count, every):
+        out = harness.new()
+        ended = harness.run(out, KILL_BEFORE, first)
+        least, again = ended.promised, harness.run(out, KILL_AMID, number)
+        if again.code == 0:
+            return
+        where = f"killed at call {first}, and {number} as it ends again"
+        wrong = harness.go_on(out, max(least, again.promised))
+        yield from (f"{where}: {line}" for line in wrong)
+        if not wrong:
+            harness.drop(out)
+
+
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
     """SIGKILL after a random time, until a run is done; new runs until so many are killed."""
     random, length, killed = Random(seed), harness.alone.seconds, 0

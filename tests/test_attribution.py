@@ -215,6 +215,9 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
     # The very number of steps.csv, as it stands there.
     assert list(found["whole"]) == list(looked.steps["model_update"])
+    # One small step is nearly linear, whatever way through the layers the run itself takes.
+    if "schedule" not in found:
+        assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
     assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
     assert set(found) - {"step"} == set(looked.columns["attribution"])
 

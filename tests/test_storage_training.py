@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_call
 Trials = Callable[[Harness], Iterator[str]]
 FEW: dict[str, Trials] = {
     "kills": lambda harness: trials.kills(harness, every=160),
+    "kills at the end": lambda harness: trials.kills_at_the_end(harness, 20),
     "random kills": lambda harness: trials.random_kills(harness, 2),
     "refusals": lambda harness: trials.refusals(harness, 150, kinds=trials.REFUSALS[1:3]),
     "power cuts": lambda harness: trials.power_cuts(harness, every=180),
@@ -28,6 +29,7 @@ FEW: dict[str, Trials] = {
 ALL: dict[str, Trials] = {
     "kills": trials.kills,
     "kills again": lambda harness: trials.kills_again(harness, 100),
+    "kills at the end": trials.kills_at_the_end,
     "random kills": lambda harness: trials.random_kills(harness, 200),
     "refusals": lambda harness: trials.refusals(harness, 2, kinds=trials.REFUSALS[1::3]),
     "more refusals": lambda harness: trials.refusals(harness, every=12),

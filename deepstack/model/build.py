@@ -114,7 +114,7 @@ def take_ways(
     if recompute_every:
         through = recomputing(through, recompute_every, model.training)
     for stack in model.stacks.values():
-        stack.through, stack.spare = through, ways.fused
+        stack.through = through
 
 
 def refuse_unfit(model: conf.Model) -> None:

@@ -13,7 +13,7 @@ from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
 from deepstack.schemes import NORMS, Parts, Place, Scheme, StackNorm, Stream, find_scheme
-from deepstack.speed import Through, run_layers
+from deepstack.speed import Through, run_fused, run_layers
 
 
 class Stack(nn.Module):
@@ -69,9 +69,6 @@ class Stack(nn.Module):
         self.entry_norm = make_norm(d) if scheme.entry_norm else None
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.through: Through = run_layers
-        # Whether what has no graph runs in inference mode: views and versions that nobody reads
-        # are a tenth of an eager pass through narrow layers.  Compiled, sharded ones know no_grad.
-        self.spare = False
 
     def enter(self, x: Tensor) -> Stream:
         """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""
@@ -90,7 +87,8 @@ class Stack(nn.Module):
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        if self.spare and not torch.is_grad_enabled():
+        if self.through is run_fused and not torch.is_grad_enabled():
+            # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
                 found = self.leave(self.through(self.layers, self.enter(x), memory))
             return found.clone()  # an ordinary tensor

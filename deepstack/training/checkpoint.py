@@ -72,9 +72,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
-        if target.exists():
-            discard(target)
-        draft.rename(target)
+        put_in_place(draft, target)
         sync_folder(folder.checkpoint_dir)
         # The sha256 is of what reached the files: that this is what was meant is seen here.
         if (target / STATE).read_text() != state:
@@ -82,8 +80,37 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for name, tensors in parts.items():
             if wrong := changed_tensor(target / f"{name}.safetensors", tensors):
                 raise OSError(f"read back wrong: {wrong} in {name}.safetensors")
+        shutil.rmtree(aside(target), ignore_errors=True)
         for step in folder.checkpoints()[:-KEPT]:
             discard(folder.checkpoint_path(step))
+
+
+def put_in_place(draft: Path, target: Path) -> None:
+    """Give a draft its name; one of that step, saved again as a run ends twice, stays aside."""
+    if target.exists():
+        shutil.rmtree(aside(target), ignore_errors=True)
+        target.rename(aside(target))
+    try:
+        draft.rename(target)
+    except OSError:
+        if aside(target).exists():
+            aside(target).rename(target)
+        raise
+
+
+def put_back(folder: RunFolder) -> None:
+    """Give its name to a checkpoint that stepped aside for one that has not come."""
+    for step in (path.name.removeprefix(".old-") for path in folder.checkpoint_dir.glob(".old-*")):
+        target = folder.checkpoint_dir / step
+        if step.isdigit() and not target.exists():
+            with trouble(target):
+                aside(target).rename(target)
+                sync_folder(folder.checkpoint_dir)
+
+
+def aside(target: Path) -> Path:
+    """Where a checkpoint is while another of its step takes its place."""
+    return target.with_name(f".old-{target.name}")
 
 
 def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
@@ -207,6 +234,7 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
     without any checkpoint left, training starts again from step 0.  What cannot be used is gone
     afterwards, so that it is in nobody's way.  said: told of all of it.
     """
+    put_back(folder)
     before: int | None = None
     changed: dict[str, None] = {}
     found, damaged = None, list[str]()
