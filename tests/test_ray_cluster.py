@@ -24,7 +24,7 @@ from deepstack.records import Run, find_runs
 
 pytestmark = pytest.mark.ray
 
-STEPS = int(os.environ.get("CLUSTER_STEPS", "600"))  # fewer on a slow machine, not too few
+STEPS = int(os.environ.get("CLUSTER_STEPS", "1500"))  # fewer on a slow machine, not too few
 SETTINGS = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.eval_batches": 1,
     "log.probe_sequences": 1, "log.layers_every": 40, "runtime.checkpoint_seconds": 1,
