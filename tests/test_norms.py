@@ -360,9 +360,8 @@ def test_the_feed_forward_is_its_formula(
     wanted = literal(x @ module.w1.T) @ module.w2.T
     torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(module.chain()(x), wanted, rtol=1e-4, atol=1e-5)
-    assert set(dict(module.named_parameters())) == {"w1", "w2"} | (
-        {"w1_bias", "w2_bias"} if bias else set()
-    )
+    biases = {"w1_bias", "w2_bias"} if bias else set()
+    assert set(dict(module.named_parameters())) == {"w1", "w2"} | biases
 
 
 def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
@@ -370,7 +369,8 @@ def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
         run = deepstack.train(small(model__norm__kind=kind), out=tmp_path / kind)
         assert run.columns["scheme"]["normalised"] is fixed
     found = built(model__norm__kind="dynamic_tanh", model__norm__start=0.8)
-    assert (found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"] == 0.8).all()
+    scales = found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"]
+    assert torch.equal(scales, torch.full((3, 1), 0.8))
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])

@@ -86,7 +86,9 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
         # of a layer or of the weights are close together; one by one they are under SGD.
         for name in alone.folder.layer_names():
             x, y = alone.folder.read_layers(name)[1], run.folder.read_layers(name)[1]
-            np.testing.assert_allclose(x, y, rtol=3e-3, atol=1e-6, err_msg=f"{where} {name}")
+            if "variance" in name:  # a square would differ by twice as much
+                x, y = np.sqrt(x), np.sqrt(y)
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6, err_msg=f"{where} {name}")
         weights = [
             load_file(r.folder.checkpoint_path(steps) / "weights.safetensors") for r in (alone, run)
         ]
@@ -121,8 +123,8 @@ def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_every_scheme_for_longer(tmp_path: Path) -> None:
-    train_all(tmp_path, 10)
-    check_all(tmp_path, 10)
+    train_all(tmp_path, 20)
+    check_all(tmp_path, 20)
 
 
 def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -42,8 +43,9 @@ def test_one_signal_is_remembered_and_the_handlers_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("second", [send, lost, turned])
-def test_a_second_ctrl_c_ends_the_process_whatever_it_interrupts(second: object) -> None:
-    assert callable(second)
+def test_a_second_ctrl_c_ends_the_process_whatever_it_interrupts(
+    second: Callable[[int], None],
+) -> None:
     with pytest.raises(SystemExit) as ended, stop_on_signal() as stop:
         send(signal.SIGINT)
         second(signal.SIGINT)

@@ -31,10 +31,10 @@ ALL: dict[str, Trials] = {
     "kills again": lambda harness: trials.kills_again(harness, 100),
     "kills at the end": trials.kills_at_the_end,
     "random kills": lambda harness: trials.random_kills(harness, 200),
-    "refusals": lambda harness: trials.refusals(harness, 2, kinds=trials.REFUSALS[1::3]),
+    "refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
     "more refusals": lambda harness: trials.refusals(harness, every=12),
-    "power cuts": lambda harness: trials.power_cuts(harness, 2),
-    "power cuts after a kill": lambda harness: trials.power_cuts(harness, 3, after=150),
+    "power cuts": trials.power_cuts,
+    "power cuts after a kill": lambda harness: trials.power_cuts(harness, after=150),
 }
 
 

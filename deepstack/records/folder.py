@@ -257,13 +257,12 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     class Loader(yaml.SafeLoader):
         """Plain scalars of YAML 1.2, as the config was written: 1e-05 is a number, on a word."""
 
-        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
-
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):  # a few of them could stand for gigabytes
                 raise yaml.YAMLError("found an alias, which no config has")
             return super().compose_node(parent, index)
 
+    Loader.yaml_implicit_resolvers = {}  # in the place of those of YAML 1.1
     for tag, pattern, first in (
         ("tag:yaml.org,2002:null", r"(?:|~|null)$", ["", "~", "n"]),
         ("tag:yaml.org,2002:bool", r"(?:true|false)$", list("tf")),

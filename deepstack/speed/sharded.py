@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -131,5 +131,4 @@ def sharded_norm(banks: Sequence[Bank]) -> Tensor:
 
 def local_part(tensor: Tensor) -> Tensor:
     """The rows of a distributed tensor that this process holds: a view, not a copy."""
-    distributed: DTensor = tensor  # type: ignore[assignment]
-    return distributed.to_local()
+    return cast("DTensor", tensor).to_local()

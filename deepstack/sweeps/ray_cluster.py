@@ -39,7 +39,10 @@ def task(version: str) -> Callable[..., tuple[int, str]]:
                 f"{socket.gethostname()}: deepstack {version} is needed for {sys.executable}: "
                 f"{error}"
             )
-        talk = lambda news: ray.get(mailbox.exchange.remote(key, news))  # noqa: E731
+
+        def talk(news: dict[str, Any]) -> Any:
+            return ray.get(mailbox.exchange.remote(key, news))
+
         result: tuple[int, str] = node.work(node.Order(**order), talk)
         return result
 

@@ -80,7 +80,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for name, tensors in parts.items():
             if wrong := changed_tensor(target / f"{name}.safetensors", tensors):
                 raise OSError(f"read back wrong: {wrong} in {name}.safetensors")
-        shutil.rmtree(aside(target), ignore_errors=True)
+        shutil.rmtree(stepped_aside(target), ignore_errors=True)
         for step in folder.checkpoints()[:-KEPT]:
             discard(folder.checkpoint_path(step))
 
@@ -88,13 +88,13 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
 def put_in_place(draft: Path, target: Path) -> None:
     """Give a draft its name; one of that step, saved again as a run ends twice, stays aside."""
     if target.exists():
-        shutil.rmtree(aside(target), ignore_errors=True)
-        target.rename(aside(target))
+        shutil.rmtree(stepped_aside(target), ignore_errors=True)
+        target.rename(stepped_aside(target))
     try:
         draft.rename(target)
     except OSError:
-        if aside(target).exists():
-            aside(target).rename(target)
+        if stepped_aside(target).exists():
+            stepped_aside(target).rename(target)
         raise
 
 
@@ -104,11 +104,11 @@ def put_back(folder: RunFolder) -> None:
         target = folder.checkpoint_dir / step
         if step.isdigit() and not target.exists():
             with trouble(target):
-                aside(target).rename(target)
+                stepped_aside(target).rename(target)
                 sync_folder(folder.checkpoint_dir)
 
 
-def aside(target: Path) -> Path:
+def stepped_aside(target: Path) -> Path:
     """Where a checkpoint is while another of its step takes its place."""
     return target.with_name(f".old-{target.name}")
 
