@@ -273,6 +273,8 @@ class Runtime(_Section):
     """Whether the layer is compiled, once for all of them; 'auto' by device and precision."""
     cuda_graph: bool | Literal["auto"] = "auto"
     """Whether a step is captured and replayed as one CUDA graph; 'auto': on a GPU, yes."""
+    replay: bool | Literal["auto"] = "auto"
+    """Whether the operations of a step are recorded once and replayed; 'auto': on a CPU."""
     recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Keep the stream every so many layers and compute the rest again backward; 0: keep all."""
     parallel: Literal["data", "fully_sharded"] = "data"

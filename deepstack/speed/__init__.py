@@ -7,6 +7,7 @@ from deepstack.speed.layers import Through, compiled, recomputing, run_fused, ru
 from deepstack.speed.nodes import OPERATIONS, Chain, Product, SelfAttention
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
+from deepstack.speed.replay import replaying
 from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
 from deepstack.speed.step import Measured, Step, Update, collector_paused, make_step
 
@@ -38,6 +39,7 @@ __all__ = [
     "make_step",
     "parameter",
     "recomputing",
+    "replaying",
     "run_fused",
     "run_layers",
     "sharded_norm",

@@ -16,15 +16,22 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Ways:
-    """fused: a sublayer is one node; compiled: one compiled layer; captured: one CUDA graph."""
+    """fused: a sublayer is one node; compiled: one compiled layer; captured: one CUDA graph;
+    replayed: the operations of a step, recorded once."""
 
     fused: bool
     compiled: bool
     captured: bool
+    replayed: bool = False
+
+
+# Recording a step takes as long as some twenty steps save.
+FEW_STEPS = 50
 
 
 def choose_ways(
     *,
+    steps: int,
     gpu: bool,
     bf16: bool,
     dropout: bool,
@@ -35,6 +42,7 @@ def choose_ways(
     fused: Choice,
     compiled: Choice,
     captured: Choice,
+    replayed: Choice,
 ) -> Ways:
     """The ways that a configuration asks for, 'auto' being this rule:
 
@@ -43,6 +51,8 @@ def choose_ways(
     | fused    | CPU, fp32, no dropout, nothing compiled or sharded | see benchmarks/README.md    |
     | compiled | GPU with Triton and a C compiler, not sharded      | on a CPU it is not faster   |
     | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
+    | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
+    |          | recomputed, 50 steps or more                       |                             |
 
     uniform: whether all layers are alike to a compiler (DLCL's are not).  Raises ConfigError for
     what cannot be had together.
@@ -60,12 +70,22 @@ def choose_ways(
             raise refused("runtime.fused", needs)
     if captured is True and (not gpu or processes > 1):
         raise refused("runtime.cuda_graph", "one process with a GPU")
+    if replayed is True:
+        reasons = {
+            "one process": processes > 1,
+            "runtime.device=cpu": gpu,
+            "runtime.compile=false": compiled is True,
+            "runtime.recompute_every=0 with dropout": dropout and recompute,
+        }
+        if missing := [key for key, wrong in reasons.items() if wrong]:
+            raise refused("runtime.replay", " and ".join(missing))
     if compiled is True and sharded:
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
     can_compile = gpu and not sharded and uniform and has_triton()
     compile_it = can_compile if compiled == "auto" else compiled
+    replay_it = not (gpu or processes > 1 or compile_it or (dropout and recompute))
     fuse_it = not (gpu or bf16 or dropout or sharded or compile_it)
     return Ways(
         fused=fuse_it if fused == "auto" else fused,
@@ -73,6 +93,7 @@ def choose_ways(
         captured=(gpu and processes == 1 and not (dropout and recompute))
         if captured == "auto"
         else captured,
+        replayed=replay_it and steps >= FEW_STEPS if replayed == "auto" else replayed,
     )
 
 

@@ -114,6 +114,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
     return choose_ways(
+        steps=config.train.steps,
         gpu=device.type == "cuda",
         bf16=config.train.precision == "bf16",
         dropout=config.model.dropout > 0,
@@ -124,6 +125,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,
+        replayed=runtime.replay,
     )
 
 

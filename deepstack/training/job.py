@@ -20,8 +20,10 @@ from deepstack.speed import (
     Measured,
     Processes,
     Step,
+    Update,
     capture,
     make_step,
+    replaying,
 )
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
@@ -84,7 +86,10 @@ class Job:
         self.model.train(config.model.dropout > 0)
         take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
         self.optimizer = make_optimizer(
-            train, self.built.trained, optim=self.built.optim, capturable=ways.captured
+            train,
+            self.built.trained,
+            optim=self.built.optim,
+            capturable=ways.captured or ways.replayed,
         )
         probe = self.task.probe_batch(config.log.probe_sequences)
         on_device = to_device(probe, self.device)
@@ -125,8 +130,13 @@ class Job:
             probe=probe,
             share=share,
             norm_of=norm_of,
-            capture=partial(capture, said=self.observer.said) if self.ways.captured else None,
+            capture=self._recorded(),
         )
+
+    def _recorded(self) -> Callable[[Update], Update] | None:
+        """What makes one thing of a step: a CUDA graph, a list of operations, or nothing."""
+        how = capture if self.ways.captured else replaying if self.ways.replayed else None
+        return partial(how, said=self.observer.said) if how else None
 
     def _resume(
         self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool
