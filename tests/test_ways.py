@@ -137,21 +137,27 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 
 AUTO = {
-    "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
+    "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
     "uniform": True, "recompute": False,
-    "fused": "auto", "compiled": "auto", "captured": "auto",
+    "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Ways(True, False, False)),
-        ({"bf16": True}, Ways(False, False, False)),
-        ({"dropout": True}, Ways(False, False, False)),
+        ({}, Ways(True, False, False, True)),
+        ({"steps": 49}, Ways(True, False, False, False)),
+        ({"replayed": False}, Ways(True, False, False, False)),
+        ({"steps": 5, "replayed": True}, Ways(True, False, False, True)),
+        ({"bf16": True}, Ways(False, False, False, True)),
+        ({"dropout": True}, Ways(False, False, False, True)),
+        ({"dropout": True, "recompute": True}, Ways(False, False, False, False)),
+        ({"recompute": True}, Ways(True, False, False, True)),
+        ({"processes": 2}, Ways(True, False, False, False)),
         ({"sharded": True, "processes": 2}, Ways(False, False, False)),
         ({"compiled": True}, Ways(False, True, False)),
-        ({"fused": False}, Ways(False, False, False)),
+        ({"fused": False}, Ways(False, False, False, True)),
         ({"gpu": True, "compiled": False}, Ways(False, False, True)),
         ({"gpu": True, "compiled": False, "captured": False}, Ways(False, False, False)),
         ({"gpu": True, "compiled": False, "processes": 2}, Ways(False, False, False)),
@@ -172,6 +178,14 @@ def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: Ways) -> None:
         ({"runtime.fused": True, "model.dropout": 0.1}, "runtime.fused.*needs model.dropout=0"),
         ({"runtime.fused": True, "runtime.compile": True}, "needs runtime.compile=false"),
         ({"runtime.cuda_graph": True}, "runtime.cuda_graph.*one process with a GPU"),
+        (
+            {"runtime.replay": True, "runtime.compile": True},
+            "runtime.replay.*needs runtime.compile=false; or use auto",
+        ),
+        (
+            {"runtime.replay": True, "model.dropout": 0.1, "runtime.recompute_every": 2},
+            "runtime.replay.*needs runtime.recompute_every=0 with dropout",
+        ),
         ({"runtime.compile": True, "model.scheme": "dlcl"}, "needs a scheme whose layers are"),
     ],
 )

@@ -14,9 +14,9 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import DeepstackError
 
-# Steps that are made and not counted.  On a CPU the first two touch fresh memory; on a GPU
-# deepstack makes three steps one by one and captures the fourth.
-WARM_UP = {"cpu": 2, "cuda": 5}
+# Steps that are made and not counted.  On a CPU deepstack records the second and the third, and the
+# fourth touches fresh memory; on a GPU it makes three steps one by one and captures the fourth.
+WARM_UP = {"cpu": 4, "cuda": 5}
 
 
 class WorkerError(DeepstackError):

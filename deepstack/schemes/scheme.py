@@ -191,7 +191,11 @@ class Scheme(nn.Module):
         return stream if norm is None else norm(stream)
 
     def at_step(self, step: int) -> None:
-        """Set what depends on the step t; called before step t = 1, 2, …, and with 0 at first."""
+        """Set what depends on the step t; called before step t = 1, 2, …, and with 0 at first.
+
+        In place, in buffers: a captured or replayed step reads tensors anew, and Python's numbers
+        never again.
+        """
 
     def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
         """Start parameters from data: called layer by layer on the first batch; gives the layer's

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepstack.speed.step import Measured, Update, collector_paused
@@ -29,6 +28,7 @@ aten = torch.ops.aten
 
 # Steps made as they are before one is recorded: the optimizer makes its state.
 WARM_UP = 1
+WORTH_SAYING = 2.0  # seconds of recording
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
 
@@ -55,13 +55,15 @@ UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_stride
 DEPENDS_ON_VALUES = frozenset(
     {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
 )
+# An attribute of a storage: the recording that knows it, and its number there.
+MARK, NOBODY = "_deepstack_number", (None, -1)
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 class Place(NamedTuple):
-    """A tensor that the step makes: where it lies in which of the step's results."""
+    """A tensor of the step: where it lies in which of the step's storages."""
 
-    result: int
+    number: int
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -69,10 +71,10 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation with its arguments, Places among them, and what it makes.
+    """An operation with its arguments, Places for tensors, and what it makes.
 
-    results: which of the tensors that it gives are new, and where they lie.  used: the numbers of
-    all results that it touches.
+    results: which of the values that it gives are new tensors, and where they lie.  used: the
+    numbers of the storages that it touches.
     """
 
     operation: Any
@@ -85,18 +87,18 @@ class Call(NamedTuple):
 class Recording(TorchDispatchMode):
     """Notes every operation that is carried out inside the context.
 
-    calls: those that compute something; a view of a result is a Place.  sizes: bytes of each result
-    (of its storage).  refused: what cannot be replayed, or ''.
+    calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
+    by number.  before: those that were there before the step, by number.  made: Places of what came
+    out of it.  refused: why it cannot be replayed, or ''.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.sizes: list[int] = []
+        self.before: dict[int, torch.UntypedStorage] = {}
+        self.made: Any = None
         self.refused = ""
-        self._number: dict[int, int] = {}  # a storage's address -> its number among the results
-        # A weak reference keeps an address from being given to another storage; the memory is free.
-        self._kept: list[StorageWeakRef] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,50 +116,71 @@ class Recording(TorchDispatchMode):
 
     def _note(self, operation: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
         if operation._opname in DEPENDS_ON_VALUES:
-            self.refused = operation._opname
+            self.refused = f"it reads a value ({operation._opname})"
             return
-        given = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
-        fresh = {
-            index: tensor
-            for index, tensor in enumerate(tensors_in(found))
-            if tensor.untyped_storage()._cdata not in given
-        }
-        if not fresh and not operation._schema.is_mutable:
-            return  # a view
-        placed = converted(args, self.place)
-        options = {name: converted(value, self.place) for name, value in kwargs.items()}
-        for tensor in fresh.values():
-            self._add(tensor)
-        results = {index: self._of_result(tensor) for index, tensor in fresh.items()}
-        used = {self._number[c] for c in given if c in self._number}
-        used |= {place.result for place in results.values()}
-        self.calls.append(Call(operation, placed, options, results, frozenset(used)))
+        if operation.is_view and shares(found, args):
+            return
+        used: set[int] = set()
 
-    def _add(self, tensor: Tensor) -> None:
+        def place(tensor: Tensor) -> Place:
+            found = self.place(tensor)
+            used.add(found.number)
+            return found
+
+        placed = converted(args, place)
+        options = {name: converted(value, place) for name, value in kwargs.items()}
+        results = {}
+        for index, value in enumerate(found if isinstance(found, (list, tuple)) else (found,)):
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                if getattr(storage, MARK, NOBODY)[0] is not self:
+                    self._add(storage)
+                    results[index] = place(value)
+        if results or operation._schema.is_mutable:
+            self.calls.append(Call(operation, placed, options, results, frozenset(used)))
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        """Give a storage a number, which it carries as long as it lives: addresses come again."""
+        setattr(storage, MARK, (self, len(self.sizes)))
+        self.sizes.append(storage.nbytes())
+        return len(self.sizes) - 1
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor lies."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._number:
-            self._number[storage._cdata] = len(self.sizes)
-            self._kept.append(StorageWeakRef(storage))
-            self.sizes.append(storage.nbytes())
-
-    def place(self, tensor: Tensor) -> Place | Tensor:
-        """Where a tensor lies, or the tensor itself where it was there before the step."""
-        known = tensor.untyped_storage()._cdata in self._number
-        return self._of_result(tensor) if known else tensor.detach()
-
-    def _of_result(self, tensor: Tensor) -> Place:
-        number = self._number[tensor.untyped_storage()._cdata]
+        known, number = getattr(storage, MARK, NOBODY)
+        if known is not self:
+            number = self._add(storage)
+            self.before[number] = storage
         size, stride = tuple(tensor.shape), tensor.stride()
         return Place(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
+    def end(self, made: Any) -> None:
+        """Keep the Places of what was made, and leave the storages as they were."""
+        self.made = converted(made, self.place)
+        for storage in self.before.values():
+            delattr(storage, MARK)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same operations were carried out on the same tensors."""
+        return (
+            isinstance(other, Recording)
+            and (self.calls, self.sizes, self.made) == (other.calls, other.sizes, other.made)
+            and self.before.keys() == other.before.keys()
+            and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
+        )
+
 
 def replaying(update: Update, said: Callable[[str], None]) -> Update:
-    """The same update, whose third and later calls replay the operations of the second.
+    """The same update, whose fourth and later calls replay the operations of the third.
+
+    The second call is recorded as well: where the two have not done the same, something in the
+    update changes from step to step (a number of Python's, say), and every step is made as it is.
+    So it is where the update reads a value.  `said` is told either, and how long recording took.
 
     Inputs and targets are copied into tensors of the recording's own; what it returns are its own
-    tensors too, overwritten by the next call.  Learning rates must be tensors, changed in place;
-    nothing in the update may read a value, or it is made as it is, and `said` is told why.  Batches
-    of another shape are made as they are.  said: also told how long recording took.
+    tensors too, overwritten by the next call.  Learning rates must be tensors, changed in place.
+    Batches of another shape are made as they are.
     """
     return _Replayed(update, said)
 
@@ -165,7 +188,8 @@ def replaying(update: Update, said: Callable[[str], None]) -> Update:
 class _Replayed:
     def __init__(self, update: Update, said: Callable[[str], None]) -> None:
         self.update, self.said = update, said
-        self.calls = 0
+        self.calls, self.seconds = 0, 0.0
+        self.recorded: Recording | None = None
         self.operations: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = []
         self.refused = False
 
@@ -173,58 +197,65 @@ class _Replayed:
         self.calls += 1
         if self.calls <= WARM_UP or self.refused:
             return self.update(inputs, targets)
-        if not self.operations:
+        if self.calls == WARM_UP + 1:
             self.inputs, self.targets = inputs.clone(), targets.clone()
-            return self.record()
         if (inputs.shape, targets.shape) != (self.inputs.shape, self.targets.shape):
             return self.update(inputs, targets)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
+        if not self.operations:
+            with collector_paused():
+                return self.record()
         with torch.inference_mode(), collector_paused():
             for operation, args, kwargs in self.operations:
                 operation(*args, **kwargs)
         return self.measured
 
     def record(self) -> Measured:
-        """Make a step, and note what it does."""
+        """Make a step, and note what it does; the second time, get ready to replay it."""
         began = time.perf_counter()
-        with collector_paused():
-            with Recording() as recording:
-                measured = self.update(self.inputs, self.targets)
-            if recording.refused:
-                self.refused = True
-                self.said(f"a step cannot be replayed: it uses {recording.refused}")
-                return measured
-            places = converted(tuple(measured), recording.place)
+        with Recording() as recording:
+            measured = self.update(self.inputs, self.targets)
+        recording.end(tuple(measured))
+        before, self.recorded = self.recorded, recording
+        if before is not None and not recording.refused and recording != before:
+            recording.refused = "it does not do the same at every step"
+        if recording.refused:
+            self.refused, self.recorded = True, None
+            self.said(f"a step cannot be replayed: {recording.refused}")
+        elif before is not None:
+            self.recorded = None
             trim_memory()
             with torch.inference_mode():
-                self.operations, tensor = bound(recording, set(numbers_in(places)))
-                self.measured = Measured(*converted(places, tensor, Place))
-        seconds, count = time.perf_counter() - began, len(self.operations)
-        self.said(f"recorded a step: {count} operations, to be replayed; {seconds:.1f} s")
+                self.operations, made = bound(recording)
+            self.measured = Measured(*made)
+            self.seconds += time.perf_counter() - began
+            if self.seconds >= WORTH_SAYING:
+                count = len(self.operations)
+                self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
+        self.seconds += time.perf_counter() - began
         return measured
 
 
-def bound(
-    recording: Recording, kept: set[int]
-) -> tuple[list[tuple[Callable[..., Any], Any, dict[str, Any]]], Callable[[Place], Tensor]]:
-    """The operations of a recording with tensors for Places, and what gives the tensor of a Place.
-
-    kept: results whose values are read when all is done.
-    """
+def bound(recording: Recording) -> tuple[list[tuple[Callable[..., Any], Any, Any]], Any]:
+    """The operations of a recording with tensors for Places, and what they make in the end."""
+    before = recording.before.keys()
     calls = [call for call in recording.calls if call.operation not in UNFILLED]
-    offsets, total = layout([call.used for call in calls], recording.sizes, kept)
+    kept = set(numbers_in(recording.made)) - before
+    offsets, total = layout([call.used - before for call in calls], recording.sizes, kept)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
     made: dict[Place, Tensor] = {}
 
     def tensor(place: Place) -> Tensor:
         if place not in made:
-            first = offsets[place.result] // place.dtype.itemsize + place.offset
+            storage = recording.before.get(place.number, memory)
+            first = offsets.get(place.number, 0) // place.dtype.itemsize + place.offset
             found = torch.empty(0, dtype=place.dtype)
-            made[place] = found.set_(memory, first, place.size, place.stride)
+            made[place] = found.set_(storage, first, place.size, place.stride)
         return made[place]
 
-    return [callable_of(call, tensor) for call in calls], tensor
+    operations = [callable_of(call, tensor) for call in calls]
+    return operations, converted(recording.made, tensor, Place)
 
 
 def layout(
@@ -233,7 +264,7 @@ def layout(
     """Offsets of results in one block of memory, and its size, in bytes.
 
     used: which results each call touches, from the first time to the last, between which their
-    memory is theirs alone; that of kept ones is so to the end.
+    memory is theirs alone; that of kept ones is so to the end.  sizes: bytes by number.
     """
     last = {number: index for index, numbers in enumerate(used) for number in numbers}
     last |= dict.fromkeys(kept, len(used))
@@ -308,40 +339,45 @@ def copying(operation: Any, results: dict[int, Tensor]) -> Callable[..., None]:
     """The operation, and its results copied to where they belong: torch has no form that writes."""
     run, places = operation._op, list(results.items())
 
-    def both(*args: Any, **kwargs: Any) -> None:
-        found = list(tensors_in(run(*args, **kwargs)))
+    def one(*args: Any, **kwargs: Any) -> None:
+        only.copy_(run(*args, **kwargs))
+
+    def several(*args: Any, **kwargs: Any) -> None:
+        found = run(*args, **kwargs)
         for index, place in places:
             place.copy_(found[index])
 
-    return both
+    if [str(value.type) for value in operation._schema.returns] == ["Tensor"]:
+        only = results[0]
+        return one
+    return several
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dicts, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from tensors_in(inner)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+def shares(found: Any, args: Any) -> bool:
+    """Whether what an operation gives lies in the storage of its first argument."""
+    first = found[0] if isinstance(found, (list, tuple)) and found else found
+    return (
+        isinstance(first, Tensor)
+        and isinstance(args[0], Tensor)
+        and first.untyped_storage()._cdata == args[0].untyped_storage()._cdata
+    )
 
 
 def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """The same nested lists, tuples and dicts with everything of this kind changed."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value)(converted(inner, change, kind) for inner in value)
+    if isinstance(value, (list, tuple)) and value.__class__ is not torch.Size:
+        return type(value)([converted(inner, change, kind) for inner in value])
     if isinstance(value, dict):
         return {name: converted(inner, change, kind) for name, inner in value.items()}
     return value
 
 
 def numbers_in(value: Any) -> Iterator[int]:
-    """The numbers of the results in nested lists, tuples and dicts."""
+    """The numbers of the storages in nested lists, tuples and dicts."""
     if isinstance(value, Place):
-        yield value.result
+        yield value.number
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from numbers_in(inner)
