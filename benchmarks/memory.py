@@ -2,9 +2,9 @@
 
 python benchmarks/memory.py
 
-Eight shapes, a process each, three steps of training with looks at every layer, an evaluation and a
-checkpoint, on the CPU.  measured: the highest resident set of the process, as timing.csv has it;
-the last column should lie between 0.7 and 1.5.
+Eight shapes, a process each, five steps of training, the last two replayed, with looks at every
+layer, an evaluation and a checkpoint, on the CPU.  measured: the highest resident set of the
+process, as timing.csv has it; the last column should lie between 0.7 and 1.5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from deepstack import config as conf
 from deepstack.records import find_runs
 from deepstack.tasks import task_of
 
-ALL = ("runtime.device=cpu", "train.steps=3", "train.eval_every=3", "train.eval_batches=1")
+ALL = (
+    "runtime.device=cpu", "runtime.replay=true", "train.steps=5", "train.eval_every=5",
+    "train.eval_batches=1",
+)  # fmt: skip
 SHAPES = (
     "model.depth=6",
     "model.depth=48 model.d_model=256 train.batch_size=8",

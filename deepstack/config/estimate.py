@@ -18,9 +18,9 @@ ABSURD = 4
 GPU_BYTES = 192 * 2**30
 
 # measured: a process that has imported torch and taken one step of a small model; and what the
-# modules of a layer and the graph of its backward pass take besides tensors
+# modules of a layer and its operations, as a graph or a list, take besides what they compute
 PROCESS_BYTES = 320 * 2**20
-LAYER_OVERHEAD = 100 * 2**10
+LAYER_OVERHEAD = 200 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60

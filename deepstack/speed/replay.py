@@ -87,13 +87,15 @@ class Call(NamedTuple):
 class Recording(TorchDispatchMode):
     """Notes every operation that is carried out inside the context.
 
+    like: an earlier recording, whose calls stand for equal ones, so that memory holds them once.
     calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
     by number.  before: those that were there before the step, by number.  made: Places of what came
     out of it.  refused: why it cannot be replayed, or ''.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Recording | None = None) -> None:
         super().__init__()
+        self._like = iter(like.calls if like else ())
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
@@ -137,7 +139,9 @@ class Recording(TorchDispatchMode):
                     self._add(storage)
                     results[index] = place(value)
         if results or operation._schema.is_mutable:
-            self.calls.append(Call(operation, placed, options, results, frozenset(used)))
+            call = Call(operation, placed, options, results, frozenset(used))
+            known = next(self._like, None)
+            self.calls.append(known if known == call else call)
 
     def _add(self, storage: torch.UntypedStorage) -> int:
         """Give a storage a number, which it carries as long as it lives: addresses come again."""
@@ -214,7 +218,7 @@ class _Replayed:
     def record(self) -> Measured:
         """Make a step, and note what it does; the second time, get ready to replay it."""
         began = time.perf_counter()
-        with Recording() as recording:
+        with Recording(self.recorded) as recording:
             measured = self.update(self.inputs, self.targets)
         recording.end(tuple(measured))
         before, self.recorded = self.recorded, recording
