@@ -254,3 +254,25 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
             given, out=tmp_path / "b", stop=lambda: signal.SIGINT if next(calls) > 6 else None
         )
     assert_equal(whole, deepstack.train(given, out=tmp_path / "b"))
+
+
+def test_results_that_share_a_storage_are_both_taken_over() -> None:
+    """As of an operation of somebody's own that gives two halves of what it has made."""
+
+    def two_halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat([x, x * 2])
+        return both[: len(x)], both[len(x) :]
+
+    library = torch.library.Library("deepstack_test", "FRAGMENT")
+    library.define("two_halves(Tensor x) -> (Tensor, Tensor)")
+    library.impl("two_halves", two_halves, "CPU")
+
+    def compute(x: Tensor, targets: Tensor) -> Tensor:
+        one, two = torch.ops.deepstack_test.two_halves(x)
+        return (one * two + two).sum()
+
+    steps = Steps(compute)
+    with torch.no_grad():
+        expected = results(Steps(compute), [4] * 6)
+        assert results(replaying(steps, print), [4] * 6) == expected
+    assert steps.calls == 3

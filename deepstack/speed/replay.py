@@ -131,17 +131,24 @@ class Recording(TorchDispatchMode):
 
         placed = converted(args, place)
         options = {name: converted(value, place) for name, value in kwargs.items()}
-        results = {}
-        for index, value in enumerate(found if isinstance(found, (list, tuple)) else (found,)):
-            if isinstance(value, Tensor):
-                storage = value.untyped_storage()
-                if getattr(storage, MARK, NOBODY)[0] is not self:
-                    self._add(storage)
-                    results[index] = place(value)
+        values = found if isinstance(found, (list, tuple)) else (found,)
+        fresh = {
+            index: value
+            for index, value in enumerate(values)
+            if isinstance(value, Tensor) and self._known(value.untyped_storage()) is None
+        }
+        for storage in dict.fromkeys(value.untyped_storage() for value in fresh.values()):
+            self._add(storage)
+        results = {index: place(value) for index, value in fresh.items()}
         if results or operation._schema.is_mutable:
             call = Call(operation, placed, options, results, frozenset(used))
             known = next(self._like, None)
             self.calls.append(known if known == call else call)
+
+    def _known(self, storage: torch.UntypedStorage) -> int | None:
+        """The number of a storage, or None where it is new."""
+        recording, number = getattr(storage, MARK, NOBODY)
+        return number if recording is self else None
 
     def _add(self, storage: torch.UntypedStorage) -> int:
         """Give a storage a number, which it carries as long as it lives: addresses come again."""
@@ -152,8 +159,8 @@ class Recording(TorchDispatchMode):
     def place(self, tensor: Tensor) -> Place:
         """Where a tensor lies."""
         storage = tensor.untyped_storage()
-        known, number = getattr(storage, MARK, NOBODY)
-        if known is not self:
+        number = self._known(storage)
+        if number is None:
             number = self._add(storage)
             self.before[number] = storage
         size, stride = tuple(tensor.shape), tensor.stride()
@@ -233,11 +240,10 @@ class _Replayed:
             with torch.inference_mode():
                 self.operations, made = bound(recording)
             self.measured = Measured(*made)
-            self.seconds += time.perf_counter() - began
-            if self.seconds >= WORTH_SAYING:
-                count = len(self.operations)
-                self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
         self.seconds += time.perf_counter() - began
+        if self.operations and self.seconds >= WORTH_SAYING:
+            count = len(self.operations)
+            self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
         return measured
 
 
