@@ -19,7 +19,8 @@ from deepstack.errors import Interrupted
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.speed import Measured, replaying
-from deepstack.speed.replay import Recording, bound, layout, padded, writing
+from deepstack.speed.recording import Recording
+from deepstack.speed.replay import bound, layout, padded, writing
 
 BASE = {
     "model.depth": 4, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",

@@ -1,0 +1,171 @@
+"""What a training step does, noted operation by operation as torch carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# What hands a value to Python, or makes tensors whose size depends on values: not to be replayed.
+DEPENDS_ON_VALUES = frozenset(
+    {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
+)
+# An attribute of a storage: the recording that knows it, and its number there.
+MARK, NOBODY = "_deepstack_number", (None, -1)
+
+
+class Place(NamedTuple):
+    """A tensor of the step: where it lies in which of the step's storages."""
+
+    number: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Call(NamedTuple):
+    """An operation with its arguments, Places for tensors, and what it makes.
+
+    results: which of the values that it gives are new tensors, and where they lie.  used: the
+    numbers of the storages that it touches.
+    """
+
+    operation: Any
+    args: Any
+    kwargs: dict[str, Any]
+    results: dict[int, Place]
+    used: frozenset[int]
+
+
+class Recording(TorchDispatchMode):
+    """Notes every operation that is carried out inside the context.
+
+    like: an earlier recording, whose calls stand for equal ones, so that memory holds them once.
+    calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
+    by number.  before: those that were there before the step, by number.  made: Places of what came
+    out of it.  refused: why it cannot be replayed, or ''.
+    """
+
+    def __init__(self, like: Recording | None = None) -> None:
+        super().__init__()
+        self._like = iter(like.calls if like else ())
+        self.calls: list[Call] = []
+        self.sizes: list[int] = []
+        self.before: dict[int, torch.UntypedStorage] = {}
+        self.made: Any = None
+        self.refused = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not wrapped in what would import torch's compiler, a second of work, to leave it out."""
+        return False
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = operation(*args, **kwargs)
+        if not self.refused:
+            self._note(operation, args, kwargs, found)
+        return found
+
+    def _note(self, operation: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
+        if operation._opname in DEPENDS_ON_VALUES:
+            self.refused = f"it reads a value ({operation._opname})"
+            return
+        if operation.is_view and shares(found, args):
+            return
+        used: set[int] = set()
+
+        def place(tensor: Tensor) -> Place:
+            found = self.place(tensor)
+            used.add(found.number)
+            return found
+
+        placed = converted(args, place)
+        options = {name: converted(value, place) for name, value in kwargs.items()}
+        values = found if isinstance(found, (list, tuple)) else (found,)
+        fresh = {
+            index: value
+            for index, value in enumerate(values)
+            if isinstance(value, Tensor) and self._known(value.untyped_storage()) is None
+        }
+        for storage in dict.fromkeys(value.untyped_storage() for value in fresh.values()):
+            self._add(storage)
+        results = {index: place(value) for index, value in fresh.items()}
+        if results or operation._schema.is_mutable:
+            call = Call(operation, placed, options, results, frozenset(used))
+            known = next(self._like, None)
+            self.calls.append(known if known == call else call)
+
+    def _known(self, storage: torch.UntypedStorage) -> int | None:
+        """The number of a storage, or None where it is new."""
+        recording, number = getattr(storage, MARK, NOBODY)
+        return number if recording is self else None
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        """Give a storage a number, which it carries as long as it lives: addresses come again."""
+        setattr(storage, MARK, (self, len(self.sizes)))
+        self.sizes.append(storage.nbytes())
+        return len(self.sizes) - 1
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor lies."""
+        storage = tensor.untyped_storage()
+        number = self._known(storage)
+        if number is None:
+            number = self._add(storage)
+            self.before[number] = storage
+        size, stride = tuple(tensor.shape), tensor.stride()
+        return Place(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
+
+    def end(self, made: Any) -> None:
+        """Keep the Places of what was made, and leave the storages as they were."""
+        self.made = converted(made, self.place)
+        for storage in self.before.values():
+            delattr(storage, MARK)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same operations were carried out on the same tensors."""
+        return (
+            isinstance(other, Recording)
+            and (self.calls, self.sizes, self.made) == (other.calls, other.sizes, other.made)
+            and self.before.keys() == other.before.keys()
+            and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
+        )
+
+
+def shares(found: Any, args: Any) -> bool:
+    """Whether what an operation gives lies in the storage of its first argument."""
+    first = found[0] if isinstance(found, (list, tuple)) and found else found
+    return (
+        isinstance(first, Tensor)
+        and isinstance(args[0], Tensor)
+        and first.untyped_storage()._cdata == args[0].untyped_storage()._cdata
+    )
+
+
+def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """The same nested lists, tuples and dicts with everything of this kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (list, tuple)) and value.__class__ is not torch.Size:
+        return type(value)([converted(inner, change, kind) for inner in value])
+    if isinstance(value, dict):
+        return {name: converted(inner, change, kind) for name, inner in value.items()}
+    return value
+
+
+def numbers_in(value: Any) -> Iterator[int]:
+    """The numbers of the storages in nested lists, tuples and dicts."""
+    if isinstance(value, Place):
+        yield value.number
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from numbers_in(inner)
+    elif isinstance(value, dict):
+        yield from numbers_in(list(value.values()))
