@@ -3,7 +3,8 @@
 python benchmarks/replay.py [--rounds 15]
 
 One CPU thread, ‖ΔF‖ logged; the two take turns, a step each.  ratio: of each round, the median and
-the lowest and highest of all but a tenth at either end.  Both compute the same bits.
+the lowest and highest of all but a tenth at either end.  That both compute the same bits is
+tests/test_replay.py's.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import statistics
 from contextlib import closing
 from pathlib import Path
 
+from deepstack.bench import process
 from deepstack.config import load_config
 from deepstack.training import timed_steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
-WARM_UP = 4  # the second and third are recorded, the fourth touches fresh memory
+WARM_UP = process.WARM_UP["cpu"]
 TINY = "model.d_model=32 model.d_ff=128 task.seq_len=16"
 SHAPES = (
     f"model.depth=6 {TINY} train.batch_size=4",

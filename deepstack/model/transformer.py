@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,8 @@ class Transformer(nn.Module):
     @property
     def layers(self) -> list[Layer]:
         """The layers of all stacks."""
-        return [layer for stack in self.stacks.values() for layer in stack.layers]  # type: ignore[misc]
+        found = [layer for stack in self.stacks.values() for layer in stack.layers]
+        return cast(list[Layer], found)  # a ModuleList does not say what it holds
 
     @property
     def schemes(self) -> list[Scheme]:

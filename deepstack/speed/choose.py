@@ -57,28 +57,33 @@ def choose_ways(
     uniform: whether all layers are alike to a compiler (DLCL's are not).  Raises ConfigError for
     what cannot be had together.
     """
-    if fused is True:
-        reasons = {
-            "train.precision=fp32": bf16,
-            "model.dropout=0": dropout,
-            "runtime.parallel=data": sharded,
-            "runtime.compile=false": compiled is True,
-            "runtime.device=cpu": gpu,
-        }
-        if missing := [key for key, wrong in reasons.items() if wrong]:
-            needs = " and ".join(missing)
-            raise refused("runtime.fused", needs)
-    if captured is True and (not gpu or processes > 1):
-        raise refused("runtime.cuda_graph", "one process with a GPU")
-    if replayed is True:
-        reasons = {
-            "one process": processes > 1,
-            "runtime.device=cpu": gpu,
-            "runtime.compile=false": compiled is True,
-            "runtime.recompute_every=0 with dropout": dropout and recompute,
-        }
-        if missing := [key for key, wrong in reasons.items() if wrong]:
-            raise refused("runtime.replay", " and ".join(missing))
+    need: dict[
+        str, tuple[Choice, dict[str, bool]]
+    ] = {  # key: what was chosen, what is wrong with it
+        "runtime.fused": (
+            fused,
+            {
+                "train.precision=fp32": bf16,
+                "model.dropout=0": dropout,
+                "runtime.parallel=data": sharded,
+                "runtime.compile=false": compiled is True,
+                "runtime.device=cpu": gpu,
+            },
+        ),
+        "runtime.cuda_graph": (captured, {"one process with a GPU": not gpu or processes > 1}),
+        "runtime.replay": (
+            replayed,
+            {
+                "one process": processes > 1,
+                "runtime.device=cpu": gpu,
+                "runtime.compile=false": compiled is True,
+                "runtime.recompute_every=0 with dropout": dropout and recompute,
+            },
+        ),
+    }
+    for key, (chosen, reasons) in need.items():
+        if chosen is True and (missing := [what for what, wrong in reasons.items() if wrong]):
+            raise refused(key, " and ".join(missing))
     if compiled is True and sharded:
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:

@@ -59,6 +59,7 @@ def make_step(
     """
 
     make_update = bare_step(optimizer)
+    told: Any = optimizer  # of found_inf and grad_scale, which no class of torch's declares
 
     def update(inputs: Tensor, targets: Tensor) -> Measured:
         banks.zero_gradients()
@@ -70,9 +71,9 @@ def make_step(
         good = torch.isfinite(norm) & (value <= max_loss)  # False for a loss that is NaN
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
-        optimizer.found_inf = 1.0 - alive  # type: ignore[attr-defined]
+        told.found_inf = 1.0 - alive
         if clip is not None:
-            optimizer.grad_scale = (norm / clip).clamp(min=1.0)  # type: ignore[attr-defined]
+            told.grad_scale = (norm / clip).clamp(min=1.0)
         make_update()
         return Measured(value, norm, alive.clone(), probe() if probe else {})
 

@@ -87,19 +87,20 @@ def torch_settings(
     """Set threads and determinism for a run, and put the process back as it was afterwards."""
     threads, before = choose_threads(config, processes), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    memory: Any = torch.utils.deterministic  # a module that makes its switch as it is imported
+    fill = memory.fill_uninitialized_memory
     if device.type == "cuda":  # cuBLAS looks once, at its first product, whatever comes later
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
         use_deterministic(config.runtime.deterministic, device)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        memory.fill_uninitialized_memory = False
         yield threads
     finally:
         torch.set_num_threads(before)
         use_deterministic(deterministic, device)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        memory.fill_uninitialized_memory = fill
 
 
 def parallel_of(config: conf.Config, processes: Processes) -> str | None:
