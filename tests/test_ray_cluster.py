@@ -24,7 +24,7 @@ from deepstack.records import Run, find_runs
 
 pytestmark = pytest.mark.ray
 
-STEPS = int(os.environ.get("CLUSTER_STEPS", "1500"))  # fewer on a slow machine, not too few
+STEPS = int(os.environ.get("CLUSTER_STEPS", "4000"))  # some seconds a run
 SETTINGS = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.eval_batches": 1,
     "log.probe_sequences": 1, "log.layers_every": 40, "runtime.checkpoint_seconds": 1,
@@ -114,7 +114,7 @@ def test_a_lost_node_costs_no_run(
     left.write_text("{}")
     cluster.second()
     driver = start(sweep(tmp_path, cluster.address))
-    until(lambda: len(with_checkpoint(tmp_path)) >= 2, driver)
+    until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
     cluster.lose()
     said, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
@@ -130,7 +130,7 @@ def test_without_a_shared_folder_runs_are_sent_back(
     cluster.second()
     out = cluster.unseen / "results"
     first = start(sweep(out, cluster.address))
-    until(lambda: any(run.status["state"] == "running" for run in with_checkpoint(out)), first)
+    until(lambda: underway(out), first)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
     assert first.returncode == 130
@@ -153,7 +153,7 @@ def test_without_a_shared_folder_runs_are_sent_back(
 def test_runs_save_and_end_with_the_sweep_that_was_killed(cluster: Cluster, tmp_path: Path) -> None:
     cluster.second()
     driver = start(sweep(tmp_path, cluster.address, steps=100_000))
-    until(lambda: len(with_checkpoint(tmp_path)) >= 2, driver)
+    until(lambda: len(underway(tmp_path)) == 2, driver)
     driver.kill()
     driver.communicate()
     until(lambda: {run.status["state"] for run in find_runs(tmp_path)} == {"interrupted"})
@@ -171,8 +171,10 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def with_checkpoint(out: Path) -> list[Run]:
-    return [run for run in runs_of(out) if run.folder.checkpoints()]
+def underway(out: Path) -> list[Run]:
+    """The runs that run and have a checkpoint to go on from."""
+    runs = [run for run in runs_of(out) if run.folder.checkpoints()]
+    return [run for run in runs if run.status["state"] == "running"]
 
 
 def raylet(process: subprocess.Popen[bytes]) -> int | None:

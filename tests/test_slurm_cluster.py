@@ -21,7 +21,7 @@ from deepstack.records import Run, find_runs
 pytestmark = pytest.mark.slurm
 
 SECONDS = 900.0
-STEPS = int(os.environ.get("CLUSTER_STEPS", "800"))  # fewer on a slow machine, not too few
+STEPS = int(os.environ.get("CLUSTER_STEPS", "3000"))  # some seconds a run
 SETTINGS = {
     "model.depth": 2, "model.scheme": "deepnorm", "model.d_model": 8, "task.seq_len": 8,
     "train.batch_size": 2, "train.steps": STEPS, "train.eval_batches": 1, "log.probe_sequences": 1,
