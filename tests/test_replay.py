@@ -39,9 +39,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that are replayed."""
     found: list[Recording] = []
 
-    def seen(recording: Recording) -> Any:
+    def seen(recording: Recording, may_join: bool = True) -> Any:
         found.append(recording)
-        return bound(recording)
+        return bound(recording, may_join)
 
     monkeypatch.setattr("deepstack.speed.replay.bound", seen)
     return found
@@ -161,7 +161,7 @@ def test_many_operations_replayed_are_themselves() -> None:
     steps, said = Steps(many_operations), list[str]()
     shapes = [4] * 5 + [7] + [4] * 3
     expected = results(Steps(many_operations), shapes)
-    assert results(replaying(steps, said.append), shapes) == expected
+    assert results(replaying(steps, None, said.append), shapes) == expected
     assert steps.calls == 4, "three steps, and the one of another shape"
     assert not said
 
@@ -199,7 +199,7 @@ class Growing:
 def test_what_cannot_be_replayed_is_made_as_it_is(compute: Any, why: str) -> None:
     steps, said = Steps(compute()), list[str]()
     shapes = [4] * 7
-    assert results(replaying(steps, said.append), shapes) == results(Steps(compute()), shapes)
+    assert results(replaying(steps, None, said.append), shapes) == results(Steps(compute()), shapes)
     assert steps.calls == len(shapes)
     assert said == [f"a step cannot be replayed: {said[0].partition(': ')[2]}"]
     assert why in said[0]
@@ -275,5 +275,5 @@ def test_results_that_share_a_storage_are_both_taken_over() -> None:
     steps = Steps(compute)
     with torch.no_grad():
         expected = results(Steps(compute), [4] * 6)
-        assert results(replaying(steps, print), [4] * 6) == expected
+        assert results(replaying(steps, None, print), [4] * 6) == expected
     assert steps.calls == 3

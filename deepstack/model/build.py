@@ -40,10 +40,14 @@ class Built:
 
         Free for all others.
         """
-        schemes = self.model.schemes
-        if type(schemes[0]).at_step is not Scheme.at_step:
-            for scheme in schemes:
+        if self.changes_by_step:
+            for scheme in self.model.schemes:
                 scheme.at_step(step)
+
+    @property
+    def changes_by_step(self) -> bool:
+        """Whether the scheme is another function of its parameters as training goes on."""
+        return type(self.model.schemes[0]).at_step is not Scheme.at_step
 
     @property
     def starts_from_data(self) -> bool:

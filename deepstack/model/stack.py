@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
@@ -13,7 +12,7 @@ from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
 from deepstack.schemes import NORMS, Parts, Place, Scheme, StackNorm, Stream, find_scheme
-from deepstack.speed import Through, run_fused, run_layers
+from deepstack.speed import Through, run_layers
 
 
 class Stack(nn.Module):
@@ -87,11 +86,6 @@ class Stack(nn.Module):
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        if self.through is run_fused and not torch.is_grad_enabled():
-            # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
-            with torch.inference_mode():
-                found = self.leave(self.through(self.layers, self.enter(x), memory))
-            return found.clone()  # an ordinary tensor
         return self.leave(self.through(self.layers, self.enter(x), memory))
 
     def calibrate(self, x: Tensor, memory: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack
 from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
-from deepstack.speed import parameter
+from deepstack.speed import parameter, run_fused
 
 
 class Transformer(nn.Module):
@@ -137,6 +137,15 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
+        fused = all(stack.through is run_fused for stack in self.stacks.values())
+        if fused and not torch.is_grad_enabled():
+            # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
+            with torch.inference_mode():
+                found = self._hidden(tokens)
+            return found.clone()  # an ordinary tensor
+        return self._hidden(tokens)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
         x, *others = self.inputs(tokens)
         first, *after = self.stacks.values()
         found: Tensor = first(x)

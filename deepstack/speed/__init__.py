@@ -9,7 +9,7 @@ from deepstack.speed.parallel import Processes, join, local_rank, lost, started_
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 from deepstack.speed.replay import replaying
 from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
-from deepstack.speed.step import Measured, Step, Update, collector_paused, make_step
+from deepstack.speed.step import Measured, Probe, Step, Update, collector_paused, make_step, probed
 
 __all__ = [
     "OPERATIONS",
@@ -18,6 +18,7 @@ __all__ = [
     "Chain",
     "Choice",
     "Measured",
+    "Probe",
     "Processes",
     "Product",
     "RoleParameter",
@@ -38,6 +39,7 @@ __all__ = [
     "lost",
     "make_step",
     "parameter",
+    "probed",
     "recomputing",
     "replaying",
     "run_fused",

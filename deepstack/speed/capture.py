@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
-from deepstack.speed.step import Measured, Update
+from deepstack.speed.step import Measured, Probe, Update, probed
 
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
 WARM_UP = 3
 
 
-def capture(update: Update, said: Callable[[str], None]) -> Update:
-    """The same update, whose fourth and later calls replay a CUDA graph of forward, backward,
-    clipping, optimizer and probe.
+def capture(update: Update, probe: Probe | None, said: Callable[[str], None]) -> Update:
+    """The update and the probe after it, whose fourth and later calls replay a CUDA graph of them.
 
     Inputs and targets are copied into the graph's own tensors; what it returns are its own tensors
     too, overwritten by the next call.  Learning rates must be tensors, changed in place; nothing
     in the update may wait for the device.  said: told how long capturing took.  Raises
     ResourceError where the update cannot be captured.
     """
-    return _Captured(update, said)
+    return _Captured(probed(update, probe), said)
 
 
 class _Captured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -46,8 +47,9 @@ class Recording(TorchDispatchMode):
 
     like: an earlier recording, whose calls stand for equal ones, so that memory holds them once.
     calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
-    by number.  before: those that were there before the step, by number.  made: Places of what came
-    out of it.  refused: why it cannot be replayed, or ''.
+    by number.  before: those that were there before the step, by number.  divided: how many of the
+    calls come before `divide`; drawn: whether those after it drew random numbers.  made: Places of
+    what came out of it.  refused: why it cannot be replayed, or ''.
     """
 
     def __init__(self, like: Recording | None = None) -> None:
@@ -56,6 +58,8 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
+        self.divided, self.drawn = 0, False
+        self._random: Tensor | None = None
         self.made: Any = None
         self.refused = ""
 
@@ -68,6 +72,9 @@ class Recording(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if made_of_others(operation):  # in inference mode, where autograd does not take it apart
+            with self:
+                return operation.decompose(*args, **kwargs)
         found = operation(*args, **kwargs)
         if not self.refused:
             self._note(operation, args, kwargs, found)
@@ -123,8 +130,14 @@ class Recording(TorchDispatchMode):
         size, stride = tuple(tensor.shape), tensor.stride()
         return Place(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
+    def divide(self) -> None:
+        """What comes now is another part: what measures."""
+        self.divided, self._random = len(self.calls), torch.get_rng_state()
+
     def end(self, made: Any) -> None:
         """Keep the Places of what was made, and leave the storages as they were."""
+        if self._random is not None:
+            self.drawn = not torch.equal(self._random, torch.get_rng_state())
         self.made = converted(made, self.place)
         for storage in self.before.values():
             delattr(storage, MARK)
@@ -133,10 +146,21 @@ class Recording(TorchDispatchMode):
         """Whether the same operations were carried out on the same tensors."""
         return (
             isinstance(other, Recording)
-            and (self.calls, self.sizes, self.made) == (other.calls, other.sizes, other.made)
+            and (self.calls, self.sizes) == (other.calls, other.sizes)
+            and (self.divided, self.made) == (other.divided, other.made)
             and self.before.keys() == other.before.keys()
             and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
         )
+
+
+@cache
+def made_of_others(operation: Any) -> bool:
+    """Whether an operation is nothing but others, which are what training carries out."""
+    keys = torch._C.DispatchKey
+    return bool(
+        operation.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
+        and not operation.has_kernel_for_dispatch_key(keys.CPU)
+    )
 
 
 def shares(found: Any, args: Any) -> bool:
@@ -160,12 +184,17 @@ def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> 
     return value
 
 
-def numbers_in(value: Any) -> Iterator[int]:
-    """The numbers of the storages in nested lists, tuples and dicts."""
+def places_in(value: Any) -> Iterator[Place]:
+    """The Places in nested lists, tuples and dicts."""
     if isinstance(value, Place):
-        yield value.number
+        yield value
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from numbers_in(inner)
+            yield from places_in(inner)
     elif isinstance(value, dict):
-        yield from numbers_in(list(value.values()))
+        yield from places_in(list(value.values()))
+
+
+def numbers_in(value: Any) -> Iterator[int]:
+    """The numbers of the storages in nested lists, tuples and dicts."""
+    return (place.number for place in places_in(value))

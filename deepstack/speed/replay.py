@@ -14,24 +14,22 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack.speed.recording import Call, Place, Recording, converted, numbers_in
-from deepstack.speed.step import Measured, Update, collector_paused
+from deepstack.speed.joint import ALIGNMENT, Either, Operation, Pair, decide, joined
+from deepstack.speed.recording import Call, Place, Recording, converted, numbers_in, places_in
+from deepstack.speed.step import Measured, Probe, Update, collector_paused, probed
 
 aten = torch.ops.aten
 
 # Steps made as they are before one is recorded: the optimizer makes its state.
 WARM_UP = 1
 WORTH_SAYING = 2.0  # seconds of recording
-# Results begin at multiples of this many bytes, as torch's own allocations do.
-ALIGNMENT = 64
-
 # torch's functions in Python take a microsecond less to call than the operations they stand for.
 SHORT: dict[Any, Callable[..., Any]] = {
     aten.add.out: torch.add,
@@ -55,8 +53,10 @@ UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_stride
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
-def replaying(update: Update, said: Callable[[str], None]) -> Update:
-    """The same update, whose fourth and later calls replay the operations of the third.
+def replaying(
+    update: Update, probe: Probe | None, said: Callable[[str], None], *, joint: bool = True
+) -> Update:
+    """The update and the probe after it; the fourth and later calls replay the third's operations.
 
     The second call is recorded as well: where the two have not done the same, something in the
     update changes from step to step (a number of Python's, say), and every step is made as it is.
@@ -65,42 +65,69 @@ def replaying(update: Update, said: Callable[[str], None]) -> Update:
     Inputs and targets are copied into tensors of the recording's own; what it returns are its own
     tensors too, overwritten by the next call.  Learning rates must be tensors, changed in place.
     Batches of another shape are made as they are.
+
+    joint: whether the probe may be measured with the next call (`Measured.settle`), which must be
+    False where anything that the model reads changes between two calls.
     """
-    return _Replayed(update, said)
+    return _Replayed(update, probe, said, joint)
 
 
 class _Replayed:
-    def __init__(self, update: Update, said: Callable[[str], None]) -> None:
-        self.update, self.said = update, said
+    def __init__(
+        self, update: Update, probe: Probe | None, said: Callable[[str], None], joint: bool
+    ) -> None:
+        self.update, self.probe, self.said, self.may_join = update, probe, said, joint
+        self.whole = probed(update, probe)
         self.calls, self.seconds = 0, 0.0
         self.recorded: Recording | None = None
-        self.operations: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = []
+        self.bound: Bound | None = None
+        self.joint: list[Operation] | None = None  # as it was decided when it was first called for
         self.refused = False
+        self.late = False  # whether the probe of the last call is still to be measured
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
         self.calls += 1
         if self.calls <= WARM_UP or self.refused:
-            return self.update(inputs, targets)
+            return self.whole(inputs, targets)
         if self.calls == WARM_UP + 1:
             self.inputs, self.targets = inputs.clone(), targets.clone()
         if (inputs.shape, targets.shape) != (self.inputs.shape, self.targets.shape):
-            return self.update(inputs, targets)
+            self.settle()
+            return self.whole(inputs, targets)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
-        if not self.operations:
+        if self.bound is None:
             with collector_paused():
                 return self.record()
         with torch.inference_mode(), collector_paused():
-            for operation, args, kwargs in self.operations:
-                operation(*args, **kwargs)
+            if not self.late:
+                carry_out(self.bound.step)
+            elif self.joint is None:
+                self.joint = decided(self.bound.joint)
+            else:
+                carry_out(self.joint)
+        self.late = True
+        if not self.bound.joint:
+            self.settle()
         return self.measured
+
+    def settle(self) -> None:
+        """Measure what was left to the next call."""
+        if self.late:
+            assert self.bound is not None
+            with torch.inference_mode(), collector_paused():
+                carry_out(self.bound.probe)
+            self.late = False
 
     def record(self) -> Measured:
         """Make a step, and note what it does; the second time, get ready to replay it."""
         began = time.perf_counter()
         with Recording(self.recorded) as recording:
             measured = self.update(self.inputs, self.targets)
-        recording.end(tuple(measured))
+            recording.divide()
+            if self.probe is not None:
+                measured = measured._replace(probe=self.probe())
+        recording.end(tuple(measured[:4]))
         before, self.recorded = self.recorded, recording
         if before is not None and not recording.refused and recording != before:
             recording.refused = "it does not do the same at every step"
@@ -111,21 +138,58 @@ class _Replayed:
             self.recorded = None
             trim_memory()
             with torch.inference_mode():
-                self.operations, made = bound(recording)
-            self.measured = Measured(*made)
+                self.bound = bound(recording, self.may_join)
+            settle = self.settle if self.bound.joint else None
+            self.measured = Measured(*self.bound.made)._replace(settle=settle)
         self.seconds += time.perf_counter() - began
-        if self.operations and self.seconds >= WORTH_SAYING:
-            count = len(self.operations)
+        if self.bound and self.seconds >= WORTH_SAYING:
+            count = len(self.bound.step) + len(self.bound.probe)
             self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
         return measured
 
 
-def bound(recording: Recording) -> tuple[list[tuple[Callable[..., Any], Any, Any]], Any]:
-    """The operations of a recording with tensors for Places, and what they make in the end."""
-    before = recording.before.keys()
-    calls = [call for call in recording.calls if call.operation not in UNFILLED]
+def carry_out(operations: Sequence[Operation]) -> None:
+    """Call them one after the other."""
+    for operation, args, kwargs in operations:
+        operation(*args, **kwargs)
+
+
+def decided(operations: Sequence[Operation | Either]) -> list[Operation]:
+    """Carry them out, and return them with one form for all of which there are two."""
+    random = torch.Generator().manual_seed(0)
+    found: list[Operation] = []
+    for operation in operations:
+        chosen = decide(operation, random) if isinstance(operation, Either) else [operation]
+        carry_out(chosen)
+        found += chosen
+    return found
+
+
+class Bound(NamedTuple):
+    """A recording with tensors for Places: the operations of the step, those of the probe, and,
+    where there is such a thing, those of a step with the probe of the one before; what is made."""
+
+    step: list[Operation]
+    probe: list[Operation]
+    joint: list[Operation | Either]
+    made: Any
+
+
+def bound(recording: Recording, may_join: bool = True) -> Bound:
+    """The operations of a recording on one block of memory."""
+    before = frozenset(recording.before)
+    step, probe = (
+        [call for call in calls if call.operation not in UNFILLED]
+        for calls in (recording.calls[: recording.divided], recording.calls[recording.divided :])
+    )
+    may_join = may_join and not recording.drawn
+    joint = joined(step, probe, recording.sizes, before) if may_join else None
+    order = joint.order if joint else step + probe
+    used = [call.both.used if isinstance(call, Pair) else call.used for call in order]
     kept = set(numbers_in(recording.made)) - before
-    offsets, total = layout([call.used - before for call in calls], recording.sizes, kept)
+    offsets, total = layout(
+        [numbers - before for numbers in used], recording.sizes, kept, joint.within if joint else {}
+    )
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
     made: dict[Place, Tensor] = {}
 
@@ -137,26 +201,67 @@ def bound(recording: Recording) -> tuple[list[tuple[Callable[..., Any], Any, Any
             made[place] = found.set_(storage, first, place.size, place.stride)
         return made[place]
 
-    operations = [callable_of(call, tensor) for call in calls]
-    return operations, converted(recording.made, tensor, Place)
+    ready: dict[int, Operation] = {}  # by the call's identity: equal ones may be one object
+
+    def operation(call: Call) -> Operation:
+        if id(call) not in ready:
+            ready[id(call)] = callable_of(call, tensor)
+        return ready[id(call)]
+
+    def either(pair: Pair) -> Either:
+        both = pair.both
+        args, kwargs = converted([both.args, both.kwargs], tensor, Place)
+
+        def trial() -> list[Tensor]:
+            found = both.operation(*args, **kwargs)
+            return [found[index] if isinstance(found, (list, tuple)) else found for index in places]
+
+        places = both.results
+        inputs = [p for p in places_in([both.args, both.kwargs]) if p.number not in before]
+        return Either(
+            operation(pair.batch),
+            operation(pair.probe),
+            operation(both),
+            trial,
+            [tensor(place) for place in inputs],
+            [tensor(place) for place in places.values()],
+        )
+
+    return Bound(
+        [operation(call) for call in step],
+        [operation(call) for call in probe],
+        [either(c) if isinstance(c, Pair) else operation(c) for c in joint.order] if joint else [],
+        converted(recording.made, tensor, Place),
+    )
 
 
 def layout(
-    used: Sequence[frozenset[int]], sizes: Sequence[int], kept: set[int]
+    used: Sequence[frozenset[int]],
+    sizes: Sequence[int],
+    kept: set[int],
+    within: Mapping[int, tuple[int, int]] | None = None,
 ) -> tuple[dict[int, int], int]:
     """Offsets of results in one block of memory, and its size, in bytes.
 
     used: which results each call touches, from the first time to the last, between which their
-    memory is theirs alone; that of kept ones is so to the end.  sizes: bytes by number.
+    memory is theirs alone; that of kept ones always is.  sizes: bytes by number.  within: number
+    -> another result, with which it shares its memory, and its offset from that one.
     """
+    within = within or {}
+    room = dict(enumerate(sizes))
+    for number, (owner, offset) in within.items():
+        room[owner] = max(room[owner], offset + sizes[number])
+    owners = {number: owner for number, (owner, _) in within.items()}
+    used = [frozenset(owners.get(n, n) for n in numbers) for numbers in used]
+    kept = {owners.get(number, number) for number in kept}
     last = {number: index for index, numbers in enumerate(used) for number in numbers}
     last |= dict.fromkeys(kept, len(used))
     offsets: dict[int, int] = {}
     free: dict[int, list[int]] = {}  # by size, which few results do not share with another one
     total = 0
-    for index, numbers in enumerate(used):
+    for index, numbers in enumerate([frozenset(kept), *used], -1):
         for number in sorted(n for n in numbers if n not in offsets):
-            size = padded(sizes[number])
+            size = padded(room[number])
             if free.get(size):
                 offsets[number] = free[size].pop()
             else:
@@ -164,7 +269,8 @@ def layout(
                 total += size
         for number in sorted(numbers):
             if last[number] == index:
-                free.setdefault(padded(sizes[number]), []).append(offsets[number])
+                free.setdefault(padded(room[number]), []).append(offsets[number])
+    offsets |= {number: offsets[owner] + offset for number, (owner, offset) in within.items()}
     return offsets, total
 
 
@@ -173,9 +279,7 @@ def padded(size: int) -> int:
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
-def callable_of(
-    call: Call, tensor: Callable[[Place], Tensor]
-) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+def callable_of(call: Call, tensor: Callable[[Place], Tensor]) -> Operation:
     """The call with tensors for Places, writing its results where they belong."""
     args = converted(call.args, tensor, Place)
     kwargs = {name: converted(value, tensor, Place) for name, value in call.kwargs.items()}

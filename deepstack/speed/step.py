@@ -19,16 +19,27 @@ class Measured(NamedTuple):
     loss: of the batch before the update; grad_norm: before clipping; alive: 1.0 while every loss
     and gradient norm so far was finite and no loss exceeded the bound; probe: what the probe
     measured after the update, by name.
+    settle: None, or the probe is measured with the next step, and calling this measures it now;
+    until either, `probe` holds older numbers.
     """
 
     loss: Tensor
     grad_norm: Tensor
     alive: Tensor
     probe: dict[str, Tensor]
+    settle: Callable[[], None] | None = None
 
 
 Update = Callable[[Tensor, Tensor], Measured]
+Probe = Callable[[], dict[str, Tensor]]
 Step = Callable[[Tensor, Tensor, float], Measured]
+
+
+def probed(update: Update, probe: Probe | None) -> Update:
+    """The update, and what the probe measures after it."""
+    if probe is None:
+        return update
+    return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
 def make_step(
@@ -40,10 +51,10 @@ def make_step(
     clip: float | None,
     max_loss: float,
     alive: Tensor,
-    probe: Callable[[], dict[str, Tensor]] | None = None,
+    probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    capture: Callable[[Update], Update] | None = None,
+    capture: Callable[[Update, Probe | None], Update] = probed,
 ) -> Step:
     """A function (inputs, targets, lr) -> Measured that makes one update, or none after divergence.
 
@@ -55,7 +66,7 @@ def make_step(
     probe: called after the update, measures the model.  share: called after the backward pass with
     the loss of this process's part of the batch; makes gradients those of the whole batch and
     returns its loss.  norm_of: the norm of all gradients then.
-    capture: makes of everything but the learning rate one graph of a GPU.
+    capture: makes of update and probe, everything but the learning rate, one graph of a GPU, say.
     """
 
     make_update = bare_step(optimizer)
@@ -75,9 +86,9 @@ def make_step(
         if clip is not None:
             told.grad_scale = (norm / clip).clamp(min=1.0)
         make_update()
-        return Measured(value, norm, alive.clone(), probe() if probe else {})
+        return Measured(value, norm, alive.clone(), {})
 
-    run = capture(update) if capture else update
+    run = capture(update, probe)
 
     def step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
         set_learning_rate(optimizer, lr)

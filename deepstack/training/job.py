@@ -18,11 +18,13 @@ from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_checksums
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
     Measured,
+    Probe,
     Processes,
     Step,
     Update,
     capture,
     make_step,
+    probed,
     replaying,
 )
 from deepstack.tasks import Task
@@ -133,10 +135,14 @@ class Job:
             capture=self._recorded(),
         )
 
-    def _recorded(self) -> Callable[[Update], Update] | None:
+    def _recorded(self) -> Callable[[Update, Probe | None], Update]:
         """What makes one thing of a step: a CUDA graph, a list of operations, or nothing."""
-        how = capture if self.ways.captured else replaying if self.ways.replayed else None
-        return partial(how, said=self.observer.said) if how else None
+        if self.ways.captured:
+            return partial(capture, said=self.observer.said)
+        if self.ways.replayed:
+            joint = not self.built.changes_by_step
+            return partial(replaying, said=self.observer.said, joint=joint)
+        return probed
 
     def _resume(
         self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool

@@ -24,6 +24,15 @@ class Divergence(NamedTuple):
     value: float
 
 
+class Row(NamedTuple):
+    """A row that is not written yet; values: in the order of its columns, on the device."""
+
+    step: int
+    lr: float
+    milliseconds: float | None  # None: what the rows written together took, shared among them
+    values: Tensor
+
+
 class Recorder:
     """Writes steps.csv and timing.csv; finds the step at which a run diverged."""
 
@@ -41,37 +50,65 @@ class Recorder:
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
-        self._pending: list[tuple[int, float, Tensor]] = []
+        self._pending: list[Row] = []
+        self._last: tuple[Row, Measured] | None = None  # its probe may not be measured yet
         self._names: list[str] = []
         self._clock = time.perf_counter()
 
     def add(self, step: int, lr: float, measured: Measured) -> None:
-        """Keep the row of a step; it is written when enough have come together."""
-        values = {"loss": measured.loss, "grad_norm": measured.grad_norm, **measured.probe}
-        self._names = list(values)
-        self._pending.append((step, lr, torch.stack([v.float() for v in values.values()])))
+        """Keep the row of a step; it is written when enough have come together.
+
+        A probe that was left to the next step has been measured when that step is added.
+        """
+        self._complete()
+        begun = torch.stack([measured.loss.float(), measured.grad_norm.float()])
+        # a CPU has done what it was told; of a GPU only the time of many steps is known
+        milliseconds = self._lapse() if self.lag == 1 else None
+        self._last = Row(step, lr, milliseconds, begun), measured
+        if measured.settle is None:
+            self._complete()
         if len(self._pending) >= self.lag:
-            self.flush()
+            self._write()
+
+    def _complete(self) -> None:
+        """Take up what was measured after the last step."""
+        if self._last is None:
+            return
+        (row, measured), self._last = self._last, None
+        self._names = ["loss", "grad_norm", *measured.probe]
+        values = [row.values, *(v.float().reshape(1) for v in measured.probe.values())]
+        self._pending.append(row._replace(values=torch.cat(values)))
 
     def flush(self) -> None:
         """Write the rows kept back, up to and including the one that diverged."""
+        if self._last and (settle := self._last[1].settle) and not self.divergence:
+            settle()
+        self._complete()
+        self._write()
+
+    def _write(self) -> None:
         if not self._pending or self.divergence:
             self._pending = []  # after a divergence nothing is a row of this run any more
             return
-        rows = torch.stack([values for _, _, values in self._pending]).tolist()
-        now = time.perf_counter()
-        milliseconds = (now - self._clock) * 1000 / len(rows)
-        self._clock = now
+        found = torch.stack([row.values for row in self._pending]).tolist()
+        if self._pending[0].milliseconds is None:
+            each = self._lapse() / len(found)
+            self._pending = [row._replace(milliseconds=each) for row in self._pending]
         memory = peak_memory_mb(self.device)
-        for (step, lr, _), values in zip(self._pending, rows, strict=True):
+        for (step, lr, milliseconds, _), values in zip(self._pending, found, strict=True):
             row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
             self.steps.write(row)
             self.timing.write((step, milliseconds, memory))
             self.observer.stepped(step, row)
-            if found := self._diverged(row):
-                self.divergence = Divergence(step, *found)
+            if bad := self._diverged(row):
+                self.divergence = Divergence(step, *bad)
                 break
         self._pending = []
+
+    def _lapse(self) -> float:
+        """Milliseconds since this was asked last, or since a pause."""
+        before, self._clock = self._clock, time.perf_counter()
+        return (self._clock - before) * 1000
 
     def _diverged(self, row: dict[str, float]) -> tuple[str, float] | None:
         if not row["loss"] <= self.max_loss:  # False for a loss that is NaN

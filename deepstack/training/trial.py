@@ -34,7 +34,5 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Iterator[float]:
             measured = job.step(inputs, targets, job.learning_rate(step))
             if logged:
                 job.record(step, measured)
-                job.recorder.flush()
-            else:
-                float(measured.loss)
+            float(measured.loss)
             yield time.perf_counter() - began
