@@ -130,7 +130,7 @@ class _Joining:
         except _Differs:
             return None
         places = [(place, probe.results[index]) for index, place in batch.results.items()]
-        if any(place.number in self.taken for place, _ in places):
+        if any(place.number in self.taken | self.before for place, _ in places):
             return None
         if not (self.rows or self.apart):
             return [batch] if self.shared(batch, places) else None

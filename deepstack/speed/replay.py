@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.speed.gradients import written_at_once
 from deepstack.speed.joint import ALIGNMENT, Either, Operation, Pair, decide, joined
 from deepstack.speed.recording import Call, Place, Recording, converted, numbers_in, places_in
 from deepstack.speed.step import Measured, Probe, Update, collector_paused, probed
@@ -182,11 +183,12 @@ def bound(recording: Recording, may_join: bool = True) -> Bound:
         [call for call in calls if call.operation not in UNFILLED]
         for calls in (recording.calls[: recording.divided], recording.calls[recording.divided :])
     )
+    kept = set(numbers_in(recording.made)) - before
+    step = written_at_once(step, recording.sizes, before, kept)
     may_join = may_join and not recording.drawn
     joint = joined(step, probe, recording.sizes, before) if may_join else None
     order = joint.order if joint else step + probe
     used = [call.both.used if isinstance(call, Pair) else call.used for call in order]
-    kept = set(numbers_in(recording.made)) - before
     offsets, total = layout(
         [numbers - before for numbers in used], recording.sizes, kept, joint.within if joint else {}
     )
