@@ -129,6 +129,11 @@ def overlapping(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return g[2:].addmm_(x.t()[2:], y[:, :16]) + g.sum()
 
 
+def overlapping_from_below(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    g[2:].addmm_(x.t()[2:], y[:, :16])
+    return g[:4].addmm_(x.t()[:4], y[:, :16]) + g.sum()
+
+
 def of_itself(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return g.addmm_(g @ g.t() + 1, g + 1)
 
@@ -141,7 +146,7 @@ def products(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("add", "written"),
     [(once, True), (twice, True), (sums_in_rows, True), (padded, True), (overlapping, True),
-     (with_uneven_gaps, False), (read_between, False), (transposed, False), (times_two, False),
+     (overlapping_from_below, True),     (with_uneven_gaps, False), (read_between, False), (transposed, False), (times_two, False),
      (scaled_before, False), (read_elsewhere, False), (of_itself, False),
      (products, False), (one_for_all, False), (part_of_a_sum, False), (turned, False)],
 )  # fmt: skip

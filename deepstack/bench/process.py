@@ -16,7 +16,7 @@ from deepstack.errors import DeepstackError
 
 # Steps that are made and not counted.  On a CPU deepstack records the second and the third, and the
 # fourth touches fresh memory; on a GPU it makes three steps one by one and captures the fourth.
-WARM_UP = {"cpu": 4, "cuda": 5}
+WARM_UP = {"cpu": 5, "cuda": 5}
 
 
 class WorkerError(DeepstackError):

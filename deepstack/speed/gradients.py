@@ -8,15 +8,16 @@ of x unless x is -0, which `adds_nothing` sees to.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from deepstack.speed.joint import equal_bits
-from deepstack.speed.recording import Call, Place
+from deepstack.speed.recording import Call, Place, Shape, shapes_of
 
 aten = torch.ops.aten
 
@@ -37,33 +38,37 @@ class Sum(NamedTuple):
 
 
 class Zeroed:
-    """A storage after it was set to zero: by which call, and what was added to it since."""
+    """A storage after it was set to zero: by which call, and what was added to it since.
+
+    spans: where sums were added, first numbers and those after the last, in order.
+    """
 
     def __init__(self, index: int, place: Place) -> None:
         self.index, self.place = index, place
         self.sums: list[Sum] = []
+        self.spans: list[tuple[int, int]] = []
 
     def takes(self, found: Sum) -> bool:
         """Keep a sum, if nothing else was added there."""
         first, end = span(found.place)
-        free = all(end <= a or b <= first for a, b in self.spans())
-        if free:
-            self.sums.append(found)
-        return free
+        at = bisect(self.spans, (first, end))
+        before, after = self.spans[at - 1 : at] if at else [], self.spans[at : at + 1]
+        if any(other > first for _, other in before) or any(other < end for other, _ in after):
+            return False
+        self.spans.insert(at, (first, end))
+        self.sums.append(found)
+        return True
 
     def has(self, place: Place) -> bool:
         """Whether a place lies where one sum was added."""
         first, end = span(place)
-        return dense(place) and any(a <= first and end <= b for a, b in self.spans())
-
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """Where sums were added."""
-        return (span(found.place) for found in self.sums)
+        at = bisect(self.spans, (first, math.inf))
+        return at > 0 and end <= self.spans[at - 1][1]
 
     def rest(self) -> list[Place] | None:
         """What nothing was added to: nothing, or as much of every row; None for anything else."""
-        ends = [0, *(end for _, end in sorted(self.spans()))]
-        starts = [*(first for first, _ in sorted(self.spans())), math.prod(self.place.size)]
+        ends = [0, *(end for _, end in self.spans)]
+        starts = [*(first for first, _ in self.spans), math.prod(self.place.size)]
         gaps = [(a, b) for a, b in zip(ends, starts, strict=True) if b > a]
         if not gaps:
             return []
@@ -175,21 +180,6 @@ def adds_nothing(operation: Any, args: Sequence[Any]) -> bool:
     numbers, and where every summand is -0.
     """
     return _tried(operation, shapes_of(args))
-
-
-def shapes_of(value: Any) -> Any:
-    """The same with shapes for Places and tuples for lists."""
-    if isinstance(value, Place):
-        return Shape(value.size, value.stride, value.dtype)
-    return tuple(map(shapes_of, value)) if isinstance(value, (list, tuple)) else value
-
-
-class Shape(NamedTuple):
-    """What a kernel is chosen by."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @cache

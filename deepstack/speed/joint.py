@@ -130,7 +130,7 @@ class _Joining:
         except _Differs:
             return None
         places = [(place, probe.results[index]) for index, place in batch.results.items()]
-        if any(place.number in self.taken | self.before for place, _ in places):
+        if any(p.number in self.taken or p.number in self.before for p, _ in places):
             return None
         if not (self.rows or self.apart):
             return [batch] if self.shared(batch, places) else None
@@ -220,10 +220,12 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Either(NamedTuple):
     """A Pair ready to be carried out.
 
+    kind: what kernels are chosen by: the operations, shapes and numbers that they are given.
     trial: gives the results for both rows as new tensors.  inputs: what it reads of the step's own
     tensors, or writes into.  results: where the results for both rows belong.
     """
 
+    kind: Any
     batch: Operation
     probe: Operation
     both: Operation
@@ -232,8 +234,8 @@ class Either(NamedTuple):
     results: list[Tensor]
 
 
-def decide(either: Either, random: torch.Generator) -> list[Operation]:
-    """The operation on the rows of both where it gives the bits of the two, or else the two.
+def alike(either: Either, random: torch.Generator) -> bool:
+    """Whether the operation on the rows of both gives the bits of the two.
 
     Compared on random numbers in the place of what is there, which is put back.
     """
@@ -252,7 +254,7 @@ def decide(either: Either, random: torch.Generator) -> list[Operation]:
     except RuntimeError:  # it cannot be done to other rows
         same = False
     put_back(inputs, held)
-    return [either.both] if same else [either.batch, either.probe]
+    return same
 
 
 def put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -198,3 +198,18 @@ def places_in(value: Any) -> Iterator[Place]:
 def numbers_in(value: Any) -> Iterator[int]:
     """The numbers of the storages in nested lists, tuples and dicts."""
     return (place.number for place in places_in(value))
+
+
+class Shape(NamedTuple):
+    """What a kernel is chosen by: a Place without where it lies."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def shapes_of(value: Any) -> Any:
+    """The same, nested, with Shapes for Places and tuples for lists: a key."""
+    if isinstance(value, Place):
+        return Shape(value.size, value.stride, value.dtype)
+    return tuple(map(shapes_of, value)) if isinstance(value, (list, tuple)) else value

@@ -22,8 +22,16 @@ import torch
 from torch import Tensor
 
 from deepstack.speed.gradients import written_at_once
-from deepstack.speed.joint import ALIGNMENT, Either, Operation, Pair, decide, joined
-from deepstack.speed.recording import Call, Place, Recording, converted, numbers_in, places_in
+from deepstack.speed.joint import ALIGNMENT, Either, Operation, Pair, alike, joined
+from deepstack.speed.recording import (
+    Call,
+    Place,
+    Recording,
+    converted,
+    numbers_in,
+    places_in,
+    shapes_of,
+)
 from deepstack.speed.step import Measured, Probe, Update, collector_paused, probed
 
 aten = torch.ops.aten
@@ -158,9 +166,16 @@ def carry_out(operations: Sequence[Operation]) -> None:
 def decided(operations: Sequence[Operation | Either]) -> list[Operation]:
     """Carry them out, and return them with one form for all of which there are two."""
     random = torch.Generator().manual_seed(0)
+    known: dict[Any, bool] = {}
     found: list[Operation] = []
     for operation in operations:
-        chosen = decide(operation, random) if isinstance(operation, Either) else [operation]
+        if not isinstance(operation, Either):
+            chosen = [operation]
+        else:
+            if operation.kind not in known:
+                known[operation.kind] = alike(operation, random)
+            one = known[operation.kind]
+            chosen = [operation.both] if one else [operation.batch, operation.probe]
         carry_out(chosen)
         found += chosen
     return found
@@ -220,7 +235,9 @@ def bound(recording: Recording, may_join: bool = True) -> Bound:
 
         places = both.results
         inputs = [p for p in places_in([both.args, both.kwargs]) if p.number not in before]
+        calls = [(c.operation, c.args, tuple(c.kwargs.items())) for c in pair]
         return Either(
+            shapes_of(calls),
             operation(pair.batch),
             operation(pair.probe),
             operation(both),
