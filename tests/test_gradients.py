@@ -147,8 +147,9 @@ def products(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     ("add", "written"),
     [(once, True), (twice, True), (sums_in_rows, True), (padded, True), (overlapping, True),
      (overlapping_from_below, True), (with_uneven_gaps, False), (read_between, False),
-     (transposed, False), (times_two, False), (scaled_before, False), (read_elsewhere, False), (of_itself, False),
-     (products, False), (one_for_all, False), (part_of_a_sum, False), (turned, False)],
+     (transposed, False), (times_two, False), (scaled_before, False), (read_elsewhere, False),
+     (of_itself, False), (products, False), (one_for_all, False), (part_of_a_sum, False),
+     (turned, False)],
 )  # fmt: skip
 def test_only_what_is_added_to_zero_is_written(
     add: Added, written: bool, lists: list[tuple[list[Call], list[Call]]]
