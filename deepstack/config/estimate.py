@@ -20,7 +20,7 @@ GPU_BYTES = 192 * 2**30
 # measured: a process that has imported torch and taken one step of a small model; and what the
 # modules of a layer and its operations, as a graph or a list, take besides what they compute
 PROCESS_BYTES = 320 * 2**20
-LAYER_OVERHEAD = 200 * 2**10
+LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
@@ -143,6 +143,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
     sizes = _sizes(config, train.batch_size)
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
+    with_probe = _sizes(config, train.batch_size + (probe if _carried(config) else 0))
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "weights": weights,
@@ -150,7 +151,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "optimizer moments": moments * trained,
         "temporaries of the optimizer": (2 if moments == 2 else 1) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": activations(config, sizes),
+        "activations": activations(config, with_probe),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
@@ -177,7 +178,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
 def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
     """Bytes at the peak of a run: of the process on a CPU, of the device's memory on a GPU.
 
-    On CPU, 0.97 to 1.22 of the measured peak over the eight shapes of benchmarks/memory.py.
+    On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """
     return sum(memory_terms(config, vocab_size).values())
 
@@ -219,6 +220,13 @@ def saved_by_layers(config: Config, sizes: _Sizes) -> int:
 def saved_by_a_layer(sizes: _Sizes) -> int:
     """Bytes that one layer keeps for its backward pass."""
     return sum(size(sizes) for _, _, size in SAVED_BY_A_LAYER)
+
+
+def _carried(config: Config) -> bool:
+    """Whether the probe's rows are kept with the batch's, as where they share a replayed step."""
+    model, train, runtime = config.model, config.train, config.runtime
+    plain = not model.dropout and train.precision == "fp32" and not runtime.recompute_every
+    return plain and not on_gpu(config) and config.log.probe_sequences <= train.batch_size
 
 
 def on_gpu(config: Config) -> bool:

@@ -90,7 +90,8 @@ class _Replayed:
         self.calls, self.seconds = 0, 0.0
         self.recorded: Recording | None = None
         self.bound: Bound | None = None
-        self.joint: list[Operation] | None = None  # as it was decided when it was first called for
+        self.joins = False  # whether a step can measure what the one before has left to it
+        self.joint: list[Operation] | None = None  # how, as it was decided the first time
         self.refused = False
         self.late = False  # whether the probe of the last call is still to be measured
 
@@ -113,10 +114,11 @@ class _Replayed:
                 carry_out(self.bound.step)
             elif self.joint is None:
                 self.joint = decided(self.bound.joint)
+                self.bound = self.bound._replace(joint=[])
             else:
                 carry_out(self.joint)
         self.late = True
-        if not self.bound.joint:
+        if not self.joins:
             self.settle()
         return self.measured
 
@@ -148,7 +150,8 @@ class _Replayed:
             trim_memory()
             with torch.inference_mode():
                 self.bound = bound(recording, self.may_join)
-            settle = self.settle if self.bound.joint else None
+            self.joins = bool(self.bound.joint)
+            settle = self.settle if self.joins else None
             self.measured = Measured(*self.bound.made)._replace(settle=settle)
         self.seconds += time.perf_counter() - began
         if self.bound and self.seconds >= WORTH_SAYING:
