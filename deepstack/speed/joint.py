@@ -82,10 +82,13 @@ def independent(step: Sequence[Call], probe: Sequence[Call], before: frozenset[i
     Nothing that it reads was made or is changed by the step, and nothing that it changes is read.
     """
     used = {number for call in probe for number in call.used}
-    made = {place.number for call in probe for place in call.results.values()}
+    made, made_before = (
+        {place.number for call in calls for place in call.results.values()}
+        for calls in (probe, step)
+    )
     return (
         used - before <= made
-        and not changed(step) & used & before
+        and not (changed(step) | made_before) & used & before
         and not changed(probe) & before & {number for call in step for number in call.used}
     )
 

@@ -7,6 +7,10 @@ every operation torch carries out, forward, backward, optimizer and probe, then 
 place in one block of memory and makes the same operations from there: the same kernels on the same
 numbers in the same order, so that every number is the same, bit for bit.  It is to a CPU what a
 CUDA graph is to a GPU, and what may be captured (`capture`) may be replayed.
+
+Knowing all operations of a step, it makes fewer of them where the bits stay the same: the probe's
+rows pass through the layers with the next step's batch (`joint`), and gradients are written where
+they were set to zero and added (`gradients`).
 """
 
 from __future__ import annotations
