@@ -119,8 +119,8 @@ class _Joining:
     def pair(self, batch: Call, probe: Call) -> list[Call | Pair] | None:
         """What to do instead of the two calls, or None where they are not the same operation.
 
-        One call, where both read the same; the two, where their inputs
-        do not lie side by side but their results can; else a Pair.
+        One call, where both read the same; the two, where their inputs do not lie side by side but
+        their results can; else a Pair.
         """
         if batch.operation is not probe.operation or batch.kwargs.keys() != probe.kwargs.keys():
             return None
