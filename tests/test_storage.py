@@ -75,7 +75,9 @@ def test_the_protocol_is_sound(kind: str, harness: Harness) -> None:
 @pytest.mark.parametrize("name", some(FOUND_BY, 2))
 def test_a_planted_fault_is_found(name: str, harness: Harness) -> None:
     kind, about = FOUND_BY[name]
-    assert next(iter(getattr(trials, kind)(harness.with_fault(name), about=about)), None)
+    faulty = harness.with_fault(name)
+    # on a busy machine one of two writers may have ended before the other begins
+    assert any(next(getattr(trials, kind)(faulty, about=about), None) for _ in range(5))
 
 
 @pytest.mark.slow
