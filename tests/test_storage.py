@@ -77,7 +77,8 @@ def test_a_planted_fault_is_found(name: str, harness: Harness) -> None:
     kind, about = FOUND_BY[name]
     faulty = harness.with_fault(name)
     # on a busy machine one of two writers may have ended before the other begins
-    assert any(next(getattr(trials, kind)(faulty, about=about), None) for _ in range(5))
+    times = 5 if kind == "two_writers" else 1
+    assert any(next(getattr(trials, kind)(faulty, about=about), None) for _ in range(times))
 
 
 @pytest.mark.slow

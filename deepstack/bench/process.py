@@ -14,8 +14,9 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import DeepstackError
 
-# Steps that are made and not counted.  On a CPU deepstack records the second and the third, and the
-# fourth touches fresh memory; on a GPU it makes three steps one by one and captures the fourth.
+# Steps that are made and not counted.  On a CPU deepstack records the second and the third, the
+# fourth touches fresh memory, and the fifth decides which calls do for batch and probe at once; on
+# a GPU it makes three steps one by one and captures the fourth.
 WARM_UP = {"cpu": 5, "cuda": 5}
 
 

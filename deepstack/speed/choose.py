@@ -57,9 +57,8 @@ def choose_ways(
     uniform: whether all layers are alike to a compiler (DLCL's are not).  Raises ConfigError for
     what cannot be had together.
     """
-    need: dict[
-        str, tuple[Choice, dict[str, bool]]
-    ] = {  # key: what was chosen, what is wrong with it
+    # key: what was chosen, and of what it needs, whether that is lacking
+    need: dict[str, tuple[Choice, dict[str, bool]]] = {
         "runtime.fused": (
             fused,
             {

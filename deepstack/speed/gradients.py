@@ -101,8 +101,8 @@ def written_at_once(
         maker, result = makers[what.number]
         made = calls[maker].results[result]
         alone = users[what.number] == 2 and what.number not in kept
-        alike = {(math.prod(p.size), p.dtype) for p in (to, what, made)}
-        if not (alone and len(alike) == 1 and dense(made) and dense(what)):
+        kinds = {(math.prod(p.size), p.dtype) for p in (to, what, made)}
+        if not (alone and len(kinds) == 1 and dense(made) and dense(what)):
             return None
         if calls[maker].operation not in SUMS or not adds_nothing(*calls[maker][:2]):
             return None
@@ -122,7 +122,7 @@ def written_at_once(
             for place in filter(dense, call.args[0]):
                 if math.prod(place.size) * place.dtype.itemsize == sizes[place.number]:
                     zeroed[place.number] = Zeroed(index, place)
-    return changed(calls, [*ended, *zeroed.values()])
+    return rewritten(calls, [*ended, *zeroed.values()])
 
 
 def adds(call: Call, number: int) -> bool:
@@ -134,7 +134,7 @@ def adds(call: Call, number: int) -> bool:
     return to.number == number and elsewhere and dense(to)
 
 
-def changed(calls: Sequence[Call], zeroed: Sequence[Zeroed]) -> list[Call]:
+def rewritten(calls: Sequence[Call], zeroed: Sequence[Zeroed]) -> list[Call]:
     """The calls, where of what was set to zero only the rest is, and sums are written."""
     new: dict[int, Call | None] = {}
     for one in zeroed:

@@ -150,9 +150,9 @@ class _Joining:
 
     def shared(self, call: Call, places: Sequence[tuple[Place, Place]]) -> bool:
         """Take what the call makes for the probe's as well, where that may be done."""
-        alike = all(fits(one, other) and one.size == other.size for one, other in places)
+        equal = all(fits(one, other) and one.size == other.size for one, other in places)
         still = all({a.number, b.number}.isdisjoint(self.changing) for a, b in places)
-        if not (places and alike and still) or call.operation._schema.is_mutable:
+        if not (places and equal and still) or call.operation._schema.is_mutable:
             return False
         self._take({other.number: (place.number, 0) for place, other in places})
         return True
