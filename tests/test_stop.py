@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from deepstack.cli.signals import stop_on_signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """After a stop the handlers stay until the process ends, which is this one here."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: int) -> None:
@@ -32,14 +43,22 @@ def turned(number: int) -> None:
         raise ValueError("could not determine the shape") from None
 
 
-def test_one_signal_is_remembered_and_the_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def test_one_signal_is_remembered_and_the_same_until_the_process_ends() -> None:
     with stop_on_signal() as stop:
         assert stop() is None
         send(signal.SIGTERM)
         send(signal.SIGTERM)  # so soon it is the same request
         assert stop() == signal.SIGTERM
-    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    send(signal.SIGTERM)  # while it says how to go on: the same request still
+    with pytest.raises(SystemExit, match="130"):
+        send(signal.SIGINT)
+
+
+def test_the_handlers_are_put_back_where_no_stop_was_asked_for() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with stop_on_signal():
+        assert before != [signal.getsignal(number) for number in SIGNALS]
+    assert before == [signal.getsignal(number) for number in SIGNALS]
 
 
 @pytest.mark.parametrize("second", [send, lost, turned])

@@ -41,7 +41,11 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Handlers inside the block, those from before afterwards."""
+    """Handlers inside the block; those from before afterwards, if no stop was asked for.
+
+    Else they stay: the process has to say how to go on, and ends; a second SIGTERM within that
+    time is the same request still.
+    """
     request = StopRequest()
     before = {number: signal.signal(number, request.handle) for number in SIGNALS}
     try:
@@ -52,5 +56,6 @@ def stop_on_signal() -> Iterator[StopRequest]:
             raise
         raise SystemExit(request.code) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if request.signal is None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
