@@ -21,19 +21,27 @@ from deepstack.theory import CLAIMS
 torch.set_num_threads(1)
 
 
-def pytest_configure() -> None:
-    """Let the tests' folders be in memory, where there is enough: thousands of files are synced."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, and let the tests' folders be in memory: thousands of files are synced.
+
+    What is not marked gpu is a test of a CPU, whose numbers it holds against other CPU code; so a
+    GPU is seen only where it is asked for: pytest -m gpu.
+    """
+    if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked gpu where there is none."""
+    """Skip what is marked gpu where there is none, or where it was not asked for."""
     if not torch.cuda.is_available():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+        reason = "GPUs are hidden: pytest -m gpu" if hidden else "no CUDA device"
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -71,5 +71,27 @@ def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyP
     assert 0.8 * 2**30 < fitting <= 2**30
 
 
+@pytest.mark.parametrize(
+    ("device", "there", "visible", "expected"),
+    [
+        ("auto", True, None, True),
+        ("auto", True, "0", True),
+        ("auto", True, "", False),
+        ("auto", True, "-1", False),
+        ("auto", False, None, False),
+        ("cuda", False, "", True),
+        ("cpu", True, None, False),
+    ],
+)
+def test_a_hidden_gpu_is_none(
+    device: str, there: bool, visible: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate.Path, "exists", lambda path: there)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert estimate.on_gpu(conf.parse_config(f"runtime: {{device: {device}}}")) is expected
+
+
 def test_machine_memory_is_plausible() -> None:
     assert 2**28 < conf.machine_memory() < 2**50

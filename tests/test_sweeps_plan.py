@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,26 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(cells) == len(seconds) == 400 and set(seconds) == {3.0 * 6}
     # three shallow stacks and two depths for each scheme
     assert built == {"build_model": 6, "task_of": 1, "without_defaults": 2, "timed": 4}
+
+
+@pytest.mark.parametrize(
+    ("steps", "replay", "expected"), [(1000, "auto", 6.5), (1000, False, 1.5), (7, True, 5.5)]
+)
+def test_the_steps_that_are_timed_are_those_of_the_run(
+    steps: int, replay: bool | str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a step is recorded, where the run would replay it: steps 5 to 8, else 0 to 3."""
+    asked = []
+
+    def timed(config: Config) -> Iterator[float]:
+        asked.append(config)
+        yield from map(float, range(config.train.steps))
+
+    monkeypatch.setattr(probe, "timed_steps", timed)
+    settings = {"train.steps": steps, "runtime.replay": replay, "runtime.device": "cpu"}
+    assert probe.step_seconds(with_overrides(Config(), settings), 3) == expected
+    (given,) = asked
+    assert given.model.depth == 3 and given.train.steps <= 50
 
 
 def test_what_there_is_no_patience_for_is_not_timed(

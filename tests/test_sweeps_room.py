@@ -54,6 +54,19 @@ def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
     assert four.place(cell(GB), [Place(12 * GB)]) is None
 
 
+def test_what_may_not_hold_a_run_even_alone_is_named() -> None:
+    here = Room(4, 12 * GB)
+    assert here.too_small(cell(7 * GB)) == "" and "12,000 MB that all" in here.too_small(
+        cell(9 * GB)
+    )
+    two = Room(4, 12 * GB, [Gpu("0", 10 * GB), Gpu("1", 60 * GB)])
+    assert two.too_small(cell(30 * GB)) == ""  # of the host's memory it takes little
+    assert "60,000 MB that are free on a GPU" in two.too_small(cell(50 * GB))
+    assert "12,000 MB that all" in two.too_small(cell(9 * GB, device="cpu"))
+    assert "4,000 MB that all" in Room(4, 4 * GB, [Gpu("0")]).too_small(cell(GB))
+    assert Room(4, 12 * GB, [Gpu("0")]).too_small(cell(500 * GB)) == ""  # nobody could tell
+
+
 def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
     two = Room(8, 100 * GB, [Gpu("0", 10 * GB), Gpu("1", 6 * GB)])
     small = filled(two, [cell(2 * GB)] * 9)  # 3 GB and CUDA's own for each

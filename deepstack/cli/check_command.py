@@ -43,13 +43,16 @@ def facts_of(settings: Config) -> dict[str, Any]:
     from deepstack.model import build_model, places
     from deepstack.schemes import find_scheme, with_options
     from deepstack.tasks import task_of
-    from deepstack.training import run_name
+    from deepstack.training import choose_device, device_is_here, memory_limit, run_name
 
     model = settings.model
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     memory = conf.memory_estimate(settings, task.vocab_size)
+    device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
+    where = "GPU" if device is not None and device.type == "cuda" else "machine"
+    limit = conf.machine_memory() if device is None else memory_limit(device)
     sides = places(model)
     coefficients = {}
     for side, place in sides.items():
@@ -71,5 +74,5 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
         "memory estimate (MB)": round(memory / 1e6),
-        "memory of this machine (MB)": round(conf.machine_memory() / 1e6),
+        f"memory of this {where} (MB)": round(limit / 1e6),
     }

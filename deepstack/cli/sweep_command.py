@@ -120,7 +120,9 @@ def sweep(
         memory_budget,
         plan,
         retry_states,
+        room_here,
     )
+    from deepstack.training import device_is_here
 
     again, budget = retry_states(retry), memory_budget(memory)
     with located(path, settings):
@@ -128,7 +130,8 @@ def sweep(
     count = workers or default_workers(cells)
     if dry_run:
         emit_plan(plan_rows(described, cells, count, again), json)
-        for note in plan_notes(cells, again, budget):
+        here = [cell for cell in cells if device_is_here(cell.config.runtime)]
+        for note in plan_notes(cells, again, room_here(here, count, budget=budget)):
             typer.echo(note, err=True)
         return
     todo = [cell for cell in cells if is_wanted(cell, again)]

@@ -11,8 +11,8 @@ import typer
 from deepstack.cli.tables import emit, text
 from deepstack.config import Study, values
 from deepstack.records import Run, runs_table
-from deepstack.sweeps import Cell, Progress, device_is_here, is_wanted, seconds_per_run
-from deepstack.sweeps.needs import MARGIN
+from deepstack.sweeps import Cell, Progress, Room, is_wanted, seconds_per_run
+from deepstack.training import device_is_here
 
 # Rows beyond which the layout of a table takes seconds.
 LONG = 500
@@ -78,17 +78,18 @@ def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-def plan_notes(cells: Sequence[Cell], retry: Collection[str], budget: int) -> list[str]:
+def plan_notes(cells: Sequence[Cell], retry: Collection[str], room: Room) -> list[str]:
     """What the table cannot show: states, runs that may not fit, times that are not known."""
     todo = [cell for cell in cells if is_wanted(cell, retry)]
     states = Counter(cell.state for cell in cells)
     notes = [f"{len(cells):,} runs: " + ", ".join(f"{n:,} {s}" for s, n in states.most_common())]
-    if large := [cell for cell in todo if MARGIN * cell.memory > budget]:
-        notes.append(
-            f"{len(large):,} runs may need more than the {budget / 1e6:,.0f} MB that all runs have "
-            "together; they run alone and may end as out_of_memory"
-        )
-    if away := [cell for cell in todo if not device_is_here(cell.config)]:
+    large = Counter(room.too_small(cell) for cell in todo if device_is_here(cell.config.runtime))
+    notes += [
+        f"{number:,} runs may need more than {what}; they run alone and may end as out_of_memory"
+        for what, number in large.items()
+        if what
+    ]
+    if away := [cell for cell in todo if not device_is_here(cell.config.runtime)]:
         notes.append(
             f"no times for {len(away):,} runs: runtime.device=cuda, and there is no GPU here"
         )

@@ -231,8 +231,10 @@ def _carried(config: Config) -> bool:
 
 def on_gpu(config: Config) -> bool:
     """Whether the run would take a GPU, as far as one can tell without torch."""
-    device = config.runtime.device
-    return device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+    if config.runtime.device != "auto":
+        return config.runtime.device == "cuda"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    return Path("/dev/nvidiactl").exists() and not hidden
 
 
 def _sizes(config: Config, batch: int) -> _Sizes:

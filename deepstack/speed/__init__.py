@@ -2,7 +2,7 @@
 
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import capture
-from deepstack.speed.choose import Choice, Ways, choose_ways
+from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
 from deepstack.speed.layers import Through, compiled, recomputing, run_fused, run_layers
 from deepstack.speed.nodes import OPERATIONS, Chain, Product, SelfAttention
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
@@ -12,6 +12,7 @@ from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
 from deepstack.speed.step import Measured, Probe, Step, Update, collector_paused, make_step, probed
 
 __all__ = [
+    "FEW_STEPS",
     "OPERATIONS",
     "Bank",
     "Banks",

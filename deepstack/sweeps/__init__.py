@@ -1,7 +1,7 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
 from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.local import Local, default_workers, most_threads
+from deepstack.sweeps.local import Local, default_workers, most_threads, room_here
 from deepstack.sweeps.plan import (
     FINISHED,
     RUN_AGAIN,
@@ -12,8 +12,8 @@ from deepstack.sweeps.plan import (
     retry_states,
 )
 from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.probe import device_is_here, seconds_per_run
-from deepstack.sweeps.room import memory_budget
+from deepstack.sweeps.probe import seconds_per_run
+from deepstack.sweeps.room import Room, memory_budget
 from deepstack.sweeps.run import sweep
 
 __all__ = [
@@ -24,14 +24,15 @@ __all__ = [
     "Local",
     "Pool",
     "Progress",
+    "Room",
     "default_workers",
-    "device_is_here",
     "expand",
     "is_wanted",
     "memory_budget",
     "most_threads",
     "plan",
     "retry_states",
+    "room_here",
     "seconds_per_run",
     "sweep",
 ]

@@ -33,9 +33,7 @@ class Local(Launcher):
         gpus: Sequence[Gpu] | None = None,
     ) -> None:
         self.study, self.out = study, out
-        if gpus is None:
-            gpus = visible_gpus() if any_on_gpu(cells) else []
-        self.room = Room(workers, memory_budget() if budget is None else budget, gpus)
+        self.room = room_here(cells, workers, budget=budget, gpus=gpus)
         self._held: dict[starter.Process, Place] = {}
         self._starter: starter.Starter | None = None
         self._started = 0
@@ -78,6 +76,19 @@ class Local(Launcher):
         if self._starter is not None:
             self._starter.close()
         self._held.clear()
+
+
+def room_here(
+    cells: Sequence[Cell],
+    workers: int,
+    *,
+    budget: int | None = None,
+    gpus: Sequence[Gpu] | None = None,
+) -> Room:
+    """The room that this machine has for such runs; what is None as in `Local`."""
+    if gpus is None:
+        gpus = visible_gpus() if any_on_gpu(cells) else []
+    return Room(workers, memory_budget() if budget is None else budget, gpus)
 
 
 def any_on_gpu(cells: Sequence[Cell]) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-
-import torch
+from contextlib import closing
+from itertools import islice
+from statistics import median
 
 from deepstack import config as conf
+from deepstack.speed import FEW_STEPS
 from deepstack.sweeps.plan import Cell
-from deepstack.training import timed_steps
+from deepstack.training import choose_device, device_is_here, timed_steps, ways_of
 
 DEPTHS = (2, 10)
-STEPS = 4
+# Steps that are timed, and those before them where a step is compiled, captured or recorded.
+STEPS, UNSETTLED = 4, 5
 # Beyond this the steps of further shapes are not timed: a plan is to be read soon.
 PATIENCE_SECONDS = 60.0
 # What changes no step's time: the seed is not in these sections.
@@ -36,7 +39,7 @@ def seconds_per_run(
     for cell in cells:
         config, shape = cell.config, shape_of(cell.config)
         late = shape not in known and time.monotonic() > deadline
-        if late or not device_is_here(config):
+        if late or not device_is_here(config.runtime):
             seconds.append(None)
             continue
         if shape not in known:
@@ -55,13 +58,15 @@ def shape_of(config: conf.Config) -> str:
     return repr((model, config.task, train, config.log, config.runtime))
 
 
-def device_is_here(config: conf.Config) -> bool:
-    """Whether steps timed on this machine are steps of the device that the run asks for."""
-    return config.runtime.device != "cuda" or torch.cuda.is_available()
-
-
 def step_seconds(config: conf.Config, depth: int) -> float:
-    """Median time of a training step with its probe at another depth, in seconds."""
-    shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": STEPS})
-    times = sorted(step for step in timed_steps(shallow))
-    return times[len(times) // 2]
+    """Median time of a training step with its probe at another depth, in seconds.
+
+    Of steps as the run makes most of them: after the first ones where those set something up.
+    """
+    ways = ways_of(config, choose_device(config.runtime))
+    few = min(config.train.steps, FEW_STEPS)  # as many as make a run take the same ways
+    shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": few})
+    first = UNSETTLED if ways.compiled or ways.captured or ways.replayed else 0
+    with closing(timed_steps(shallow)) as steps:
+        times = list(islice(steps, first + STEPS))
+    return median(times[first:] or times)

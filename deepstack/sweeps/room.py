@@ -61,7 +61,7 @@ class Room:
         """
         if len(taken) >= self.workers:
             return None
-        gpu = bool(self.gpus) and cell.config.runtime.device != "cpu"
+        gpu = self._on_gpu(cell)
         needs = needs_of(cell, gpu=gpu)
         # an equal share at least, so that a limit is never tighter than it need be
         memory = min(self.budget, max(needs.memory, self.budget // self.workers))
@@ -74,6 +74,20 @@ class Room:
         wanted = needs.gpu_memory + CONTEXT_BYTES
         chosen = self._gpu(wanted, taken)
         return None if chosen is None else Place(memory, False, chosen.name, wanted)
+
+    def too_small(self, cell: Cell) -> str:
+        """What may not hold the cell's run even alone, in words; '' where all of it does."""
+        gpu = self._on_gpu(cell)
+        needs = needs_of(cell, gpu=gpu)
+        if needs.memory > self.budget:
+            return f"the {self.budget / 1e6:,.0f} MB that all runs have together"
+        free = [gpu.free for gpu in self.gpus if gpu.free is not None]
+        if gpu and free and needs.gpu_memory + CONTEXT_BYTES > max(free):
+            return f"the {max(free) / 1e6:,.0f} MB that are free on a GPU"
+        return ""
+
+    def _on_gpu(self, cell: Cell) -> bool:
+        return bool(self.gpus) and cell.config.runtime.device != "cpu"
 
     def _gpu(self, wanted: int, taken: Sequence[Place]) -> Gpu | None:
         """The GPU with most memory left, if that suffices; else one that no run is on."""

@@ -1,6 +1,14 @@
 """Training: the main loop and what it stands on."""
 
-from deepstack.training.environment import choose_device, choose_threads, cores, torch_settings
+from deepstack.training.environment import (
+    choose_device,
+    choose_threads,
+    cores,
+    device_is_here,
+    memory_limit,
+    torch_settings,
+    ways_of,
+)
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
 from deepstack.training.meta import choose_folder, refuse_missing_plugins, run_name
@@ -18,12 +26,15 @@ __all__ = [
     "choose_folder",
     "choose_threads",
     "cores",
+    "device_is_here",
     "make_optimizer",
     "mean_loss",
+    "memory_limit",
     "refuse_missing_plugins",
     "run_name",
     "timed_steps",
     "to_device",
     "torch_settings",
     "train",
+    "ways_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,19 @@ def choose_device(runtime: conf.Runtime) -> torch.device:
     if number:
         torch.cuda.set_device(number)
     return torch.device("cuda", number) if started_by_torchrun() else torch.device("cuda")
+
+
+def device_is_here(runtime: conf.Runtime) -> bool:
+    """Whether this machine has the device that a run asks for."""
+    return runtime.device != "cuda" or torch.cuda.is_available()
+
+
+def memory_limit(device: torch.device) -> int:
+    """Bytes that a run may take: of the GPU, the process's own limit, or the machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    own = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return conf.machine_memory() if own == resource.RLIM_INFINITY else own
 
 
 def choose_threads(config: conf.Config, processes: Processes = ALONE) -> int:
@@ -173,6 +187,4 @@ def peak_memory_mb(device: torch.device) -> float:
     """Largest memory held so far, in MB: the GPU's allocations, or the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

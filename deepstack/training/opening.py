@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import resource
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -19,7 +18,12 @@ from deepstack.model import build_model, with_defaults
 from deepstack.records import RunFolder
 from deepstack.speed import collector_paused, join, lost
 from deepstack.tasks import task_of
-from deepstack.training.environment import choose_device, environment, torch_settings
+from deepstack.training.environment import (
+    choose_device,
+    environment,
+    memory_limit,
+    torch_settings,
+)
 from deepstack.training.job import Job
 from deepstack.training.meta import refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
@@ -33,14 +37,6 @@ def is_out_of_memory(error: Exception) -> bool:
         or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     )
-
-
-def memory_limit(device: torch.device) -> int:
-    """Bytes that a run may take: of the GPU, the process's own limit, or the machine's memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    own = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return conf.machine_memory() if own == resource.RLIM_INFINITY else own
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:

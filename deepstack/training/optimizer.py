@@ -22,8 +22,9 @@ def make_optimizer(
     """AdamW, Adam or SGD, fused; a group's learning rate is lr(t) times its 'factor'.
 
     optim: what the scheme multiplies a role's learning rate, decay and epsilon with.  capturable:
-    learning rates are tensors, which a captured or replayed step reads anew at every step.  Weight
-    decay touches matrices and tables (embedding, position, head), never a bias or a norm.
+    learning rates are tensors, which a captured or replayed step reads anew at every step; on a GPU
+    they always are, so that an eager step rounds as a captured one.  Weight decay touches matrices
+    and tables (embedding, position, head), never a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     for bank in banks:
@@ -38,16 +39,17 @@ def make_optimizer(
     settings = list(groups.values())
     leave_the_compiler_out()
     device = banks[0].parameters[0].device
-    if capturable:
+    on_gpu = device.type == "cuda"
+    if capturable or on_gpu:
         # Kernels of a GPU read a rate of 32 bits; those of a CPU read one as exact as a float.
-        dtype = torch.float32 if device.type == "cuda" else torch.float64
+        dtype = torch.float32 if on_gpu else torch.float64
         for group in settings:
             group["lr"] = torch.tensor(train.lr, device=device, dtype=dtype)
     if train.optimizer == "sgd":
         return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
     betas = (train.betas[0], train.betas[1])
-    more = {"capturable": True} if capturable and device.type == "cuda" else {}
+    more = {"capturable": True} if capturable and on_gpu else {}
     return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from deepstack import config as conf
@@ -12,7 +12,7 @@ from deepstack.training.observer import Observer
 from deepstack.training.opening import open_job
 
 
-def timed_steps(config: conf.Config, *, logged: bool = True) -> Iterator[float]:
+def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]:
     """Train step by step as `train` does, but for evaluations and snapshots; yield the seconds.
 
     logged=False leaves out the probe for ‖ΔF‖ and the row, so that the difference is their cost.
