@@ -10,9 +10,10 @@ import torch
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.errors import Interrupted
+from deepstack.errors import Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
+from deepstack.schemes.post_norm import PostLN
 from deepstack.training import Observer
 from deepstack.training.opening import open_job
 
@@ -95,6 +96,25 @@ def test_a_compiled_layer_trains_as_the_eager_one(
     for column in ("loss", "grad_norm", "model_update"):
         a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
         assert abs(a / b - 1).max() < 1e-3, column
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
+    dropout: float, tmp_path: Path
+) -> None:
+    class Waits(PostLN, name="waits", label="Waits", paper="none"):
+        """x <- LN(x + G(x)), with a look at x from the host."""
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            x.sum().item()
+            return super().residual(x, G, norm)
+
+    eager = config(model__scheme="waits", model__dropout=dropout, runtime__compile=False)
+    auto, insisted = (with_overrides(eager, {"runtime.cuda_graph": c}) for c in ("auto", True))
+    one = deepstack.train(with_overrides(eager, EAGER), out=tmp_path / "a")
+    assert log_of(deepstack.train(auto, out=tmp_path / "b")) == log_of(one)
+    with pytest.raises(ResourceError, match="cuda_graph=false"):
+        deepstack.train(insisted, out=tmp_path / "c")
 
 
 def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 Start = Literal["matrix", "table", "zero", "one"] | float
 
 
-class RoleParameter(nn.Parameter):
+class _WithRoles(type(nn.Parameter)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, nn.Parameter) and "roles" in vars(instance)
+
+
+class RoleParameter(nn.Parameter, metaclass=_WithRoles):
     """A parameter with the role(s) it plays and the way it starts.
+
+    Any nn.Parameter that has them is one, and none is of this class: not every torch (2.6 and 2.7
+    do not) compiles a layer whose parameters are of a class of their own.
 
     roles: one name, or one an equal slice of the first axis (the fused q, k, v, (3 d, d)).
     start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero', 'one', a number.
@@ -29,6 +37,7 @@ def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RolePar
 
 def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleParameter:
     """The parameter whose storage is this tensor: a view of it, not a copy."""
-    made = RoleParameter(storage)
-    made.roles, made.start = roles, start
+    made = nn.Parameter(storage)
+    vars(made).update(roles=roles, start=start)
+    assert isinstance(made, RoleParameter)
     return made

@@ -138,7 +138,8 @@ class Job:
     def _recorded(self) -> Callable[[Update, Probe | None], Update]:
         """What makes one thing of a step: a CUDA graph, a list of operations, or nothing."""
         if self.ways.captured:
-            return partial(capture, said=self.observer.said)
+            insist = self.config.runtime.cuda_graph is True
+            return partial(capture, said=self.observer.said, insist=insist)
         if self.ways.replayed:
             joint = not self.built.changes_by_step
             return partial(replaying, said=self.observer.said, joint=joint)
