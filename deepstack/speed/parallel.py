@@ -210,10 +210,10 @@ def leave() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        dist.destroy_process_group()
         # gloo's threads may still be releasing the tensors of the last message, for which they need
-        # the interpreter; torch aborts the process where that comes to its end first.
+        # the interpreter: torch joins them while it holds that, and they wait for each other.
         time.sleep(0.1)
+        dist.destroy_process_group()
 
 
 def lost(error: Exception) -> ResourceError | None:
