@@ -56,6 +56,7 @@ class Cluster:
         command = ["unshare", "-m", "sh", "-c", APART, "sh", str(self.unseen), str(RAY), "start"]
         command += ["--block", "--num-cpus=1", "--num-gpus=1", *words]
         environment = dict(os.environ, RAY_worker_niceness="0")  # 15 is slow on a busy machine
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray gives none out that is hidden
         with open(self.folder / "ray.out", "ab") as said:
             process = subprocess.Popen(
                 command, env=environment, stdout=said, stderr=said, start_new_session=True
