@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from deepstack import plugins
 from deepstack.bench.peers import PEERS
+from deepstack.cli.signals import SIGNALS
 from deepstack.diagnostics.layers import DIAGNOSTICS
 from deepstack.plots.chart import CHARTS
 from deepstack.schemes import SCHEMES
@@ -56,3 +58,12 @@ def nothing_stays_registered() -> Iterator[None]:
     plugins.LOADED.clear()
     plugins.LOADED.update(loaded)
     plugins.PATHS[:] = paths
+
+
+@pytest.fixture(autouse=True)
+def signals_are_put_back() -> Iterator[None]:
+    """A command keeps its handlers until its process ends, which is pytest's where it runs here."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

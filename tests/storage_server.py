@@ -102,6 +102,8 @@ def fork(job: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(job)
+    except SystemExit as stop:  # of a signal once the trainer has returned: Python ends with it
+        code = int(stop.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -56,9 +56,8 @@ def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
 
 def test_what_may_not_hold_a_run_even_alone_is_named() -> None:
     here = Room(4, 12 * GB)
-    assert here.too_small(cell(7 * GB)) == "" and "12,000 MB that all" in here.too_small(
-        cell(9 * GB)
-    )
+    assert here.too_small(cell(7 * GB)) == ""
+    assert "12,000 MB that all" in here.too_small(cell(9 * GB))
     two = Room(4, 12 * GB, [Gpu("0", 10 * GB), Gpu("1", 60 * GB)])
     assert two.too_small(cell(30 * GB)) == ""  # of the host's memory it takes little
     assert "60,000 MB that are free on a GPU" in two.too_small(cell(50 * GB))

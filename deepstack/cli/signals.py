@@ -41,13 +41,14 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Handlers inside the block; those from before afterwards, if no stop was asked for.
+    """Handlers from here to the end of the process, which is near when the block ends.
 
-    Else they stay: the process has to say how to go on, and ends; a second SIGTERM within that
-    time is the same request still.
+    What comes after the block finds the work saved: while a stopped run says how to go on, a second
+    SIGTERM is the same request still; a run that is done ends with 0.
     """
     request = StopRequest()
-    before = {number: signal.signal(number, request.handle) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, request.handle)
     try:
         yield request
     except Exception:
@@ -55,7 +56,3 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if request.code is None:
             raise
         raise SystemExit(request.code) from None
-    finally:
-        if request.signal is None:
-            for number, handler in before.items():
-                signal.signal(number, handler)

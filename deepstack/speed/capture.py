@@ -70,7 +70,7 @@ class _Captured:
                 self.measured = self.update(self.inputs, self.targets)
         except RuntimeError as error:
             cause = error.__context__ or error  # what went wrong first, inside of the capture
-            leave(pool, random)
+            abandon(pool, random)
             if not self.insist:
                 self.refused = True
                 why = str(cause).splitlines()[0]
@@ -86,7 +86,7 @@ class _Captured:
         self.said(f"captured a step as one CUDA graph in {time.perf_counter() - began:.1f} s")
 
 
-def leave(pool: tuple[int, int], random: Tensor) -> None:
+def abandon(pool: tuple[int, int], random: Tensor) -> None:
     """Put right what torch does at the end of a capture, and never does of one that failed.
 
     Else it frees no memory that it has kept, and every random number is an error.  random: the
