@@ -35,12 +35,14 @@ from deepstack.training.opening import open_job
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
 
-EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
+EAGER = {"runtime.fused": False, "runtime.compile": False, "runtime.cuda_graph": False}
 WAYS = {
     "eager": EAGER,
     "captured": {**EAGER, "runtime.cuda_graph": True},
+    "fused": {**EAGER, "runtime.fused": True},
+    "fused and captured": {**EAGER, "runtime.fused": True, "runtime.cuda_graph": True},
     "compiled": {**EAGER, "runtime.compile": True},
-    "compiled and captured": {"runtime.compile": True, "runtime.cuda_graph": True},
+    "compiled and captured": {**EAGER, "runtime.compile": True, "runtime.cuda_graph": True},
 }
 COMPILED = ("deepnorm", "keel", "mix_ln", "branch_norm")
 SMALL = {
@@ -66,13 +68,14 @@ def apart(one: Run, two: Run) -> float:
 def correctness() -> dict[str, Any]:
     """Losses over 20 steps: bank = plain parameters, and every faster way against eager.
 
-    Every scheme is captured; four kinds of wiring are compiled too, which takes longer.
+    Every scheme is fused and captured; four kinds of wiring are compiled too, which takes longer.
     """
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in SCHEMES.names():
             base = with_overrides(Config(), {**SMALL, "model.scheme": name})
-            ways = WAYS if name in COMPILED else {w: WAYS[w] for w in ("eager", "captured")}
+            few = ("eager", "fused", "fused and captured")
+            ways = WAYS if name in COMPILED else {way: WAYS[way] for way in few}
             runs = {
                 way: trained(with_overrides(base, keys), Path(folder) / name / way)
                 for way, keys in ways.items()
@@ -90,7 +93,7 @@ def correctness() -> dict[str, Any]:
 
 def waits_for_nothing() -> str:
     """Whether captured steps run without the host waiting for the device (torch's sync debug)."""
-    with stepping(with_overrides(Config(), {**SMALL, **WAYS["captured"]})) as step:
+    with stepping(with_overrides(Config(), {**SMALL, **WAYS["fused and captured"]})) as step:
         for _ in range(5):
             step()
         torch.cuda.set_sync_debug_mode("error")
@@ -109,7 +112,7 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
     """A function that makes one training step of a run, its row left on the device."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_job(config, "trial", Path(folder), Observer(), False, "") as job,
+        open_job(config, "trial", Path(folder), Observer(), False, "", saves=False) as job,
     ):
         count = 0
 
@@ -124,19 +127,19 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
 def narrow() -> dict[str, Any]:
     """The narrow size: as 'auto' runs it beside eager peers, in every way, and its kernels."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
-    measured = bench(config, steps=10, say=say)
+    measured = bench(config, steps=3, peers=["torch", "x_transformers"], say=say)
     found = report(config, measured, " ".join(sys.argv), str(NARROW))
     ways = {}
     for way, keys in WAYS.items():
         with stepping(with_overrides(config, keys)) as step:
             ways[way] = 1000 * seconds_a_step(step)
-    kernels = kernels_of(with_overrides(config, WAYS["captured"]))
+    kernels = kernels_of(with_overrides(config, WAYS["fused and captured"]))
     return {"rows": found["rows"], "ratios": found["ratios"], "ways, ms": ways, "kernels": kernels}
 
 
-def seconds_a_step(step: Callable[[], None], times: int = 10) -> float:
+def seconds_a_step(step: Callable[[], None], times: int = 5) -> float:
     """The time of a step once everything is warm, compiled and captured."""
-    for _ in range(6):
+    for _ in range(5):
         step()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -162,15 +165,27 @@ def kernels_of(config: Config) -> dict[str, float]:
 
 
 def wide() -> dict[str, Any]:
-    """The wide size: share of the bf16 matrix rate measured on this GPU, ‖ΔF‖ logged."""
-    config = fitting(load_config(WIDE))
-    rate = matrix_rate()
+    """The wide size: share of the bf16 matrix rate measured on this GPU, ‖ΔF‖ logged.
+
+    With a peer where one fits; else with a peer at half the batch as well.
+    """
+    config, rate = fitting(load_config(WIDE)), matrix_rate()
+    rows = wide_rows(config, rate)
+    if all("TransformerEncoder" not in row["name"] for row in rows) and config.train.batch_size > 1:
+        half = with_overrides(config, {"train.batch_size": config.train.batch_size // 2})
+        rows += wide_rows(half, rate)
+    return {"rows": rows, "bf16 TFLOP/s": rate}
+
+
+def wide_rows(config: Config, rate: float) -> list[dict[str, Any]]:
+    """The rows at one batch, with their share of the rate, in TFLOP/s."""
     measured = bench(config, steps=5, peers=["torch"], say=say)
-    found = report(config, measured, " ".join(sys.argv), str(WIDE))
-    work = next(row["gflop"] for row in found["rows"] if row.get("gflop")) / 1e3
-    for row in found["rows"]:
+    rows = report(config, measured, " ".join(sys.argv), str(WIDE))["rows"]
+    work = next(row["gflop"] for row in rows if row.get("gflop")) / 1e3
+    for row in rows:
+        row["batch"], row["TFLOP a step"] = config.train.batch_size, work
         row["share of the bf16 rate"] = work / (row["step_ms"] / 1e3) / rate
-    return {"rows": found["rows"], "bf16 TFLOP/s": rate, "TFLOP a step": work}
+    return list(rows)
 
 
 def fitting(config: Config) -> Config:
@@ -223,10 +238,10 @@ def say(line: str) -> None:
 
 # section -> seconds that it may take
 SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
-    correctness: 150,
-    narrow: 150,
-    wide: 110,
-    depths: 70,
+    correctness: 110,
+    narrow: 140,
+    wide: 160,
+    depths: 60,
 }
 
 

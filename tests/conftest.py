@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on a CPU, slowly
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))

@@ -74,6 +74,49 @@ def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
 
 
 EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
+PLAIN = EAGER | {"runtime.fused": False}
+FUSED = EAGER | {"runtime.fused": True}
+
+
+def apart(one: Run, two: Run) -> float:
+    columns = ["loss", "grad_norm", "model_update"]
+    return float((one.steps[columns] / two.steps[columns] - 1).abs().max().max())
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_fused_sublayers_train_as_plain_ones(name: str, tmp_path: Path) -> None:
+    given = config(model__scheme=name, train__clip=0.3, train__steps=8)
+    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
+    two = deepstack.train(with_overrides(given, FUSED), out=tmp_path / "b")
+    assert two.meta["environment"]["fused"]
+    assert apart(one, two) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__d_model": 192, "task__seq_len": 100},  # a library's kernels
+        {"model__d_model": 192, "task__seq_len": 100, "train__batch_size": 64},  # nothing later
+        {"runtime__recompute_every": 2},
+        {"runtime__banks": False},
+        {"model__init__distribution": "ntk"},
+        {"model__family": "decoder"},
+        {"model__family": "encoder_decoder"},
+        {"model__activation": "gelu"},
+        {"model__norm__gain": False},
+        {"train__trainable": ["w1", "norm_bias"]},
+        {"train__precision": "bf16"},
+        {"train__precision": "bf16", "model__d_model": 192, "train__batch_size": 64},
+    ],
+    ids=str,
+)
+def test_fused_sublayers_of_every_kind(changes: dict[str, Any], tmp_path: Path) -> None:
+    given = config(train__clip=0.3, train__steps=8, **changes)
+    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
+    two = deepstack.train(with_overrides(given, FUSED), out=tmp_path / "b")
+    captured = with_overrides(given, FUSED | {"runtime.cuda_graph": True})
+    assert log_of(deepstack.train(captured, out=tmp_path / "c")) == log_of(two)
+    assert apart(one, two) < (0.05 if "train__precision" in changes else 1e-3)
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
@@ -91,11 +134,9 @@ def test_a_compiled_layer_trains_as_the_eager_one(
 ) -> None:
     given = config(model__scheme=name, train__clip=0.3)
     way = {"runtime.compile": True, "runtime.cuda_graph": captured}
-    one = deepstack.train(with_overrides(given, EAGER), out=tmp_path / "a")
+    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
     two = deepstack.train(with_overrides(given, way), out=tmp_path / "b")
-    for column in ("loss", "grad_norm", "model_update"):
-        a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
-        assert abs(a / b - 1).max() < 1e-3, column
+    assert apart(one, two) < 1e-3
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

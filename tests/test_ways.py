@@ -138,7 +138,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "recompute": False,
+    "uniform": True, "recompute": False, "layer": 2**26,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
@@ -158,10 +158,16 @@ AUTO = {
         ({"sharded": True, "processes": 2}, Ways(False, False, False)),
         ({"compiled": True}, Ways(False, True, False)),
         ({"fused": False}, Ways(False, False, False, True)),
-        ({"gpu": True, "compiled": False}, Ways(False, False, True)),
-        ({"gpu": True, "compiled": False, "captured": False}, Ways(False, False, False)),
-        ({"gpu": True, "compiled": False, "processes": 2}, Ways(False, False, False)),
-        ({"gpu": True, "uniform": False}, Ways(False, False, True)),
+        ({"layer": 2**27}, Ways(True, False, False, True)),
+        ({"gpu": True}, Ways(True, False, True)),
+        ({"gpu": True, "bf16": True}, Ways(True, False, True)),
+        ({"gpu": True, "layer": 2**26 + 1, "compiled": False}, Ways(False, False, True)),
+        ({"gpu": True, "layer": 2**26 + 1, "fused": True}, Ways(True, False, True)),
+        ({"gpu": True, "captured": False}, Ways(True, False, False)),
+        ({"gpu": True, "processes": 2}, Ways(True, False, False)),
+        ({"gpu": True, "sharded": True, "processes": 2}, Ways(False, False, False)),
+        ({"gpu": True, "uniform": False}, Ways(True, False, True)),
+        ({"gpu": True, "uniform": False, "fused": False}, Ways(False, False, True)),
         (
             {"gpu": True, "compiled": False, "dropout": True, "recompute": True},
             Ways(False, False, False),

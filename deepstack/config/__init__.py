@@ -8,6 +8,7 @@ from deepstack.config.estimate import (
     memory_terms,
     parameter_count,
     refuse_absurd,
+    width_inside,
 )
 from deepstack.config.identity import (
     config_hash,
@@ -63,5 +64,6 @@ __all__ = [
     "study_name",
     "to_yaml",
     "values",
+    "width_inside",
     "with_overrides",
 ]

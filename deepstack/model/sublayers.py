@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.speed import OPERATIONS, Chain, Product, RoleParameter, SelfAttention, parameter
+from deepstack.speed import (
+    OPERATIONS,
+    Chain,
+    Product,
+    RoleParameter,
+    attention_on,
+    in_turn,
+    parameter,
+    product_on,
+)
 from deepstack.speed.nodes import ScaledProduct
 
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515
@@ -160,10 +169,14 @@ class Attention(nn.Module):
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or self.slots or not self.fused or not SelfAttention.available:
+        if self.dropout or self.slots or not self.fused:
             return None
-        into, out = self.product(self.qkv, self.qkv_bias), self.product(self.o, self.o_bias)
-        return Chain([into, SelfAttention(self.n_heads, self.causal), out])
+        d_head = self.o.shape[1] // self.n_heads
+        attention = attention_on(self.o.device, self.n_heads, d_head, self.causal)
+        if attention is None:
+            return None
+        product = product_on(self.o.device, self.product)
+        return Chain([product(self.qkv, self.qkv_bias), attention, product(self.o, self.o_bias)])
 
 
 class FeedForward(nn.Module):
@@ -211,8 +224,9 @@ class FeedForward(nn.Module):
         """The same as one node of the backward pass, or None where it is not that."""
         if self.dropout or self.slots or self.operation is None:
             return None
-        into, out = self.product(self.w1, self.w1_bias), self.product(self.w2, self.w2_bias)
-        return Chain([into, self.operation, out])
+        product = product_on(self.w1.device, self.product)
+        into, out = product(self.w1, self.w1_bias), product(self.w2, self.w2_bias)
+        return Chain(in_turn(into, self.operation, out))
 
 
 def bias_of(width: int, there: bool) -> RoleParameter | None:

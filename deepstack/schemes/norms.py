@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from deepstack.speed.gpu_nodes import DeviceNorm
 from deepstack.speed.parameter import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
@@ -56,6 +57,8 @@ class LayerNorm(StackNorm):
 
     def bound(self) -> Callable[[Tensor], Tensor]:
         shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
+        if gain is not None and gain.is_cuda:
+            return DeviceNorm(gain, bias, *shape, eps)
         return lambda z: torch.layer_norm(z, shape, gain, bias, eps)
 
 

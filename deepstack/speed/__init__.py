@@ -3,13 +3,23 @@
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
+from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on
 from deepstack.speed.layers import Through, compiled, recomputing, run_fused, run_layers
-from deepstack.speed.nodes import OPERATIONS, Chain, Product, SelfAttention
+from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 from deepstack.speed.replay import replaying
 from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
-from deepstack.speed.step import Measured, Probe, Step, Update, collector_paused, make_step, probed
+from deepstack.speed.step import (
+    Made,
+    Measured,
+    Probe,
+    Step,
+    Update,
+    collector_paused,
+    make_step,
+    probed,
+)
 
 __all__ = [
     "FEW_STEPS",
@@ -18,22 +28,24 @@ __all__ = [
     "Banks",
     "Chain",
     "Choice",
+    "Made",
     "Measured",
     "Probe",
     "Processes",
     "Product",
     "RoleParameter",
-    "SelfAttention",
     "ShardedBanks",
     "Step",
     "Through",
     "Update",
     "Ways",
+    "attention_on",
     "capture",
     "choose_ways",
     "collector_paused",
     "compiled",
     "global_norm",
+    "in_turn",
     "join",
     "layer_norms",
     "local_rank",
@@ -41,6 +53,7 @@ __all__ = [
     "make_step",
     "parameter",
     "probed",
+    "product_on",
     "recomputing",
     "replaying",
     "run_fused",

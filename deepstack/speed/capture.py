@@ -1,16 +1,22 @@
-"""A whole training step as one CUDA graph: launched at once instead of kernel by kernel."""
+"""A whole training step as CUDA graphs: launched at once instead of kernel by kernel.
+
+Three graphs: what finds the gradients, what applies them, and what probes the model.  The first and
+the last only read parameters, so that the probe of one step runs beside the gradients of the next,
+on kernels too small to fill a GPU.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
-from deepstack.speed.step import Measured, Probe, Update, probed
+from deepstack.speed.step import Made, Measured, Probe, Update
 
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
@@ -18,25 +24,49 @@ WARM_UP = 3
 
 
 def capture(
-    update: Update, probe: Probe | None, said: Callable[[str], None], insist: bool = False
-) -> Update:
-    """The update and the probe after it, whose fourth and later calls replay a CUDA graph of them.
+    update: Update,
+    probe: Probe | None,
+    said: Callable[[str], None],
+    insist: bool = False,
+    *,
+    joint: bool = True,
+) -> Made:
+    """The update and the probe after it, whose fourth and later calls replay CUDA graphs of them.
 
-    Inputs and targets are copied into the graph's own tensors; what it returns are its own tensors
-    too, overwritten by the next call.  Learning rates must be tensors, changed in place; nothing
-    in the update may wait for the device.  said: told how long capturing took, or why the update
-    cannot be captured: it is then launched kernel by kernel, which gives the same bits.  insist:
-    ResourceError instead.
+    Inputs and targets are copied into the graphs' own tensors; what it returns are their own
+    tensors too, overwritten by the next call.  Learning rates must be tensors, changed in place;
+    nothing in the update may wait for the device.  said: told how long capturing took, or why the
+    update cannot be captured: it is then launched kernel by kernel, which gives the same bits.
+    insist: ResourceError instead.
+
+    joint: whether the probe may be measured beside the next call (`Measured.settle`), which must be
+    False where anything that the model reads changes between two calls.
     """
-    return _Captured(probed(update, probe), said, insist)
+    return _Captured(update, probe, said, insist, joint)
+
+
+class _Graphs(NamedTuple):
+    gradients: torch.cuda.CUDAGraph
+    apply: torch.cuda.CUDAGraph
+    probe: torch.cuda.CUDAGraph | None
+    measured: Measured
 
 
 class _Captured:
-    def __init__(self, update: Update, said: Callable[[str], None], insist: bool) -> None:
-        self.update, self.said, self.insist = update, said, insist
-        self.stream = torch.cuda.Stream()
+    def __init__(
+        self,
+        update: Update,
+        probe: Probe | None,
+        said: Callable[[str], None],
+        insist: bool,
+        joint: bool,
+    ) -> None:
+        self.update, self.probe, self.said = update, probe, said
+        self.insist, self.joint = insist, joint and probe is not None
+        self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: _Graphs | None = None
+        self.late = False  # whether the probe of the last call is still to be measured
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
         self.calls += 1
@@ -44,33 +74,61 @@ class _Captured:
             self.inputs, self.targets = inputs.clone(), targets.clone()
         self.inputs.copy_(inputs, non_blocking=True)
         self.targets.copy_(targets, non_blocking=True)
-        if self.graph is None and self.calls > WARM_UP and not self.refused:
+        if self.graphs is None and self.calls > WARM_UP and not self.refused:
             self.record()
-        if self.graph is not None:
-            self.graph.replay()
-            return self.measured
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        if self.graphs is not None:
+            return self.replay(self.graphs)
+        with on(self.stream):
             measured = self.update(self.inputs, self.targets)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        if self.probe is not None:
+            with on(self.beside):
+                measured = measured._replace(probe=self.probe())
         return measured
 
+    def replay(self, graphs: _Graphs) -> Measured:
+        """Launch the step, and beside it the probe of the one before."""
+        if self.late and graphs.probe is not None:
+            now = torch.cuda.current_stream()
+            self.beside.wait_stream(now)
+            with torch.cuda.stream(self.beside):
+                graphs.probe.replay()
+            graphs.gradients.replay()
+            now.wait_stream(self.beside)
+        else:
+            graphs.gradients.replay()
+        graphs.apply.replay()
+        self.late = graphs.probe is not None
+        if not self.joint:
+            self.settle()
+        return graphs.measured
+
+    def settle(self) -> None:
+        """Measure what was left to the next call."""
+        if self.late and self.graphs is not None and self.graphs.probe is not None:
+            self.graphs.probe.replay()
+        self.late = False
+
     def record(self) -> None:
-        """Capture the update; this launches nothing."""
+        """Capture the step and the probe; this launches nothing."""
         torch.cuda.synchronize()
         began = time.perf_counter()
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        # what runs beside the step must not share its memory
+        pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
         random = torch.cuda.get_rng_state()
         try:
-            # The outer context leaves the capturing stream where the capture itself fails.
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, pool=pool, stream=self.stream),
-            ):
-                self.measured = self.update(self.inputs, self.targets)
+            first, found = captured(
+                lambda: self.update.gradients(self.inputs, self.targets), pools[0], self.stream
+            )
+            second, measured = captured(lambda: self.update.apply(*found), pools[0], self.stream)
+            third = None
+            if self.probe is not None:
+                third, values = captured(self.probe, pools[1], self.beside)
+                measured = measured._replace(
+                    probe=values, settle=self.settle if self.joint else None
+                )
         except RuntimeError as error:
             cause = error.__context__ or error  # what went wrong first, inside of the capture
-            abandon(pool, random)
+            abandon(pools, random)
             if not self.insist:
                 self.refused = True
                 why = str(cause).splitlines()[0]
@@ -82,20 +140,44 @@ class _Captured:
                 f"a step could not be captured as a CUDA graph: {cause}\n"
                 "to launch kernel by kernel: runtime.cuda_graph=false"
             ) from cause
-        self.graph = graph
-        self.said(f"captured a step as one CUDA graph in {time.perf_counter() - began:.1f} s")
+        self.graphs = _Graphs(first, second, third, measured)
+        self.said(f"captured a step as CUDA graphs in {time.perf_counter() - began:.1f} s")
 
 
-def abandon(pool: tuple[int, int], random: Tensor) -> None:
+@contextmanager
+def on(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on another stream, after what this one was given and before what it is given next."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def captured(
+    function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of what the function launches, and what it returns, in memory of the pool."""
+    graph = torch.cuda.CUDAGraph()
+    # The outer context leaves the capturing stream where the capture itself fails.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, pool=pool, stream=stream),
+    ):
+        found = function()
+    return graph, found
+
+
+def abandon(pools: Sequence[Any], random: Tensor) -> None:
     """Put right what torch does at the end of a capture, and never does of one that failed.
 
     Else it frees no memory that it has kept, and every random number is an error.  random: the
     generator's state before.
     """
     device, inside = torch.cuda.current_device(), vars(torch._C)
-    with suppress(RuntimeError):  # nothing is put into the pool any more
-        inside["_cuda_endAllocateToPool"](device, pool)
-        inside["_cuda_releasePool"](device, pool)
+    for pool in pools:
+        with suppress(RuntimeError):  # nothing is put into the pool any more
+            inside["_cuda_endAllocateToPool"](device, pool)
+            inside["_cuda_releasePool"](device, pool)
     fresh = torch.Generator(torch.device("cuda", device))
     fresh.set_state(random)
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())

@@ -25,6 +25,8 @@ class Ways:
     replayed: bool = False
 
 
+# Of a GPU: tokens * d_model * d_ff up to which a layer is small (benchmarks/README.md).
+SMALL_LAYER = 2**26
 # Recording a step takes as long as some twenty steps save.
 FEW_STEPS = 50
 
@@ -39,6 +41,7 @@ def choose_ways(
     processes: int,
     uniform: bool,
     recompute: bool,
+    layer: int,
     fused: Choice,
     compiled: Choice,
     captured: Choice,
@@ -48,13 +51,15 @@ def choose_ways(
 
     | way      | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
-    | fused    | CPU, fp32, no dropout, nothing compiled or sharded | see benchmarks/README.md    |
-    | compiled | GPU with Triton and a C compiler, not sharded      | on a CPU it is not faster   |
+    | fused    | no dropout, nothing sharded; CPU: fp32; GPU: small | see benchmarks/README.md    |
+    | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
+    |          | sharded                                            |                             |
     | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
     | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
     |          | recomputed, 50 steps or more                       |                             |
 
-    uniform: whether all layers are alike to a compiler (DLCL's are not).  Raises ConfigError for
+    layer: tokens * d_model * d_ff.  uniform: whether all layers are alike to a compiler (DLCL's are
+    not).  Raises ConfigError for
     what cannot be had together.
     """
     # key: what was chosen, and of what it needs, whether that is lacking
@@ -62,11 +67,10 @@ def choose_ways(
         "runtime.fused": (
             fused,
             {
-                "train.precision=fp32": bf16,
+                "train.precision=fp32 on a CPU": bf16 and not gpu,
                 "model.dropout=0": dropout,
                 "runtime.parallel=data": sharded,
                 "runtime.compile=false": compiled is True,
-                "runtime.device=cpu": gpu,
             },
         ),
         "runtime.cuda_graph": (captured, {"one process with a GPU": not gpu or processes > 1}),
@@ -87,12 +91,15 @@ def choose_ways(
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
-    can_compile = gpu and not sharded and uniform and has_triton()
+    can_fuse = layer <= SMALL_LAYER if gpu else not bf16
+    fuse_it = can_fuse and not (dropout or sharded or compiled is True)
+    if fused != "auto":
+        fuse_it = fused
+    can_compile = gpu and not sharded and uniform and not fuse_it and has_triton()
     compile_it = can_compile if compiled == "auto" else compiled
     replay_it = not (gpu or processes > 1 or compile_it or (dropout and recompute))
-    fuse_it = not (gpu or bf16 or dropout or sharded or compile_it)
     return Ways(
-        fused=fuse_it if fused == "auto" else fused,
+        fused=fuse_it,
         compiled=compile_it,
         captured=(gpu and processes == 1 and not (dropout and recompute))
         if captured == "auto"

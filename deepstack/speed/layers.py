@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from deepstack.speed.gpu_nodes import weights_turned
+
 Layers = Sequence[nn.Module] | nn.ModuleList
 Stream = Any
 
@@ -38,7 +40,10 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     first = x if isinstance(x, Tensor) else x[0]
     if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
         first.requires_grad_()
-    return run_layers(layers, x, memory)
+    if not first.is_cuda or torch.is_autocast_enabled("cuda"):
+        return run_layers(layers, x, memory)
+    with weights_turned(layers, first.shape[0] * first.shape[1]):
+        return run_layers(layers, x, memory)
 
 
 def recomputing(through: Through, every: int, random: bool) -> Through:

@@ -36,6 +36,8 @@ class Operation(Protocol):
 class Product:
     """y = x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,), or no b."""
 
+    scale = 1.0
+
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.transposed = self.weight.t()

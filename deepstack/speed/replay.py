@@ -36,7 +36,7 @@ from deepstack.speed.recording import (
     places_in,
     shapes_of,
 )
-from deepstack.speed.step import Measured, Probe, Update, collector_paused, probed
+from deepstack.speed.step import Made, Measured, Probe, Update, collector_paused, probed
 
 aten = torch.ops.aten
 
@@ -68,7 +68,7 @@ OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 def replaying(
     update: Update, probe: Probe | None, said: Callable[[str], None], *, joint: bool = True
-) -> Update:
+) -> Made:
     """The update and the probe after it; the fourth and later calls replay the third's operations.
 
     The second call is recorded as well: where the two have not done the same, something in the

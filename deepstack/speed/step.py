@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,30 @@ class Measured(NamedTuple):
     settle: Callable[[], None] | None = None
 
 
-Update = Callable[[Tensor, Tensor], Measured]
+Found = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
+
+
+@dataclass(frozen=True)
+class Update:
+    """A training step in two halves, (inputs, targets) -> Measured.
+
+    gradients: (inputs, targets) -> Found; only reads parameters.  apply: Found -> Measured; changes
+    them.
+    """
+
+    gradients: Callable[[Tensor, Tensor], Found]
+    apply: Callable[[Tensor, Tensor], Measured]
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
+        return self.apply(*self.gradients(inputs, targets))
+
+
+Made = Callable[[Tensor, Tensor], Measured]
 Probe = Callable[[], dict[str, Tensor]]
 Step = Callable[[Tensor, Tensor, float], Measured]
 
 
-def probed(update: Update, probe: Probe | None) -> Update:
+def probed(update: Update, probe: Probe | None) -> Made:
     """The update, and what the probe measures after it."""
     if probe is None:
         return update
@@ -54,7 +73,7 @@ def make_step(
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    capture: Callable[[Update, Probe | None], Update] = probed,
+    capture: Callable[[Update, Probe | None], Made] = probed,
 ) -> Step:
     """A function (inputs, targets, lr) -> Measured that makes one update, or none after divergence.
 
@@ -72,13 +91,15 @@ def make_step(
     make_update = bare_step(optimizer)
     told: Any = optimizer  # of found_inf and grad_scale, which no class of torch's declares
 
-    def update(inputs: Tensor, targets: Tensor) -> Measured:
+    def gradients(inputs: Tensor, targets: Tensor) -> Found:
         banks.zero_gradients()
         with collector_paused():
             value = loss(inputs, targets)
             value.backward()
         value = share(value.detach()) if share else value.detach()
-        norm = norm_of(trained)
+        return value, norm_of(trained)
+
+    def apply(value: Tensor, norm: Tensor) -> Measured:
         good = torch.isfinite(norm) & (value <= max_loss)  # False for a loss that is NaN
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
@@ -88,7 +109,7 @@ def make_step(
         make_update()
         return Measured(value, norm, alive.clone(), {})
 
-    run = capture(update, probe)
+    run = capture(Update(gradients, apply), probe)
 
     def step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
         set_learning_rate(optimizer, lr)

@@ -74,8 +74,7 @@ def choose_threads(config: conf.Config, processes: Processes = ALONE) -> int:
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
     tokens = config.train.batch_size * config.task.seq_len / processes.size
-    d_ff = config.model.d_ff or 4 * config.model.d_model
-    if tokens * config.model.d_model * d_ff < SMALL_PRODUCT:
+    if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
     return max(1, cores() // processes.on_host)
 
@@ -86,9 +85,10 @@ def cores() -> int:
     return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
 
 
-def use_deterministic(on: bool, device: torch.device) -> None:
-    """Allow deterministic kernels only, or all; on a CPU without importing torch's compiler."""
-    if device.type == "cuda":
+def use_deterministic(on: bool, compiling: bool) -> None:
+    """Allow deterministic kernels only, or all; told to torch's compiler only where it is used,
+    since importing it takes seconds."""
+    if compiling:
         torch.use_deterministic_algorithms(on)
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
@@ -100,6 +100,7 @@ def torch_settings(
 ) -> Iterator[int]:
     """Set threads and determinism for a run, and put the process back as it was afterwards."""
     threads, before = choose_threads(config, processes), torch.get_num_threads()
+    compiling = device.type == "cuda" and ways_of(config, device, processes).compiled
     deterministic = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic  # a module that makes its switch as it is imported
     fill = memory.fill_uninitialized_memory
@@ -107,13 +108,13 @@ def torch_settings(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
-        use_deterministic(config.runtime.deterministic, device)
+        use_deterministic(config.runtime.deterministic, compiling)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         memory.fill_uninitialized_memory = False
         yield threads
     finally:
         torch.set_num_threads(before)
-        use_deterministic(deterministic, device)
+        use_deterministic(deterministic, compiling)
         memory.fill_uninitialized_memory = fill
 
 
@@ -125,6 +126,7 @@ def parallel_of(config: conf.Config, processes: Processes) -> str | None:
 def ways_of(config: conf.Config, device: torch.device, processes: Processes = ALONE) -> Ways:
     """Which of the faster ways this run takes on this device."""
     runtime = config.runtime
+    tokens = config.train.batch_size * config.task.seq_len
     if config.model.norm.kind == "batch" and processes.size > 1:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
@@ -137,6 +139,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
+        layer=tokens * config.model.d_model * conf.width_inside(config),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,

@@ -36,7 +36,7 @@ def mean_loss(logits: Tensor, targets: Tensor, count: float | None = None) -> Te
 
 
 # Without a graph to keep, a forward pass takes several batches at once: narrow layers are launches.
-TOKENS_AT_ONCE = 2048
+TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**14}
 
 
 class Evaluation:
@@ -56,7 +56,7 @@ class Evaluation:
         whole = Batch(*map(np.concatenate, zip(*batches, strict=True)))
         floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
-        group = max(1, TOKENS_AT_ONCE // batches[0].inputs.size)
+        group = max(1, TOKENS_AT_ONCE[device.type] // batches[0].inputs.size)
         self.batches = [
             Batch(*map(np.concatenate, zip(*batches[i : i + group], strict=True)))
             for i in range(0, len(batches), group)

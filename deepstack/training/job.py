@@ -17,6 +17,7 @@ from deepstack.model import take_ways, with_defaults, without_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_checksums
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
+    Made,
     Measured,
     Probe,
     Processes,
@@ -135,13 +136,13 @@ class Job:
             capture=self._recorded(),
         )
 
-    def _recorded(self) -> Callable[[Update, Probe | None], Update]:
-        """What makes one thing of a step: a CUDA graph, a list of operations, or nothing."""
+    def _recorded(self) -> Callable[[Update, Probe | None], Made]:
+        """What makes one thing of a step: CUDA graphs, a list of operations, or nothing."""
+        joint = not self.built.changes_by_step
         if self.ways.captured:
             insist = self.config.runtime.cuda_graph is True
-            return partial(capture, said=self.observer.said, insist=insist)
+            return partial(capture, said=self.observer.said, insist=insist, joint=joint)
         if self.ways.replayed:
-            joint = not self.built.changes_by_step
             return partial(replaying, said=self.observer.said, joint=joint)
         return probed
 

@@ -59,11 +59,15 @@ def open_job(
     observer: Observer,
     allow_env_change: bool,
     command: str,
+    *,
+    saves: bool = True,
 ) -> Iterator[Job]:
     """A job on its folder, which this process holds until the end of the block.
 
     status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
     a refusal or a full disk it says what it said before, and the same command goes on.
+
+    saves: whether checkpoints will be saved, which must fit on the disk.
     """
     study_folder = out / conf.checked_study(study or config.name or "runs")
     refuse_missing_plugins(config, study_folder)
@@ -85,7 +89,7 @@ def open_job(
             job.finished = True
             yield job
             return
-        if processes.first:
+        if processes.first and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if not folder.exists():
             folder.write_config(conf.to_yaml(with_defaults(config)))

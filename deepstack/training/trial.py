@@ -23,7 +23,7 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
     config = conf.with_overrides(config, quiet)
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-") as folder,
-        open_job(config, "trial", Path(folder), Observer(), False, "") as job,
+        open_job(config, "trial", Path(folder), Observer(), False, "", saves=False) as job,
     ):
         job.begin()
         if not logged:

@@ -1,0 +1,87 @@
+"""The kernels for small layers on a GPU: what they compute, on a GPU or by Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Triton's interpreter knows no products of bf16 numbers.
+KINDS = ["float32", "half"]
+HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
+
+
+@pytest.fixture
+def kernels(device: str) -> Any:
+    """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
+    pytest.importorskip("triton")
+    from deepstack.speed import kernels
+
+    return kernels
+
+
+def close(one: Tensor, two: Tensor) -> bool:
+    """Whether they are as close as sums of such numbers can be."""
+    error = 1e-5 if one.dtype is torch.float32 else 1e-2
+    return bool((one.float() - two.float()).norm() <= error * two.float().norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", KINDS)
+@pytest.mark.parametrize("shape", [(64, 64, 96), (33, 48, 80), (16, 20, 24), (7, 136, 40)])
+def test_products(shape: tuple[int, int, int], precision: str, device: str, kernels: Any) -> None:
+    rows, depth, columns = shape
+    kind = HALF[device] if precision == "half" else torch.float32
+    torch.manual_seed(0)
+    x = torch.randn(rows, depth, device=device).to(kind)
+    weight = torch.randn(columns, depth, device=device)
+    bias, gate = torch.randn(columns, device=device), torch.randn(rows, columns, device=device)
+    turned = weight.t().contiguous()
+    right = F.linear(x.float(), weight.to(kind).float())
+    assert close(kernels.product(x, weight), right)
+    assert close(kernels.product(x, turned, straight=True), right)
+    assert close(kernels.product(x, weight, bias), right + bias)
+    assert close(kernels.product(x, weight, bias, relu=True), torch.relu(right + bias))
+    gated = kernels.product(x, turned, straight=True, gate=gate.to(kind))
+    assert close(gated, torch.where(gate > 0, right, 0.0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_a_number_stays_none(device: str, kernels: Any) -> None:
+    x, weight = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)
+    x[3, 5] = float("nan")
+    found = kernels.product(x, weight, weight[0], relu=True)
+    assert bool(found[3].isnan().all()) and not bool(found[:3].isnan().any())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("precision", KINDS)
+@pytest.mark.parametrize("shape", [(2, 32, 2, 32), (3, 20, 2, 16), (2, 17, 3, 24), (1, 32, 1, 64)])
+def test_attention(
+    shape: tuple[int, int, int, int], precision: str, causal: bool, device: str, kernels: Any
+) -> None:
+    batch, seq, heads, head = shape
+    kind = HALF[device] if precision == "half" else torch.float32
+    torch.manual_seed(0)
+    qkv = torch.randn(batch * seq, 3 * heads * head, device=device).to(kind)
+    dy = torch.randn(batch * seq, heads * head, device=device).to(kind)
+    exact = qkv.double().requires_grad_()
+    q, k, v = exact.view(batch, seq, 3, heads, head).permute(2, 0, 3, 1, 4).unbind(0)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    y = y.transpose(1, 2).reshape(dy.shape)
+    y.backward(dy.double())
+    assert exact.grad is not None
+    assert close(kernels.attend(qkv, seq, heads, causal), y)
+    assert close(kernels.attend_backward(qkv, dy, seq, heads, causal), exact.grad)
+
+
+def test_a_run_on_a_cpu_needs_no_triton() -> None:
+    code = "import sys, deepstack, deepstack.speed; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
