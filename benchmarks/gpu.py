@@ -4,7 +4,7 @@ python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
 
 Each section runs in a process of its own with a time limit, prints a table and leaves its numbers
 as <out>/<section>.json; a section that fails or runs out of time says so and the next one begins.
-Nothing is downloaded.
+Nothing is downloaded; `correctness` runs pytest (pip install -e '.[test]').
 """
 
 from __future__ import annotations
@@ -28,28 +28,19 @@ import torch
 from deepstack.bench import bench, report
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
-from deepstack.schemes import SCHEMES
 from deepstack.training import Observer, memory_limit, train
 from deepstack.training.opening import open_job
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
 
-EAGER = {"runtime.fused": False, "runtime.compile": False, "runtime.cuda_graph": False}
+SHARED = {"runtime.cuda_graph": True, "runtime.compile": False, "runtime.fused": False}
 WAYS = {
-    "eager": EAGER,
-    "captured": {**EAGER, "runtime.cuda_graph": True},
-    "fused": {**EAGER, "runtime.fused": True},
-    "fused and captured": {**EAGER, "runtime.fused": True, "runtime.cuda_graph": True},
-    "compiled": {**EAGER, "runtime.compile": True},
-    "compiled and captured": {**EAGER, "runtime.compile": True, "runtime.cuda_graph": True},
+    "plain": SHARED,
+    "fused": SHARED | {"runtime.fused": True},
+    "compiled": SHARED | {"runtime.compile": True},
 }
-COMPILED = ("deepnorm", "keel", "mix_ln", "branch_norm")
-SMALL = {
-    "model.depth": 12, "model.d_model": 64, "task.seq_len": 32, "train.batch_size": 8,
-    "train.steps": 20, "train.clip": 0.5, "train.eval_every": 0, "train.eval_batches": 1,
-    "log.layers_every": 0, "runtime.device": "cuda",
-}  # fmt: skip
+"""Captured in all of them."""
 
 
 def trained(config: Config, out: Path) -> Run:
@@ -59,52 +50,12 @@ def trained(config: Config, out: Path) -> Run:
     return run
 
 
-def apart(one: Run, two: Run) -> float:
-    """Largest relative difference of two runs' losses, gradient norms and model updates."""
-    columns = ["loss", "grad_norm", "model_update"]
-    return float((one.steps[columns] / two.steps[columns] - 1).abs().max().max())
-
-
 def correctness() -> dict[str, Any]:
-    """Losses over 20 steps: bank = plain parameters, and every faster way against eager.
-
-    Every scheme is fused and captured; four kinds of wiring are compiled too, which takes longer.
-    """
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in SCHEMES.names():
-            base = with_overrides(Config(), {**SMALL, "model.scheme": name})
-            few = ("eager", "fused", "fused and captured")
-            ways = WAYS if name in COMPILED else {way: WAYS[way] for way in few}
-            runs = {
-                way: trained(with_overrides(base, keys), Path(folder) / name / way)
-                for way, keys in ways.items()
-            }
-            plain = with_overrides(base, {**EAGER, "runtime.banks": False})
-            whole = trained(plain, Path(folder) / name / "plain")
-            same = [(run.path / "steps.csv").read_bytes() for run in (whole, runs["eager"])]
-            row: dict[str, Any] = {"scheme": name, "banks = plain": same[0] == same[1]}
-            rows.append(
-                row | {way: f"{apart(run, runs['eager']):.1e}" for way, run in runs.items()}
-            )
-            say(str(rows[-1]))
-    return {"without a wait": waits_for_nothing(), "rows": rows}
-
-
-def waits_for_nothing() -> str:
-    """Whether captured steps run without the host waiting for the device (torch's sync debug)."""
-    with stepping(with_overrides(Config(), {**SMALL, **WAYS["fused and captured"]})) as step:
-        for _ in range(5):
-            step()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(5):
-                step()
-        except RuntimeError as error:
-            return f"no: {error}"
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return "yes"
+    """The tests marked gpu: every scheme eager, fused, captured, compiled; kernels; resuming."""
+    tests = ["-m", "gpu", "-q", "-n", "8", "-p", "no:benchmark", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=ROOT)
+    assert done.returncode == 0, f"pytest ended with {done.returncode}"
+    return {"pytest " + " ".join(tests): "passed"}
 
 
 @contextmanager
@@ -125,16 +76,12 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
 
 
 def narrow() -> dict[str, Any]:
-    """The narrow size: as 'auto' runs it beside eager peers, in every way, and its kernels."""
+    """The narrow size: as 'auto' runs it beside an eager peer, in every way, and its kernels."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
-    measured = bench(config, steps=3, peers=["torch", "x_transformers"], say=say)
+    measured = bench(config, steps=3, peers=["torch"], say=say)
     found = report(config, measured, " ".join(sys.argv), str(NARROW))
-    ways = {}
-    for way, keys in WAYS.items():
-        with stepping(with_overrides(config, keys)) as step:
-            ways[way] = 1000 * seconds_a_step(step)
-    kernels = kernels_of(with_overrides(config, WAYS["fused and captured"]))
-    return {"rows": found["rows"], "ratios": found["ratios"], "ways, ms": ways, "kernels": kernels}
+    ways = {way: kernels_of(with_overrides(config, keys)) for way, keys in WAYS.items()}
+    return {"rows": found["rows"], "ratios": found["ratios"], **ways}
 
 
 def seconds_a_step(step: Callable[[], None], times: int = 5) -> float:
@@ -167,25 +114,24 @@ def kernels_of(config: Config) -> dict[str, float]:
 def wide() -> dict[str, Any]:
     """The wide size: share of the bf16 matrix rate measured on this GPU, ‖ΔF‖ logged.
 
-    With a peer where one fits; else with a peer at half the batch as well.
+    As large a batch as fits, and half of it, for which there is room for a peer.
     """
     config, rate = fitting(load_config(WIDE)), matrix_rate()
-    rows = wide_rows(config, rate)
-    if all("TransformerEncoder" not in row["name"] for row in rows) and config.train.batch_size > 1:
-        half = with_overrides(config, {"train.batch_size": config.train.batch_size // 2})
-        rows += wide_rows(half, rate)
-    return {"rows": rows, "bf16 TFLOP/s": rate}
-
-
-def wide_rows(config: Config, rate: float) -> list[dict[str, Any]]:
-    """The rows at one batch, with their share of the rate, in TFLOP/s."""
-    measured = bench(config, steps=5, peers=["torch"], say=say)
-    rows = report(config, measured, " ".join(sys.argv), str(WIDE))["rows"]
+    batch = config.train.batch_size
+    with stepping(config) as step:
+        seconds = seconds_a_step(step)
+    torch.cuda.empty_cache()
+    half = with_overrides(config, {"train.batch_size": max(1, batch // 2)})
+    measured = bench(half, steps=3, peers=["torch"], say=say)
+    rows = report(half, measured, " ".join(sys.argv), str(WIDE))["rows"]
     work = next(row["gflop"] for row in rows if row.get("gflop")) / 1e3
     for row in rows:
-        row["batch"], row["TFLOP a step"] = config.train.batch_size, work
-        row["share of the bf16 rate"] = work / (row["step_ms"] / 1e3) / rate
-    return list(rows)
+        row["batch"] = half.train.batch_size
+        row["share of the rate"] = work / (row["step_ms"] / 1e3) / rate
+    share = work * batch / half.train.batch_size / seconds / rate
+    first = {"name": "deepstack", "step_ms": 1000 * seconds, "batch": batch}
+    rows.insert(0, first | {"share of the rate": share})
+    return {"rows": rows, "bf16 TFLOP/s": rate}
 
 
 def fitting(config: Config) -> Config:
@@ -214,7 +160,7 @@ def matrix_rate(size: int = 8192, times: int = 20) -> float:
 def depths() -> dict[str, Any]:
     """Time and memory at 6 to 1000 layers, their exponents, and 10,000 layers of d_model 64."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
-    measured = bench(config, steps=5, peers=[], depths=[6, 48, 200, 1000], say=say)
+    measured = bench(config, steps=5, peers=[], depths=[6, 200, 1000], say=say)
     deep = with_overrides(
         config, {"model.depth": 10_000, "train.steps": 5, "train.eval_every": 0,
                  "train.eval_batches": 1, "log.layers_every": 0},
@@ -238,10 +184,10 @@ def say(line: str) -> None:
 
 # section -> seconds that it may take
 SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
-    correctness: 110,
-    narrow: 140,
-    wide: 160,
-    depths: 60,
+    correctness: 100,
+    narrow: 110,
+    wide: 150,
+    depths: 115,
 }
 
 

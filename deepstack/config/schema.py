@@ -270,9 +270,9 @@ class Runtime(_Section):
     fused: bool | Literal["auto"] = "auto"
     """Whether a sublayer is one node of the backward pass, which writes its gradients in place."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the layer is compiled, once for all of them; 'auto' by device and precision."""
+    """Whether the layer is compiled, once for all of them; 'auto': large ones on a GPU."""
     cuda_graph: bool | Literal["auto"] = "auto"
-    """Whether a step is captured and replayed as one CUDA graph; 'auto': on a GPU, yes."""
+    """Whether a step is captured and replayed as CUDA graphs; 'auto': on a GPU, yes."""
     replay: bool | Literal["auto"] = "auto"
     """Whether the operations of a step are recorded once and replayed; 'auto': on a CPU."""
     recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0

@@ -16,7 +16,7 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Ways:
-    """fused: a sublayer is one node; compiled: one compiled layer; captured: one CUDA graph;
+    """fused: a sublayer is one node; compiled: one compiled layer; captured: CUDA graphs;
     replayed: the operations of a step, recorded once."""
 
     fused: bool
