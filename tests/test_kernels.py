@@ -53,6 +53,18 @@ def test_products(shape: tuple[int, int, int], precision: str, device: str, kern
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+    torch.manual_seed(0)
+    wide, weight = torch.randn(16, 96, device=device), torch.randn(24, 32, device=device)
+    assert close(kernels.product(wide[:, ::3], weight), wide[:, ::3] @ weight.t())
+    dy = torch.ones(1, 1, device=device).expand(16, 32)  # as of a sum
+    for given in (wide, wide.t().contiguous().t()):
+        found = kernels.attend_backward(given, dy, 16, 2, False)
+        assert close(found, kernels.attend_backward(wide, dy.contiguous(), 16, 2, False))
+        assert close(kernels.attend(given, 16, 2, False), kernels.attend(wide, 16, 2, False))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_not_a_number_stays_none(device: str, kernels: Any) -> None:
     x, weight = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)
     x[3, 5] = float("nan")

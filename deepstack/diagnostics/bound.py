@@ -65,7 +65,15 @@ def effective_gain(snapshot: Snapshot) -> Tensor:
 
 
 def terms(snapshot: Snapshot) -> Terms:
-    """The symbols of the theorem for every sublayer of a stack."""
+    """The symbols of the theorem for every sublayer of a stack, found once a snapshot."""
+    if "terms" not in snapshot.shared:
+        snapshot.shared["terms"] = found_terms(snapshot)
+    found: Terms = snapshot.shared["terms"]
+    return found
+
+
+def found_terms(snapshot: Snapshot) -> Terms:
+    """The same, computed."""
     columns = []
     for name in snapshot.sublayers:
         inner, outer, kept = MATRICES[name]

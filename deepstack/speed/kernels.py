@@ -59,9 +59,10 @@ def product(
 ) -> Tensor:
     """x Wᵀ + b, or x W where it is straight; then max(·, 0); then 0 where gate <= 0.
 
-    x: (rows, depth), contiguous; W: (columns, depth), or straight (depth, columns), in any
-    precision; gate: (rows, columns).  Sums are of fp32 numbers; the result is x's precision.
+    x: (rows, depth); W: (columns, depth), or straight (depth, columns), contiguous, in any
+    precision; gate: (rows, columns).  Sums are of fp32 numbers; the result has x's precision.
     """
+    x, gate = x.contiguous(), None if gate is None else gate.contiguous()
     rows, depth = x.shape
     columns = weight.shape[1 if straight else 0]
     y = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
@@ -139,6 +140,7 @@ LONGEST, WIDEST = 32, 64  # sequence and head of the attention below
 
 def attend(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
     """concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h, (tokens, d), of [q, k, v], (tokens, 3 d)."""
+    qkv = qkv.contiguous()
     tokens, width = qkv.shape[0], qkv.shape[1] // 3
     y = torch.empty(tokens, width, dtype=qkv.dtype, device=qkv.device)
     grid, settings = launch(tokens, width, seq, heads, causal)
@@ -148,6 +150,7 @@ def attend(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
 
 def attend_backward(qkv: Tensor, dy: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
     """The gradient of [q, k, v], from that of what `attend` gives."""
+    qkv, dy = qkv.contiguous(), dy.contiguous()
     tokens, width = dy.shape
     dqkv = torch.empty_like(qkv)
     grid, settings = launch(tokens, width, seq, heads, causal)
