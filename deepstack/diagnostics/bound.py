@@ -12,7 +12,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.schemes import Scheme
+from deepstack.schemes import Scheme, StackNorm
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and what the
 # operation between them leaves of a second moment: ReLU half, a weighted mean at most all
@@ -35,6 +35,9 @@ class Terms(NamedTuple):
     v: Tensor
     w: Tensor
     moved: Tensor
+
+
+CPU = torch.device("cpu")  # for what is small, and waited for
 
 
 @diagnostic("bound", "√(v²+w²)/α·‖θ_i,t − θ_i,0‖")
@@ -84,8 +87,14 @@ def found_terms(snapshot: Snapshot) -> Terms:
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
     v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
-    found = [alphas(scheme, W.shape[-1], W.device) for scheme in snapshot.schemes]
+    found = [alphas(s, W.shape[-1], W.device if has_own(s) else CPU) for s in snapshot.schemes]
     return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
+
+
+def has_own(scheme: Scheme) -> bool:
+    """Whether a scheme has tensors beside its norms, so that it runs where these are."""
+    parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
+    return any(part._parameters or part._buffers for part in parts)
 
 
 def variance(matrices: Tensor) -> Tensor:

@@ -249,8 +249,8 @@ def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
             some = [norm for norm in norms if isinstance(norm, kind)]
             own = z[rows]
             power = own.var(dim=-1, correction=0) if kind is LayerNorm else own.square().mean(-1)
-            one = own.new_ones(())
-            gains = [one if n.gain is None else n.gain.detach().abs().max() for n in some]
+            one = own.new_ones(z.shape[-1])
+            gains = torch.stack([one if n.gain is None else n.gain.detach() for n in some])
             eps = own.new_tensor([norm.eps for norm in some])[:, None]
-            values[rows] = torch.stack(gains)[:, None] * (power + eps).rsqrt()
+            values[rows] = gains.abs().amax(dim=1, keepdim=True) * (power + eps).rsqrt()
     return values
