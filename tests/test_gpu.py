@@ -104,6 +104,15 @@ def test_fused_sublayers_train_as_plain_ones(name: str, tmp_path: Path) -> None:
         {"model__family": "encoder_decoder"},
         {"model__activation": "gelu"},
         {"model__norm__gain": False},
+        {"model__norm__kind": "batch"},
+        {"model__norm__kind": "rms"},
+        {"model__bias": False},
+        {
+            "model__family": "encoder_decoder",
+            "model__decoder_attention": "merged",
+            "model__scheme": "post_ln",
+        },
+        {"train__spectral_penalty": 0.1},
         {"train__trainable": ["w1", "norm_bias"]},
         {"train__precision": "bf16"},
         {"train__precision": "bf16", "model__d_model": 192, "train__batch_size": 64},
@@ -156,6 +165,14 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
     assert log_of(deepstack.train(auto, out=tmp_path / "b")) == log_of(one)
     with pytest.raises(ResourceError, match="cuda_graph=false"):
         deepstack.train(insisted, out=tmp_path / "c")
+
+
+def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
+    deepstack.train(config(), out=tmp_path / "warm")
+    before = torch.cuda.memory_allocated()
+    for name in ("a", "b"):
+        deepstack.train(config(), out=tmp_path / name)
+    assert torch.cuda.memory_allocated() <= before
 
 
 def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deepstack.model.sublayers import NTK, STANDARD, FeedForward, Parameterisation
 from deepstack.schemes import LayerNorm
-from deepstack.speed import Banks, Chain, gpu_nodes, in_turn, product_on
+from deepstack.speed import Banks, Chain, gpu_nodes, in_turn, make_step, product_on
 from deepstack.speed.gpu_nodes import DeviceNorm, weights_turned
 
 CUDA = torch.device("cuda")
@@ -124,3 +124,38 @@ def test_what_is_not_trained_gets_no_gradient() -> None:
         each.fuse()
     for one, other in zip(gradients(plain), gradients(fused), strict=True):
         assert alike(one, other) or not (one.any() or other.any())
+
+
+def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    layers = built(lambda: Layer(True, "relu", STANDARD, True))
+    for each in layers:
+        assert isinstance(each, Layer)
+        each.fuse()
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        x = Fails.apply(inputs.requires_grad_())
+        for layer in layers:
+            x = layer(x)
+        return x.sum()
+
+    class Nothing:
+        def zero_gradients(self) -> None: ...
+
+    group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}
+    optimizer = torch.optim.SGD([group], lr=0.1)
+    step = make_step(
+        loss, cast(Any, Nothing()), [], optimizer, clip=None, max_loss=1.0, alive=torch.ones(())
+    )
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
+    assert not gpu_nodes._waiting

@@ -37,9 +37,6 @@ class Terms(NamedTuple):
     moved: Tensor
 
 
-CPU = torch.device("cpu")  # for what is small, and waited for
-
-
 @diagnostic("bound", "√(v²+w²)/α·‖θ_i,t − θ_i,0‖")
 def bound(snapshot: Snapshot) -> Tensor:
     """√(v² + w²)/α · ‖θ_i,t − θ_i,0‖, a sublayer's term of the bound on ‖ΔF‖ of Theorem 4.2.
@@ -87,14 +84,19 @@ def found_terms(snapshot: Snapshot) -> Terms:
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
     v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
-    found = [alphas(s, W.shape[-1], W.device if has_own(s) else CPU) for s in snapshot.schemes]
+    found = [alphas_where_it_may_be(s, W.shape[-1], W.device) for s in snapshot.schemes]
     return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
 
 
-def has_own(scheme: Scheme) -> bool:
-    """Whether a scheme has tensors beside its norms, so that it runs where these are."""
+def alphas_where_it_may_be(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
+    """`alphas` on the CPU, which waits for nothing, or where the scheme's own tensors are."""
     parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
-    return any(part._parameters or part._buffers for part in parts)
+    if device.type == "cpu" or any(part._parameters or part._buffers for part in parts):
+        return alphas(scheme, d_model, device)
+    try:
+        return alphas(scheme, d_model, torch.device("cpu"))
+    except RuntimeError:  # it has others
+        return alphas(scheme, d_model, device)
 
 
 def variance(matrices: Tensor) -> Tensor:

@@ -246,7 +246,7 @@ def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
     for kind in (LayerNorm, RMSNorm):
         rows = [i for i, norm in enumerate(norms) if type(norm) is kind]
         if rows:
-            some = [norm for norm in norms if isinstance(norm, kind)]
+            some = [norm for norm in norms if type(norm) is kind]
             own = z[rows]
             power = own.var(dim=-1, correction=0) if kind is LayerNorm else own.square().mean(-1)
             one = own.new_ones(z.shape[-1])

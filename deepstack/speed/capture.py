@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
-from deepstack.speed.step import Made, Measured, Probe, Update
+from deepstack.speed.step import Made, Measured, Probe, Update, weakly
 
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
@@ -124,7 +124,7 @@ class _Captured:
             if self.probe is not None:
                 third, values = captured(self.probe, pools[1], self.beside)
                 measured = measured._replace(
-                    probe=values, settle=self.settle if self.joint else None
+                    probe=values, settle=weakly(self.settle) if self.joint else None
                 )
         except RuntimeError as error:
             cause = error.__context__ or error  # what went wrong first, inside of the capture
@@ -174,9 +174,10 @@ def abandon(pools: Sequence[Any], random: Tensor) -> None:
     generator's state before.
     """
     device, inside = torch.cuda.current_device(), vars(torch._C)
+    end = inside.get("_cuda_endAllocateToPool") or inside["_cuda_endAllocateCurrentStreamToPool"]
     for pool in pools:
         with suppress(RuntimeError):  # nothing is put into the pool any more
-            inside["_cuda_endAllocateToPool"](device, pool)
+            end(device, pool)
             inside["_cuda_releasePool"](device, pool)
     fresh = torch.Generator(torch.device("cuda", device))
     fresh.set_state(random)

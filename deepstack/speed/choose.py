@@ -42,6 +42,7 @@ def choose_ways(
     uniform: bool,
     recompute: bool,
     layer: int,
+    inside: bool,
     fused: Choice,
     compiled: Choice,
     captured: Choice,
@@ -58,9 +59,9 @@ def choose_ways(
     | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
     |          | recomputed, 50 steps or more                       |                             |
 
-    layer: tokens * d_model * d_ff.  uniform: whether all layers are alike to a compiler (DLCL's are
-    not).  Raises ConfigError for
-    what cannot be had together.
+    layer: tokens * d_model * d_ff.  inside: whether the scheme puts something inside of sublayers,
+    of which a GPU's are then not fused.  uniform: whether all layers are alike to a compiler
+    (DLCL's are not).  Raises ConfigError for what cannot be had together.
     """
     # key: what was chosen, and of what it needs, whether that is lacking
     need: dict[str, tuple[Choice, dict[str, bool]]] = {
@@ -91,7 +92,7 @@ def choose_ways(
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
-    can_fuse = layer <= SMALL_LAYER if gpu else not bf16
+    can_fuse = layer <= SMALL_LAYER and not inside if gpu else not bf16
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
         fuse_it = fused

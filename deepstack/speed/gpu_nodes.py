@@ -25,8 +25,8 @@ aten = torch.ops.aten
 SMALL = 2**27
 # Those of a product that a kernel for small layers takes less time for than a library's.
 SMALLER = 2**23
-# How many layers' are left at the most.
-LAYERS = 64
+# How many layers' are left at the most, and how many bytes of one kind.
+LAYERS, BYTES = 64, 2**26
 
 
 class DeviceProduct(Product):
@@ -103,7 +103,7 @@ class DeviceProduct(Product):
         dy, x = (torch.stack(tensors) for tensors in zip(*(t for _, t in left), strict=True))
         sums = torch.bmm(dy.transpose(1, 2), x)
         add_rows([p.weight_grad for p in products], sums, products[0].scale)
-        if products[0].bias is not None:
+        if any(p.bias_grad is not None for p in products):
             add_rows([p.bias_grad for p in products], dy.sum(1, dtype=torch.float32))
 
 
@@ -157,11 +157,17 @@ def in_turn(into: Product, between: Operation, out: Product) -> list[Operation]:
 @cache
 def small_kernels() -> Any:
     """The module of kernels for small layers, or None where Triton cannot make them."""
-    if not has_triton():
+    if not has_triton() or (torch.cuda.is_available() and not since_ampere()):
         return None
     from deepstack.speed import kernels
 
     return kernels
+
+
+@cache
+def since_ampere() -> bool:
+    """Whether the GPU is one that flash attention is made for, and products of bf16 numbers."""
+    return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def summed(dy: Tensor) -> Tensor:
@@ -205,7 +211,7 @@ class Waiting:
         key = type(what), tensors[0].dtype, *(tensor.shape for tensor in tensors)
         same = self.left.setdefault(key, [])
         same.append((what, tensors))
-        if len(same) == LAYERS:
+        if len(same) == LAYERS or len(same) * sum(t.nbytes for t in tensors) >= BYTES:
             what.add_together(self.left.pop(key))
 
     def end(self) -> None:
@@ -231,6 +237,11 @@ def later(what: Lasting, *tensors: Tensor) -> None:
 def end(task: int) -> None:
     """A backward pass has come to its end."""
     _waiting.pop(task).end()
+
+
+def forget() -> None:
+    """A backward pass ended in an error: what it has left for later is of no use."""
+    _waiting.clear()
 
 
 def add_rows(gradients: Sequence[Tensor | None], sums: Tensor, alpha: float = 1.0) -> None:
@@ -282,9 +293,9 @@ class DeviceNorm:
         norms = [norm for norm, _ in left]
         dy, z, mean, rstd = (torch.stack(t) for t in zip(*(t for _, t in left), strict=True))
         tokens = tuple(range(1, dy.ndim - 1))
-        if norms[0].gain is not None:
+        if any(n.gain_grad is not None for n in norms):
             add_rows([n.gain_grad for n in norms], ((z - mean) * rstd * dy).sum(tokens))
-        if norms[0].bias is not None:
+        if any(n.bias_grad is not None for n in norms):
             add_rows([n.bias_grad for n in norms], dy.sum(tokens))
 
 
@@ -301,11 +312,17 @@ class _Normed(torch.autograd.Function):
         return ctx.norm.backward(dy, *ctx.saved_tensors), None
 
 
+def flash(dtype: torch.dtype) -> bool:
+    """Whether attention of such numbers is flash attention."""
+    return dtype is not torch.float32 and since_ampere()
+
+
 class DeviceAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
     By torch's kernels for GPUs that F.scaled_dot_product_attention takes: flash attention in bf16,
-    memory-efficient attention in fp32.  causal: a position reads itself and those before it.
+    memory-efficient attention in fp32 and on old GPUs.  causal: a position reads itself and those
+    before it.
     """
 
     def __init__(self, n_heads: int, causal: bool = False) -> None:
@@ -318,7 +335,7 @@ class DeviceAttention:
         tokens, width = x.shape
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
-        if x.dtype is torch.float32:
+        if not flash(x.dtype):
             attend = aten._scaled_dot_product_efficient_attention
             y, logsumexp, seed, offset = attend(q, k, v, None, True, 0.0, self.causal)
         else:
@@ -334,7 +351,7 @@ class DeviceAttention:
         del saved[-7:]
         tokens, width = dy.shape
         heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
-        if dy.dtype is torch.float32:
+        if not flash(dy.dtype):
             *gradients, _ = aten._scaled_dot_product_efficient_attention_backward(
                 heads, q, k, v, None, y, logsumexp, seed, offset, 0.0,
                 [True, True, True, False], self.causal,

@@ -93,7 +93,7 @@ def _attend(  # type: ignore[no-untyped-def]
     qkv, y, scale, seq, heads, head,
     CAUSAL: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    batch, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    batch, which = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     width = heads * head
     row, column = tl.arange(0, S)[:, None], tl.arange(0, D)[None, :]
     inside = (row < seq) & (column < head)
@@ -112,7 +112,7 @@ def _attend_backward(  # type: ignore[no-untyped-def]
     qkv, dy, dqkv, scale, seq, heads, head,
     CAUSAL: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    batch, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    batch, which = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     width = heads * head
     row, column = tl.arange(0, S)[:, None], tl.arange(0, D)[None, :]
     inside = (row < seq) & (column < head)

@@ -36,7 +36,7 @@ from deepstack.speed.recording import (
     places_in,
     shapes_of,
 )
-from deepstack.speed.step import Made, Measured, Probe, Update, collector_paused, probed
+from deepstack.speed.step import Made, Measured, Probe, Update, collector_paused, probed, weakly
 
 aten = torch.ops.aten
 
@@ -155,7 +155,7 @@ class _Replayed:
             with torch.inference_mode():
                 self.bound = bound(recording, self.may_join)
             self.joins = bool(self.bound.joint)
-            settle = self.settle if self.joins else None
+            settle = weakly(self.settle) if self.joins else None
             self.measured = Measured(*self.bound.made)._replace(settle=settle)
         self.seconds += time.perf_counter() - began
         if self.bound and self.seconds >= WORTH_SAYING:

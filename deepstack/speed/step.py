@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepstack.speed.banks import Bank, Banks, global_norm
+from deepstack.speed.gpu_nodes import forget
 
 
 class Measured(NamedTuple):
@@ -61,6 +63,17 @@ def probed(update: Update, probe: Probe | None) -> Made:
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The bound method, without keeping its object alive: nothing to do where that is gone."""
+    kept = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := kept()) is not None:
+            found()
+
+    return call
+
+
 def make_step(
     loss: Callable[[Tensor, Tensor], Tensor],
     banks: Banks,
@@ -95,7 +108,11 @@ def make_step(
         banks.zero_gradients()
         with collector_paused():
             value = loss(inputs, targets)
-            value.backward()
+            try:
+                value.backward()
+            except BaseException:
+                forget()
+                raise
         value = share(value.detach()) if share else value.detach()
         return value, norm_of(trained)
 

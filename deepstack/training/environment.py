@@ -17,8 +17,10 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, ResourceError
+from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
 from deepstack.speed import Processes, Ways, choose_ways, local_rank, started_by_torchrun
+from deepstack.speed.choose import has_triton
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # than it brings (measured on two cores; see choose_threads).
@@ -127,18 +129,20 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
     """Which of the faster ways this run takes on this device."""
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
+    gpu = device.type == "cuda"
     if config.model.norm.kind == "batch" and processes.size > 1:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
     return choose_ways(
         steps=config.train.steps,
-        gpu=device.type == "cuda",
+        gpu=gpu,
         bf16=config.train.precision == "bf16",
         dropout=config.model.dropout > 0,
         sharded=parallel_of(config, processes) == "fully_sharded",
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
+        inside=gpu and puts_inside(config),
         layer=tokens * config.model.d_model * conf.width_inside(config),
         fused=runtime.fused,
         compiled=runtime.compile,
@@ -164,7 +168,22 @@ def environment(
         "processes": processes.size,
         "parallel": parallel_of(config, processes),
         **asdict(ways),
+        **({"triton": triton_version()} if device.type == "cuda" and ways.fused else {}),
     }
+
+
+def triton_version() -> str | None:
+    """Of the Triton that makes kernels for small layers; None where there is none."""
+    return metadata.version("triton") if has_triton() else None
+
+
+def puts_inside(config: conf.Config) -> bool:
+    """Whether a scheme puts something inside of sublayers, which then are no chains."""
+    few: dict[str, Any] = {"model.depth": 2}
+    if config.model.decoder_depth:
+        few["model.decoder_depth"] = 2
+    built = build_model(conf.with_overrides(config, few), vocab_size=2, device="meta")
+    return any(len(scheme.slots) for scheme in built.model.schemes)
 
 
 def git_state() -> dict[str, Any]:

@@ -123,6 +123,7 @@ class Recorder:
         self._clock = time.perf_counter()
 
     def close(self) -> None:
-        """Close both files."""
+        """Close both files, and let go of the last step."""
+        self._last = None
         self.steps.close()
         self.timing.close()
