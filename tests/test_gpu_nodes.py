@@ -103,6 +103,7 @@ def test_gradients_are_those_of_the_modules(
     else:
         monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
     monkeypatch.setattr(gpu_nodes, "SMALL", small)
+    monkeypatch.setattr(gpu_nodes, "SMALL_NORM", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
         assert isinstance(each, Layer)

@@ -84,18 +84,18 @@ def found_terms(snapshot: Snapshot) -> Terms:
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
     v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
-    found = [alphas_where_it_may_be(s, W.shape[-1], W.device) for s in snapshot.schemes]
+    found = [alphas_of(s, W.shape[-1], W.device) for s in snapshot.schemes]
     return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
 
 
-def alphas_where_it_may_be(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
-    """`alphas` on the CPU, which waits for nothing, or where the scheme's own tensors are."""
+def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
+    """`alphas`, tried on the CPU, which no launch slows, or where the scheme's own tensors are."""
     parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
     if device.type == "cpu" or any(part._parameters or part._buffers for part in parts):
         return alphas(scheme, d_model, device)
     try:
         return alphas(scheme, d_model, torch.device("cpu"))
-    except RuntimeError:  # it has others
+    except RuntimeError:  # a norm or a tensor of its own that is no parameter or buffer
         return alphas(scheme, d_model, device)
 
 

@@ -23,6 +23,8 @@ aten = torch.ops.aten
 
 # Multiplications of a product that fill a GPU: the gradients of smaller ones are left until later.
 SMALL = 2**27
+# Numbers that a norm reads, for the same of its gain and bias.
+SMALL_NORM = 2**21
 # Those of a product that a kernel for small layers takes less time for than a library's.
 SMALLER = 2**23
 # How many layers' are left at the most, and how many bytes of one kind.
@@ -275,7 +277,7 @@ class DeviceNorm:
     def backward(self, dy: Tensor, z: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
         """The gradient of z."""
         trained = self.gain_grad is not None, self.bias_grad is not None
-        now = z.numel() * 64 >= SMALL
+        now = z.numel() >= SMALL_NORM
         if any(trained) and not now:
             later(self, dy, z, mean, rstd)
         dz, gain, bias = aten.native_layer_norm_backward(
@@ -329,7 +331,7 @@ class DeviceAttention:
         self.n_heads, self.causal = n_heads, causal
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        if small := self.kernels(x, seq, x.shape[1] // (3 * self.n_heads)):
+        if small := self.kernels(seq, x.shape[1] // (3 * self.n_heads)):
             saved.append(x)
             return small.attend(x, seq, self.n_heads, self.causal)
         tokens, width = x.shape
@@ -345,7 +347,7 @@ class DeviceAttention:
         return y.transpose(1, 2).reshape(tokens, width // 3)
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        if small := self.kernels(dy, seq, dy.shape[1] // self.n_heads):
+        if small := self.kernels(seq, dy.shape[1] // self.n_heads):
             return small.attend_backward(saved.pop(), dy, seq, self.n_heads, self.causal)
         q, k, v, y, logsumexp, seed, offset = saved[-7:]
         del saved[-7:]
@@ -362,12 +364,10 @@ class DeviceAttention:
             )
         return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
 
-    def kernels(self, x: Tensor, seq: int, d_head: int) -> Any:
+    def kernels(self, seq: int, d_head: int) -> Any:
         """Kernels for sequences as short as these, or None."""
         small = small_kernels()
-        if small is None or x.dtype is torch.float64:
-            return None
-        return small if seq <= small.LONGEST and d_head <= small.WIDEST else None
+        return small if small and seq <= small.LONGEST and d_head <= small.WIDEST else None
 
 
 def product_on(device: torch.device, kind: type[Product]) -> type[Product]:
