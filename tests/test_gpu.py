@@ -186,3 +186,26 @@ def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:
                 job.step(*job.batch(1), job.learning_rate(1))
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+class Listens(Observer):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def said(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize(("changes", "small"), [({}, True), ({"model__d_model": 512}, False)])
+def test_what_takes_long_is_said(changes: dict[str, Any], small: bool, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    heard = Listens()
+    shape = {"task__seq_len": 128, "train__batch_size": 16} if not small else {}
+    deepstack.train(
+        config(runtime__fused=True, train__steps=2, **changes, **shape),
+        out=tmp_path,
+        observer=heard,
+    )
+    assert any("Triton" in line for line in heard.lines) is small

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from deepstack.model.sublayers import NTK, STANDARD, FeedForward, Parameterisation
 from deepstack.schemes import LayerNorm
-from deepstack.speed import Banks, Chain, gpu_nodes, in_turn, make_step, product_on
+from deepstack.speed import (
+    Banks,
+    Chain,
+    gpu_nodes,
+    in_turn,
+    make_step,
+    product_on,
+    small_products,
+)
 from deepstack.speed.gpu_nodes import DeviceNorm, weights_turned
 
 CUDA = torch.device("cuda")
@@ -160,3 +168,17 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
     assert not gpu_nodes._waiting
+
+
+def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = built(lambda: Layer(True, "relu", STANDARD, True))
+    assert not small_products(layers, 8)  # those are modules
+    for each in layers:
+        assert isinstance(each, Layer)
+        each.fuse()
+    monkeypatch.setattr(gpu_nodes, "small_kernels", object)
+    most = gpu_nodes.SMALLER // (WIDTH * INSIDE)
+    assert len(small_products(layers, most)) == 2 * DEPTH
+    assert not small_products(layers, most + 1)
+    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    assert not small_products(layers, 8)

@@ -3,7 +3,7 @@
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
-from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on
+from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on, small_products
 from deepstack.speed.layers import Through, compiled, recomputing, run_fused, run_layers
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
@@ -60,6 +60,7 @@ __all__ = [
     "run_layers",
     "sharded_norm",
     "sharded_sum",
+    "small_products",
     "started_by_torchrun",
     "with_storage",
 ]

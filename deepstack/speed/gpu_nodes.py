@@ -119,6 +119,17 @@ ON_GPU: dict[type[Product], type[DeviceProduct]] = {
 }
 
 
+def small_products(layers: Iterable[Any], tokens: int) -> list[DeviceProduct]:
+    """Those products of fused layers that kernels for small ones are made for."""
+    return [
+        operation
+        for layer in layers
+        for chain in getattr(layer, "running", ())
+        for operation in getattr(chain, "operations", ())
+        if isinstance(operation, DeviceProduct) and operation.kernels(tokens)
+    ]
+
+
 @contextmanager
 def weights_turned(layers: Iterable[Any], tokens: int) -> Iterator[None]:
     """Give small products their weights as the kernels read them fastest, inside of the block.
@@ -126,13 +137,7 @@ def weights_turned(layers: Iterable[Any], tokens: int) -> Iterator[None]:
     Of fp32 numbers the product with a matrix that lies the other way takes twice as long; turning
     those of all layers takes as long as two of these products.
     """
-    products = [
-        operation
-        for layer in layers
-        for chain in getattr(layer, "running", ())
-        for operation in getattr(chain, "operations", ())
-        if isinstance(operation, DeviceProduct) and operation.kernels(tokens)
-    ]
+    products = small_products(layers, tokens)
     by_shape: dict[Any, list[DeviceProduct]] = {}
     for product in products:
         by_shape.setdefault(product.weight.shape, []).append(product)

@@ -27,6 +27,7 @@ from deepstack.speed import (
     make_step,
     probed,
     replaying,
+    small_products,
 )
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
@@ -88,6 +89,9 @@ class Job:
         self.penalised = SpectralPenalty(config, self.built, self.processes)
         self.model.train(config.model.dropout > 0)
         take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
+        tokens = train.batch_size * config.task.seq_len
+        if ways.fused and small_products(self.model.layers[:1], tokens):
+            self.observer.said("Triton makes kernels for small layers; seconds, once on a machine")
         self.optimizer = make_optimizer(
             train,
             self.built.trained,
