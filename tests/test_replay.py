@@ -235,6 +235,7 @@ def test_the_forms_that_write_are_found() -> None:
     for operation, form in {
         aten.mm.default: aten.mm.out,
         aten.add.Tensor: aten.add.out,
+        aten.mul.Scalar: aten.mul.out,
         aten.sum.dim_IntList: aten.sum.IntList_out,
         aten.zeros_like.default: aten.zeros_like.out,
         aten.native_layer_norm.default: aten.native_layer_norm.out,

@@ -52,6 +52,7 @@ SHORT: dict[Any, Callable[..., Any]] = {
     aten.bmm.out: torch.bmm,
     aten.cat.out: torch.cat,
     aten.copy_.default: Tensor.copy_,
+    aten.div.out: torch.div,
     aten.mm.out: torch.mm,
     aten.mul.out: torch.mul,
     aten.mul_.Tensor: Tensor.mul_,
@@ -62,6 +63,9 @@ SHORT: dict[Any, Callable[..., Any]] = {
 # What only gives memory, with whatever is in it.
 UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
+# Operations with a number: their own forms that write compute elsewhere and copy, while torch's
+# functions take a number where these take a tensor.
+WITH_NUMBER = {packet.Scalar: packet.out for packet in (aten.div, aten.mul)}
 # What an operation says of what it makes, and its form that writes reads off what it is given.
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
@@ -332,6 +336,8 @@ class Writing(NamedTuple):
 @cache
 def writing(operation: Any) -> Writing | None:
     """The form of an operation that writes into given tensors, or None where torch has none."""
+    if operation in WITH_NUMBER:
+        return Writing(WITH_NUMBER[operation], ("out",), frozenset())
     packet, own = operation._overloadpacket, operation._schema
     if own.is_mutable:
         return None
