@@ -8,8 +8,8 @@ import pytest
 from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
 
 from deepstack.errors import NothingMatchedError
+from deepstack.plots.fit import power_law, power_law_of_seeds
 from deepstack.plots.series import seeds_note, split, spread
-from deepstack.plots.update import power_law
 from deepstack.records import find_runs
 
 # --- the fit -------------------------------------------------------------------------------
@@ -26,6 +26,34 @@ def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
     assert fit.intercept == pytest.approx(coefficients[1])
     # polyfit scales its covariance by residuals / (n - 2) as well.
     assert fit.standard_error == pytest.approx(math.sqrt(covariance[0, 0]))
+
+
+def test_the_error_over_seeds_is_of_their_exponents() -> None:
+    """Seeds that differ in slope and not in how they scatter about a line."""
+    exponents = {0: 0.4, 1: 0.5, 2: 0.9}
+    values = [{seed: 2 * x**power for seed, power in exponents.items()} for x in DEPTHS]
+    fit = power_law_of_seeds(DEPTHS, values)
+    assert fit is not None and (fit.n, fit.seeds) == (len(DEPTHS), 3)
+    assert fit.exponent == pytest.approx(0.6) and fit.intercept == pytest.approx(math.log(2))
+    assert fit.standard_error == pytest.approx(np.std([0.4, 0.5, 0.9], ddof=1) / math.sqrt(3))
+    del values[-1][2], values[0][1]  # one whole seed is left: the line through the means
+    means = [float(np.mean(list(at.values()))) for at in values]
+    assert power_law_of_seeds(DEPTHS, values) == power_law(DEPTHS, means)
+    assert power_law_of_seeds([], []) is None
+    assert power_law_of_seeds([6], [{0: 1.0, 1: 2.0}]) is None
+
+
+def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
+    for seed, power in enumerate((0.4, 0.6)):
+        for depth in DEPTHS:
+            values = [update(depth, t, power=power) for t in range(1, 6)]
+            make_run(tmp_path / "study", depth=depth, seed=seed, updates=values)
+    chart = make_chart("update_vs_depth", tmp_path)
+    fits = rows(chart, kind="fit")
+    assert fits["seeds"].tolist() == [2, 2]
+    assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
+    assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
+    assert "exponent of N, ± standard error over 2 seeds" in words(chart)
 
 
 @pytest.mark.parametrize("count", [0, 1])

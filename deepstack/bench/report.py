@@ -10,7 +10,7 @@ from deepstack import config as conf
 from deepstack.bench.measure import Measured
 from deepstack.bench.process import Worker
 from deepstack.bench.rows import LOGGED, OWN, PRODUCTS_LABEL, UNLOGGED, label_of
-from deepstack.plots.update import power_law
+from deepstack.plots.fit import power_law
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
+from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import Series, caption_of, split, spread, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
-from deepstack.plots.update import power_law, unrelated
+from deepstack.plots.update import unrelated
 from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
 from deepstack.records import Run
 
@@ -42,7 +43,8 @@ COLOURS = {
 @dataclass(frozen=True)
 class Stacked:
     """One panel: at each x the mean over seeds of every role's part, of its share, and of what the
-    parts add up to over the whole.  shares, parts: role -> one value an x."""
+    parts add up to over the whole.  shares, parts: role -> one value an x; by_seed: role, or
+    'whole', -> the values of the seeds at each x."""
 
     name: str
     x: list[int]
@@ -50,6 +52,7 @@ class Stacked:
     parts: dict[str, list[float]]
     whole: list[float]
     ratio: list[Spread]
+    by_seed: dict[str, list[dict[int, float]]]
 
 
 def logged(run: Run) -> pd.DataFrame | None:
@@ -75,7 +78,7 @@ def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
 def stack(name: str, groups: Sequence[tuple[int, pd.DataFrame]]) -> Stacked:
     """The means over the rows of each group, one a seed.  A row in which nothing moved is none."""
     there = parts_of([rows for _, rows in groups])
-    made = Stacked(name, [], {r: [] for r in there}, {r: [] for r in there}, [], [])
+    made = Stacked(name, [], {r: [] for r in there}, {r: [] for r in there}, [], [], {})
     for x, rows in groups:
         parts = rows.reindex(columns=there).fillna(0.0).to_numpy(float)
         whole = rows["whole"].to_numpy(float)
@@ -86,6 +89,10 @@ def stack(name: str, groups: Sequence[tuple[int, pd.DataFrame]]) -> Stacked:
         parts, sums, whole = parts[good], sums[good], whole[good]
         made.x.append(x)
         made.whole.append(float(whole.mean()))
+        seeds = rows["seed"].to_numpy(int)[good].tolist()
+        for role, values in zip((*there, "whole"), (*parts.T, whole), strict=True):
+            by_seed = dict(zip(seeds, values.tolist(), strict=True))
+            made.by_seed.setdefault(role, []).append(by_seed)
         made.ratio.append(spread_of((sums / whole).tolist()))
         for i, role in enumerate(there):
             made.parts[role].append(float(parts[:, i].mean()))
@@ -99,7 +106,7 @@ def parts_of(tables: Sequence[pd.DataFrame]) -> list[str]:
     if known:
         return known
     names = dict.fromkeys(str(name) for rows in tables for name in rows)
-    return [name for name in names if name not in ("step", "whole", "unexplained")]
+    return [name for name in names if name not in ("step", "seed", "whole", "unexplained")]
 
 
 def colours_of(roles: Sequence[str]) -> list[Any]:
@@ -211,9 +218,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         page.axes[i].set_xlabel("")
         fitted = unsaturated(one, s)
         left_out |= len(fitted) < len(one.x)
-        page.legend_below(
-            len(stacks) + i, entries(one, roles, fitted, table), "exponent of N, ± standard error"
-        )
+        page.legend_below(len(stacks) + i, *entries(one, roles, fitted, table))
     notes = [f"step {step}", *notes_of(), *caption_of(used, follows)]
     if len(shown) < len(series):
         notes.append(f"{len(shown)} of {len(series)} settings")
@@ -227,10 +232,11 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 
 
 def joined(runs: Sequence[Run], rows: dict[Run, pd.DataFrame]) -> pd.DataFrame:
-    """The rows of several runs below each other."""
+    """The rows of several runs below each other, each with its seed."""
     import pandas as pd
 
-    return pd.concat([rows[run] for run in runs], ignore_index=True)
+    seeded = [rows[run].assign(seed=int(run.get("seed", 0))) for run in runs]
+    return pd.concat(seeded, ignore_index=True)
 
 
 def unsaturated(one: Stacked, s: Series) -> list[int]:
@@ -245,17 +251,17 @@ def unsaturated(one: Stacked, s: Series) -> list[int]:
 
 def entries(
     one: Stacked, roles: Sequence[str], fitted: Sequence[int], table: Table
-) -> list[Handle]:
-    """The legend of a panel: each role with the exponent of its part in depth, and the whole."""
+) -> tuple[list[Handle], str]:
+    """The legend of a panel: each role with the exponent of its part in depth, and the whole; and
+    what stands over it."""
+    fits: list[Fit | None] = []
 
     def exponent(name: str, values: Sequence[float]) -> str:
         good = [i for i in fitted if values[i] > 0]
-        fit = power_law([one.x[i] for i in good], [values[i] for i in good]) if good else None
-        if fit is not None:
-            table.add(
-                panel=one.name, series=name, kind="fit", n=fit.n, exponent=fit.exponent,
-                standard_error=fit.standard_error,
-            )  # fmt: skip
+        by_seed = one.by_seed[name]
+        fit = power_law_of_seeds([one.x[i] for i in good], [by_seed[i] for i in good])
+        fits.append(fit)
+        add_fit(table, one.name, name, fit)
         return f"{name.replace('_', ' ')}: {fit or 'no fit'}"
 
     handles: list[Handle] = []
@@ -264,7 +270,7 @@ def entries(
         label = exponent(role, one.parts[role])
         handles.append(Patch(color=colours[role], lw=0, label=label))
     handles.append(Line2D([], [], color="none", label=exponent("whole", one.whole)))
-    return handles
+    return handles, exponent_title(fits)
 
 
 def lines(table: Table) -> list[Handle]:

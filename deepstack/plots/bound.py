@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from matplotlib.patches import Patch
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
+from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import caption_of, depth_of, seeds_note, split, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
-from deepstack.plots.update import Fit, fit_points, unrelated
+from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
     SATURATED,
     Point,
@@ -144,6 +146,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     both.set_title(f"both, step {step}")
     quotient.set_title(f"ratio, step {step}")
     entries: list[Handle] = []
+    fitted: list[Fit | None] = []
     drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
     for i, s in enumerate(series):
         style = line_style(i, len(series)) | {"linestyle": "-"}  # dotted is the other side
@@ -157,12 +160,13 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         found = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
             points = points_of(s.depths, s.at, partial(value, column=column))
-            found[name] = [Point(p.depth, p.value, marks[p.depth]) for p in points]
+            found[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
         both.plot(x, y, color=style["color"], ls=":", lw=1.0)
         draw_points(quotient, found[RATIO], style)
         fits = {name: fit_points(points) for name, points in found.items()}
+        fitted += fits.values()
         for name, points in found.items():
             drawn[name] += points
             record(table, name, s.label, points, fits[name])
@@ -175,7 +179,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     log_axis(quotient, "y", *extent([1.0, *edges(drawn[RATIO])]))
     for axes in page.axes:
         depth_axis(axes, depths)
-    page.legend_below(0, entries, "exponents of N, ± standard error")
+    page.legend_below(0, entries, exponent_title(fitted).replace("exponent", "exponents", 1))
     handles: list[Handle] = [
         Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
         Line2D([], [], **LINE, label="equal: below it is no bound"),
@@ -197,18 +201,3 @@ def edges(points: Sequence[Point]) -> list[float]:
     least = min(p.value.mean for p in points) / 3
     ends = [end for p in points for end in (p.value.mean, p.value.low, p.value.high)]
     return [max(end, least) for end in ends if math.isfinite(end)]
-
-
-def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: Fit | None) -> None:
-    """The rows of one line, and of its fit."""
-    for point in points:
-        mean, low, high, n = point.value
-        table.add(
-            panel=panel, series=series, kind="point", x=point.depth, y=mean, low=low, high=high,
-            n=n, mark=point.mark or None,
-        )  # fmt: skip
-    if fit is not None:
-        table.add(
-            panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
-            standard_error=fit.standard_error,
-        )  # fmt: skip

@@ -28,6 +28,7 @@ COLUMNS = (
     "value",
     "exponent",
     "standard_error",
+    "seeds",
 )
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
+from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import Series, caption_of, depth_of, seeds_note, split, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
 from deepstack.plots.values import (
     SATURATED,
-    Point,
     axis_label,
     diverged,
     draw_points,
@@ -31,46 +29,6 @@ from deepstack.plots.values import (
     with_steps,
 )
 from deepstack.records import Run
-
-
-class Fit(NamedTuple):
-    """y = exp(intercept)·x^exponent; standard_error is NaN for fewer than three points."""
-
-    exponent: float
-    standard_error: float
-    intercept: float
-    n: int
-
-    def __str__(self) -> str:
-        """`0.52 ± 0.03`, or without an error the number of points."""
-        if math.isnan(self.standard_error):
-            return f"{self.exponent:.2f} ({self.n} points)"
-        return f"{self.exponent:.2f} ± {self.standard_error:.2f}"
-
-
-def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
-    """Least squares of log y on log x; the exponent's standard error from the residuals.
-
-    None for fewer than two distinct x; no error for fewer than three points.
-    """
-    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
-    if len(set(x)) < 2:
-        return None
-    moved = log_x - log_x.mean()
-    squares = float(moved @ moved)
-    exponent = float(moved @ log_y) / squares
-    intercept = float(log_y.mean() - exponent * log_x.mean())
-    error = math.nan
-    if len(log_x) > 2:
-        residuals = log_y - intercept - exponent * log_x
-        error = math.sqrt(float(residuals @ residuals) / (len(log_x) - 2) / squares)
-    return Fit(exponent, error, intercept, len(log_x))
-
-
-def fit_points(points: Sequence[Point]) -> Fit | None:
-    """The power law of the points that are neither saturated nor diverged."""
-    used = [p for p in points if not p.mark and p.value.mean > 0]
-    return power_law([p.depth for p in used], [p.value.mean for p in used])
 
 
 def normalised(run: Run) -> bool:
@@ -146,10 +104,10 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         for j, (s, points, fit) in enumerate(zip(series, lines[i], fits, strict=True)):
             drawable = [p for p in points if p.value.mean > 0]
             draw_points(axes, drawable, line_style(j, len(series)))
-            _record(table, panel, s, drawable, fit)
+            record(table, panel, s.label, drawable, fit)
         published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
-        page.legend_below(i, _entries(series, fits), "exponent of N, ± standard error")
+        page.legend_below(i, _entries(series, fits), exponent_title(fits))
     middle = [row["y"] for row in table.rows if row.get("y", 0) > 0]
     edges = [row[key] for row in table.rows for key in ("low", "high") if row.get(key, 0) > 0]
     # A band that reaches down to zero has no end on a log axis.
@@ -212,35 +170,6 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
         prepare=prepare,
         handles=handles,
     )
-
-
-def _record(
-    table: Table, panel: str, series: Series, points: Sequence[Point], fit: Fit | None
-) -> None:
-    for point in points:
-        low, high = (
-            (point.value.low, point.value.high) if point.value.n > 1 else (math.nan, math.nan)
-        )
-        table.add(
-            panel=panel,
-            series=series.label,
-            kind="point",
-            x=point.depth,
-            y=point.value.mean,
-            low=low,
-            high=high,
-            n=point.value.n,
-            mark=point.mark or None,
-        )
-    if fit is not None:
-        table.add(
-            panel=panel,
-            series=series.label,
-            kind="fit",
-            n=fit.n,
-            exponent=fit.exponent,
-            standard_error=fit.standard_error,
-        )
 
 
 def _entries(series: Sequence[Series], fits: Sequence[Fit | None]) -> list[Handle]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,11 +43,13 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """The seeds of one series at one depth: what is drawn there, and its mark if it has one."""
+    """The seeds of one series at one depth: what is drawn there, its mark if it has one, and the
+    finite values that it is drawn of."""
 
     depth: int
     value: Spread
     mark: str
+    by_seed: dict[int, float] = field(default_factory=dict)
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -102,7 +104,8 @@ def points_of(
             mark = "diverged"
         elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
             mark = "saturated"
-        points.append(Point(depth, mean, mark))
+        by_seed = {int(run.get("seed", 0)): v for run, v in found if math.isfinite(v)}
+        points.append(Point(depth, mean, mark, by_seed))
     return points
 
 

@@ -1,0 +1,113 @@
+"""Powers of depth: the line through points in logarithms, and how sure its slope is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from deepstack.plots.chart import Table
+from deepstack.plots.values import Point
+
+
+class Fit(NamedTuple):
+    """y = exp(intercept)·x^exponent, through n points.
+
+    seeds: how many of them the line was fitted to, each its own, and standard_error is that of the
+    mean of their exponents; 1: standard_error is that of the one line, from its residuals, NaN for
+    fewer than three points.
+    """
+
+    exponent: float
+    standard_error: float
+    intercept: float
+    n: int
+    seeds: int = 1
+
+    def __str__(self) -> str:
+        """`0.52 ± 0.03`, or without an error the number of points."""
+        if math.isnan(self.standard_error):
+            return f"{self.exponent:.2f} ({self.n} points)"
+        return f"{self.exponent:.2f} ± {self.standard_error:.2f}"
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+    """Least squares of log y on log x; the exponent's standard error from the residuals.
+
+    None for fewer than two distinct x; no error for fewer than three points.
+    """
+    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    if len(set(x)) < 2:
+        return None
+    moved = log_x - log_x.mean()
+    squares = float(moved @ moved)
+    exponent = float(moved @ log_y) / squares
+    intercept = float(log_y.mean() - exponent * log_x.mean())
+    error = math.nan
+    if len(log_x) > 2:
+        residuals = log_y - intercept - exponent * log_x
+        error = math.sqrt(float(residuals @ residuals) / (len(log_x) - 2) / squares)
+    return Fit(exponent, error, intercept, len(log_x))
+
+
+def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]) -> Fit | None:
+    """The mean of the seeds' power laws, its standard error their standard deviation / sqrt(seeds).
+
+    values: seed -> y at each x.  Seeds share their numbers over x (a start, the order of batches),
+    which the residuals of a line through their means would not show.  A seed that lacks an x is
+    left out; where fewer than two are whole, the line goes through the means over seeds.
+    """
+    if not values:
+        return None
+    common = set.intersection(*(set(at) for at in values))
+    whole = sorted(seed for seed in common if all(at[seed] > 0 for at in values))
+    if len(whole) < 2:
+        return power_law(x, [float(np.mean(list(at.values()))) for at in values])
+    fits = [power_law(x, [at[seed] for at in values]) for seed in whole]
+    found = [fit for fit in fits if fit is not None]
+    if not found:
+        return None
+    exponents = np.array([fit.exponent for fit in found])
+    error = float(exponents.std(ddof=1)) / math.sqrt(len(found))
+    intercept = float(np.mean([fit.intercept for fit in found]))
+    return Fit(float(exponents.mean()), error, intercept, len(x), len(found))
+
+
+def fit_points(points: Sequence[Point]) -> Fit | None:
+    """The power law of the points that are neither saturated nor diverged."""
+    used = [p for p in points if not p.mark and p.value.mean > 0]
+    return power_law_of_seeds([p.depth for p in used], [p.by_seed for p in used])
+
+
+def exponent_title(fits: Sequence[Fit | None]) -> str:
+    """What stands over the exponents of a legend: what their error is an error of."""
+    seeds = {fit.seeds for fit in fits if fit is not None and not math.isnan(fit.standard_error)}
+    if not seeds:
+        return "exponent of N"
+    if seeds == {1}:
+        return "exponent of N, ± standard error of the line"
+    if 1 in seeds:
+        return "exponent of N, ± standard error over seeds, of one seed of the line"
+    return f"exponent of N, ± standard error over {'–'.join(map(str, sorted(seeds)))} seeds"
+
+
+def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: Fit | None) -> None:
+    """The rows of one line, and of its fit."""
+    for point in points:
+        mean, low, high, n = point.value
+        table.add(
+            panel=panel, series=series, kind="point", x=point.depth, y=mean, low=low, high=high,
+            n=n, mark=point.mark or None,
+        )  # fmt: skip
+    add_fit(table, panel, series, fit)
+
+
+def add_fit(table: Table, panel: str, series: str, fit: Fit | None) -> None:
+    """The row of a fit, if there is one."""
+    if fit is not None:
+        table.add(
+            panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
+            standard_error=fit.standard_error, seeds=fit.seeds,
+        )  # fmt: skip
