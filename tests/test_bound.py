@@ -183,6 +183,11 @@ def test_where_the_theorem_says_nothing_neither_do_we(
     for part in ("attention", "feed_forward"):
         for name in ("bound", "effective_gain"):
             assert np.isnan(run.layers(f"{name}_{part}")[1]).all()
+    predicted = run.layers("grad_norm_predicted")[1]
+    if "model.init.distribution" in changes:  # of which its formula knows
+        assert np.isfinite(predicted).all()
+    else:
+        assert np.isnan(predicted[:, :-1]).all()
     assert right_hand_side(run) is None
     for name in ("bound_vs_measured", "bound_vs_depth"):
         with pytest.raises(NothingMatchedError, match=r"speaks of x <- LN\(alpha x"):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from look import CPU, Look
 from sample import some
 from torch import Tensor
 
+import deepstack
+from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import describe
 from deepstack.model import take_ways
 from deepstack.schemes import SCHEMES
@@ -163,7 +167,7 @@ def test_grad_norm_predicted_is_the_formula_from_the_last_layer_down(
     found = look.values()
     wanted, factor = [], 1.0
     for number, layer in reversed(list(enumerate(look.model.layers))):
-        wanted.insert(0, found["grad_norm"][-1].item() * factor)
+        wanted.insert(0, found["matrix_grad_norm"][-1].item() * factor)
         A, F = layer.attention, layer.feed_forward
         W_v = A.qkv.detach().double().chunk(3)[2]
         pairs = ((W_v, A.o.detach().double(), 1.0, 1.5), (F.w1, F.w2.detach(), 0.5, 2.5))
@@ -183,7 +187,25 @@ def test_grad_norm_predicted_is_the_formula_from_the_last_layer_down(
         assert predicted[:-1].isnan().all()
     else:
         assert predicted.tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-12)
-    assert predicted[-1] == found["grad_norm"][-1]
+    assert predicted[-1] == found["matrix_grad_norm"][-1]
+
+
+def test_grad_norm_predicted_is_what_deepnorm_s_matrices_have(tmp_path: Path) -> None:
+    """Of all parameters it is not: the gain and bias of the stack's last norm have large ones."""
+    config = with_overrides(
+        Config(),
+        {
+            "model.scheme": "deepnorm", "model.depth": 12, "model.d_model": 64, "train.steps": 1,
+            "train.eval_batches": 1, "train.eval_every": 0, "task.seq_len": 32,
+        },
+    )  # fmt: skip
+    run = deepstack.train(config, out=tmp_path)
+    measured, predicted = (
+        run.layers(name)[1][0] for name in ("matrix_grad_norm", "grad_norm_predicted")
+    )
+    assert np.abs(measured / predicted - 1).max() < 0.2
+    whole = run.layers("grad_norm")[1][0]
+    assert (measured < whole).all() and whole[-1] > 2 * measured[-1]
 
 
 def test_grad_norm_predicted_is_not_said_of_a_decoder_that_reads_an_encoder() -> None:

@@ -46,7 +46,7 @@ def bound(snapshot: Snapshot) -> Tensor:
     cross-attentions of `effective_gain`, and the decoder's sum added.  Gains are those of the
     present weights: w² = n_in Var(W_1)/2 and v² = n_in Var(W_2) of a feed-forward with ReLU, w² =
     n_in Var(W_v) and v² = n_in Var(W_o) of an attention.  NaN where the theorem does not speak of
-    the sublayer (see `alphas`, `speaks_of`).  For real steps it is an estimate and no bound: it
+    the sublayer (see `alphas`, `not_said_of`).  For real steps it is an estimate and no bound: it
     counts lengths as if changes were independent of what they are applied to.
     Wang et al. 2022, arXiv:2203.00555, section 4.3.
     """
@@ -104,14 +104,16 @@ def variance(matrices: Tensor) -> Tensor:
     return matrices.flatten(1).var(dim=1, correction=0)
 
 
-def speaks_of(model: conf.Model) -> bool:
-    """Whether the theorem's norms, products and activation are those of the model.
+def not_said_of(model: conf.Model) -> tuple[str, ...]:
+    """How the names of diagnostics begin whose derivation is not of this model.
 
-    LayerNorm or RMSNorm, since its derivation uses ‖∂LN(z)/∂z‖ = √d/‖z‖ of each token; ReLU; and
-    products x Wᵀ, which the NTK parameterisation divides by √n_in.
+    Theorem 4.2 and `grad_norm_predicted` speak of LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
+    = √d/‖z‖ of each token, and of ReLU; the theorem of products x Wᵀ, which the NTK
+    parameterisation divides by √n_in.
     """
-    standard = model.init.distribution != "ntk"
-    return model.norm.kind in ("layer", "rms") and model.activation == "relu" and standard
+    if model.norm.kind not in ("layer", "rms") or model.activation != "relu":
+        return (*NAMES, "grad_norm_predicted")
+    return NAMES if model.init.distribution == "ntk" else ()
 
 
 @torch.no_grad()

@@ -43,6 +43,12 @@ def grad_norm(snapshot: Snapshot) -> Tensor:
     return snapshot.grad_norm
 
 
+@diagnostic("matrix_grad_norm", "‖∂L/∂W_l‖")
+def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
+    """Norm of the probe loss's gradient by the trained weight matrices of each layer."""
+    return snapshot.matrix_grad_norm
+
+
 @diagnostic("param_norm", "‖θ_l‖")
 def param_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the parameters of each layer."""

@@ -33,9 +33,11 @@ def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
     """1/sqrt(α² + Var G), what β_LN is where x has variance 1, is independent of G(x), and gains 1.
 
     Var G: over the coordinates, mean over probe tokens.  NaN where the last norm of a sublayer does
-    not read α x + G(x).  The variance of that sum is what the Jacobian of LN divides by.
+    not read α x + G(x), or is neither LayerNorm nor RMSNorm: the variance of that sum is what the
+    Jacobian of LN divides by.
     """
-    return (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
+    expected = (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
+    return expected.masked_fill(snapshot.norm_slope.isnan().all(dim=-1), float("nan"))
 
 
 @diagnostic("ln_input_variance", "Var z")
@@ -60,18 +62,20 @@ def ln_jacobian(snapshot: Snapshot) -> Tensor:
     return snapshot.norm_slope.mean(dim=-1)
 
 
-@diagnostic("grad_norm_predicted", "‖∂L/∂θ_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)")
+@diagnostic("grad_norm_predicted", "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)")
 def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
-    """Gradient norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
+    """matrix_grad_norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
 
     Effective gains of the present weights, E[W²] the mean square of the entries: attention w² =
     d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
     below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
     sublayer above is not LN(α x + G(x)), and in a decoder with cross-attention, whose branch hardly
-    depends on x.  What a derivation of DeepNet predicts of ‖∂F/∂θ_i‖, i = 1..2N.
+    depends on x; and where norm or activation are not the derivation's (`not_said_of`).  What one
+    of DeepNet predicts of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer: to be held against
+    matrix_grad_norm.
     """
     if snapshot.sublayers != ("attention", "feed_forward"):
-        return torch.full_like(snapshot.grad_norm, float("nan"))
+        return torch.full_like(snapshot.matrix_grad_norm, float("nan"))
     power = {
         role: W.square().mean(dim=(1, 2)) * (1.0 if snapshot.scaled else W.shape[2])
         for role, W in snapshot.matrices.items()
@@ -82,7 +86,7 @@ def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     ratio = ((square - vw).clamp(min=0) / (square + vw)).sqrt().prod(dim=1)
     above = torch.cat([ratio[1:], ratio.new_ones(1)])
     falling = above.flip(0).cumprod(dim=0).flip(0)
-    return (snapshot.grad_norm[-1] * falling).to(snapshot.grad_norm.dtype)
+    return (snapshot.matrix_grad_norm[-1] * falling).to(snapshot.matrix_grad_norm.dtype)
 
 
 @diagnostic("update_to_weight", "‖θ_l,t − θ_l,t−1‖/‖θ_l‖")

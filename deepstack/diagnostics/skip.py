@@ -15,7 +15,7 @@ from deepstack.model.layer import Layer
 def losses_without(
     model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor], count: int
 ) -> dict[str, Tensor]:
-    """L with layer l replaced by the identity on the stream, x_l = x_{l−1}: side -> (depth,).
+    """L with layer l replaced by the identity: side -> (depth,); see `Scheme.pass_over`.
 
     tokens: (batch, seq); loss: logits -> mean loss; count: how many layers are tried, one forward
     pass each, spread over those of all stacks; NaN for the others.  Nothing is trained in between.
@@ -36,7 +36,7 @@ def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor
     for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
         x = stack.enter(x0)
         for layer in stack.layers:
-            x = x if layer is skipped else layer(x, memory)
+            x = layer.scheme.pass_over(x) if layer is skipped else layer(x, memory)
         memory = stack.leave(x)
     logits: Tensor = model.head(memory, model.embedding)
     return logits

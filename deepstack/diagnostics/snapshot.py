@@ -40,7 +40,8 @@ class Snapshot:
     delta_in, delta_sum, delta_norm_in, delta_norm_out: (depth, S), the norm of the loss's gradient
     by what enters a sublayer, by its residual sum, by what its last norm reads, and gives;
     entropy: sublayer -> (depth,), mean entropy of its attention weights;
-    grad_norm, param_norm, param_update_norm: (depth,), by layer;
+    grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the first of the
+    weight matrices alone;
     loss: the probe loss; skip_loss: (depth,), the same without a layer, NaN where it was not tried;
     None where that was not asked for; shared: what one diagnostic leaves for another.
     """
@@ -65,6 +66,7 @@ class Snapshot:
     delta_norm_out: Tensor
     entropy: Mapping[str, Tensor]
     grad_norm: Tensor
+    matrix_grad_norm: Tensor
     param_norm: Tensor
     param_update_norm: Tensor
     loss: Tensor
@@ -101,13 +103,13 @@ def take(
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
         found = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
-        gradients = (value.new_zeros(()) if g is None else g for g in found)
-    by_layer = [
-        torch.linalg.vector_norm(torch.stack(torch._foreach_norm([next(gradients) for _ in layer])))
-        if layer
-        else torch.zeros((), device=tokens.device)
-        for layer in parameters
-    ]
+        lengths = iter(torch._foreach_norm([value.new_zeros(1) if g is None else g for g in found]))
+    by_layer, of_matrices = [], []
+    for layer in parameters:
+        own = [next(lengths) for _ in layer]
+        by_layer.append(length(own, tokens.device))
+        kept = [n for n, p in zip(own, layer, strict=True) if getattr(p, "start", "") == "matrix"]
+        of_matrices.append(length(kept, tokens.device))
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]
@@ -116,7 +118,8 @@ def take(
         depth, sublayers = len(stack.layers), stack.schemes[0].sublayers
         mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
         norms = layer_norms([values[i] for i in mine])
-        own, by_layer = by_layer[:depth], by_layer[depth:]
+        grad_norm, by_layer = by_layer[:depth], by_layer[depth:]
+        matrix_grad_norm, of_matrices = of_matrices[:depth], of_matrices[depth:]
         states = torch.stack(seen[side].states)
         feed_forward = stack.layers[0].get_submodule("feed_forward")
         found_here: dict[str, Any] = dict(measured(seen[side], depth, len(sublayers)))
@@ -134,7 +137,8 @@ def take(
                 entropy={
                     name: torch.stack(rows) for name, rows in seen[side].entropy.items() if rows
                 },
-                grad_norm=torch.stack(own),
+                grad_norm=torch.stack(grad_norm),
+                matrix_grad_norm=torch.stack(matrix_grad_norm),
                 param_norm=norms,
                 param_update_norm=layer_norms([moved[i] for i in mine])
                 if moved
@@ -144,6 +148,12 @@ def take(
             )
         )
     return snapshots
+
+
+def length(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The norm of all, from that of each; 0 of nothing."""
+    zero = torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack(list(parts))) if parts else zero
 
 
 def matrices(

@@ -36,8 +36,13 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
         return x, (x,)
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        now, history = x
-        y = super().layer(now, *sublayers)
+        return self.after(super().layer(x[0], *sublayers), x[1])
+
+    def pass_over(self, x: Stream) -> Stream:
+        return self.after(*x)
+
+    def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
+        """What follows a layer that gave y, (batch, seq, d): the sum over all, and all of them."""
         history = (*history, self.output_norm(y))
         weights = self.weights[: len(history)] + 1 / len(history)
         return torch.tensordot(weights, torch.stack(history), dims=1), history

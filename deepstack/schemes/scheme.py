@@ -182,6 +182,10 @@ class Scheme(nn.Module):
             x = self.residual(x, G, *norms)
         return x
 
+    def pass_over(self, x: Stream) -> Stream:
+        """What the layer would hand on if it were the identity, y_l = x_l: diagnostics ask it."""
+        return x
+
     def enter(self, x: Tensor) -> Stream:
         """The stream that the first layer reads, from x_0."""
         return x

@@ -10,7 +10,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
-from deepstack.diagnostics.bound import NAMES, speaks_of
+from deepstack.diagnostics.bound import not_said_of
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
 from deepstack.speed import Processes
@@ -92,9 +92,9 @@ class Looks:
                 skipped=self.config.log.skipped_layers,
             )
         )
-        if not speaks_of(self.config.model):
-            without = {n: v for n, v in values.items() if n.startswith(NAMES)}
-            values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
+        unknown = not_said_of(self.config.model)
+        without = {n: v for n, v in values.items() if n.startswith(unknown)}
+        values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         for name, value in values.items():
             self._values.setdefault(name, []).append(value.cpu())
         self._taken.append(step)
