@@ -201,6 +201,8 @@ def _tried(operation: Any, args: tuple[Any, ...]) -> bool:
         left = iter(tensors)
         found = operation(*(next(left) if isinstance(arg, Shape) else arg for arg in args))
         for x in found if isinstance(found, (list, tuple)) else (found,):
+            if x is None:  # not asked for
+                continue
             sums = [torch.zeros_like(x).add_(x)]
             if operation is aten.mm.default:
                 sums.append(torch.zeros_like(x).addmm_(*tensors))

@@ -9,16 +9,20 @@ one tensor of more rows, of which the backward pass reads the first ones as befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack.speed.recording import Call, Place, numbers_in
+from deepstack.speed.recording import Call, Place, numbers_in, places_in
 
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
+# Numbers that a kernel of one number at a time takes at once, at the most; what is left over at the
+# end is computed otherwise, and in several threads the end of each one's part is.
+AT_ONCE, BY_A_THREAD = 64, 2**15
 # How many of the batch's operations may stand between two that it shares with the probe.
 NEAR = 16
 
@@ -142,7 +146,7 @@ class _Joining:
         if not aligned or not all(self.fills(*pair) for pair in places):
             return None
         self._take({other.number: (p.number, self.sizes[p.number]) for p, other in places})
-        if self.apart:
+        if self.apart or not whole([batch, probe]):
             return [batch, probe]
         results = {i: rows_of_both(p, probe.results[i]) for i, p in batch.results.items()}
         used = batch.used | probe.used
@@ -195,6 +199,21 @@ class _Joining:
             == self.sizes[place.number]
             for place in (one, other)
         )  # fmt: skip
+
+
+def whole(calls: Sequence[Call]) -> bool:
+    """Whether no number of an operation on each by itself comes at the end of others, where it is
+    computed otherwise than amid them: the rows of both would have another end."""
+    if torch.Tag.pointwise not in calls[0].operation.tags:
+        return True
+    sizes = [max(map(numel, places_in([c.args, *c.results.values()])), default=0) for c in calls]
+    alone = torch.get_num_threads() == 1 or sum(sizes) < BY_A_THREAD
+    return alone and all(size % AT_ONCE == 0 for size in sizes)
+
+
+def numel(place: Place) -> int:
+    """How many numbers a place holds."""
+    return math.prod(place.size)
 
 
 class _Differs(Exception):

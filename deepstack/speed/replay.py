@@ -19,7 +19,6 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -37,37 +36,19 @@ from deepstack.speed.recording import (
     shapes_of,
 )
 from deepstack.speed.step import Made, Measured, Probe, Update, collector_paused, probed, weakly
+from deepstack.speed.writing import callable_of
 
 aten = torch.ops.aten
 
 # Steps made as they are before one is recorded: the optimizer makes its state.
 WARM_UP = 1
 WORTH_SAYING = 2.0  # seconds of recording
-# torch's functions in Python take a microsecond less to call than the operations they stand for.
-SHORT: dict[Any, Callable[..., Any]] = {
-    aten.add.out: torch.add,
-    aten.add_.Tensor: Tensor.add_,
-    aten.addmm.out: torch.addmm,
-    aten.addmm_.default: Tensor.addmm_,
-    aten.bmm.out: torch.bmm,
-    aten.cat.out: torch.cat,
-    aten.copy_.default: Tensor.copy_,
-    aten.div.out: torch.div,
-    aten.mm.out: torch.mm,
-    aten.mul.out: torch.mul,
-    aten.mul_.Tensor: Tensor.mul_,
-    aten.relu_.default: torch.relu_,
-    aten.sub.out: torch.sub,
-    aten.sum.IntList_out: torch.sum,
-}
 # What only gives memory, with whatever is in it.
 UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
 # Operations with a number: their own forms that write compute elsewhere and copy, while torch's
 # functions take a number where these take a tensor.
 WITH_NUMBER = {packet.Scalar: packet.out for packet in (aten.div, aten.mul)}
-# What an operation says of what it makes, and its form that writes reads off what it is given.
-OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def replaying(
@@ -307,69 +288,6 @@ def layout(
 def padded(size: int) -> int:
     """Bytes that a result takes in the block."""
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
-
-
-def callable_of(call: Call, tensor: Callable[[Place], Tensor]) -> Operation:
-    """The call with tensors for Places, writing its results where they belong."""
-    args = converted(call.args, tensor, Place)
-    kwargs = {name: converted(value, tensor, Place) for name, value in call.kwargs.items()}
-    results = {index: tensor(place) for index, place in call.results.items()}
-    operation = call.operation
-    if results:
-        variant = writing(operation)
-        if variant is None or len(variant.outs) != len(results):
-            return copying(operation, results), args, kwargs
-        operation = variant.operation
-        kwargs = {name: v for name, v in kwargs.items() if name not in variant.dropped}
-        kwargs |= dict(zip(variant.outs, results.values(), strict=True))
-    return SHORT.get(operation, operation._op), args, kwargs
-
-
-class Writing(NamedTuple):
-    """The form of an operation that writes its results into the tensors named `outs`."""
-
-    operation: Any
-    outs: tuple[str, ...]
-    dropped: frozenset[str]  # options of the operation, which are those of its results
-
-
-@cache
-def writing(operation: Any) -> Writing | None:
-    """The form of an operation that writes into given tensors, or None where torch has none."""
-    if operation in WITH_NUMBER:
-        return Writing(WITH_NUMBER[operation], ("out",), frozenset())
-    packet, own = operation._overloadpacket, operation._schema
-    if own.is_mutable:
-        return None
-    names = [(a.name, str(a.type)) for a in own.arguments]
-    for overload in packet.overloads():
-        other = getattr(packet, overload)
-        outs = [a for a in other._schema.arguments if a.is_out]
-        rest = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
-        dropped = frozenset(name for name, _ in names) - {name for name, _ in rest}
-        fits = [n for n in names if n[0] not in dropped] == rest and dropped <= OPTIONS
-        single = all(str(a.type) == "Tensor" for a in outs)
-        if fits and single and len(outs) == len(own.returns) > 0:
-            return Writing(other, tuple(a.name for a in outs), dropped)
-    return None
-
-
-def copying(operation: Any, results: dict[int, Tensor]) -> Callable[..., None]:
-    """The operation, and its results copied to where they belong: torch has no form that writes."""
-    run, places = operation._op, list(results.items())
-
-    def one(*args: Any, **kwargs: Any) -> None:
-        only.copy_(run(*args, **kwargs))
-
-    def several(*args: Any, **kwargs: Any) -> None:
-        found = run(*args, **kwargs)
-        for index, place in places:
-            place.copy_(found[index])
-
-    if [str(value.type) for value in operation._schema.returns] == ["Tensor"]:
-        only = results[0]
-        return one
-    return several
 
 
 def trim_memory() -> None:
