@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from deepstack.cli import app
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
 from deepstack.theory import report as reporting
-from deepstack.theory.claim import claim
+from deepstack.theory.claim import claim, sure
 from deepstack.theory.draws import exponents
 from deepstack.theory.sources import LAYER_CAKE
 from deepstack.theory.trial import Trial
@@ -115,7 +116,7 @@ def matrices_and_tables_alone_are_flat(found: Measured) -> None:
     assert grows["matrices"] == pytest.approx(1, abs=0.1)
     assert grows["norm gains"] == pytest.approx(9, rel=0.1)  # as N, from 6 to 54 layers
     assert grows["linear biases"] == pytest.approx(3, rel=0.2)  # as the root of N
-    assert grows["Post-LN's matrices"] > 9
+    assert grows["Post-LN's matrices"] > 1  # a logarithm
 
 
 def run_time_beta_is_squared_in_logits_and_missing_in_branches(found: Measured) -> None:
@@ -312,3 +313,14 @@ def test_claims_are_listed() -> None:
     for kind in ([], ["--markdown"]):
         shown = run(app, ["list", "claims", *kind]).stdout
         assert "E[y²] = gain² E[x²]" in shown, "square brackets are no markup"
+
+
+@pytest.mark.parametrize("draws", [2, 3, 4, 8, 12, 21, 22, 60, 1000])
+def test_few_draws_are_as_sure_as_many(draws: int) -> None:
+    """The share of Student's t beyond is that of a normal distribution beyond three."""
+    free, limit = draws - 1, sure(draws)
+    logarithm = math.lgamma((free + 1) / 2) - math.lgamma(free / 2)
+    constant = math.exp(logarithm) / math.sqrt(free * math.pi)
+    x = torch.linspace(0, limit, 2_000_001, dtype=torch.float64)
+    inside = 2 * torch.trapezoid(constant * (1 + x**2 / free) ** (-(free + 1) / 2), x).item()
+    assert 1 - inside == pytest.approx(0.0027, rel=0.02)

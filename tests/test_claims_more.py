@@ -11,6 +11,7 @@ import torch
 from sample import some
 
 from deepstack.theory import CLAIMS, Finding
+from deepstack.theory.claim import sure
 from deepstack.theory.draws import agreement, estimate, slope
 from deepstack.theory.gradients import signals
 from deepstack.theory.norms import fold, stream_powers, unit_branches
@@ -63,7 +64,7 @@ def test_a_claim_falls_as_it_did_and_a_wrong_prediction_is_seen(name: str) -> No
         assert math.isfinite(part.measured) and math.isfinite(part.uncertainty)
         if part.relation == "=" and part.predicted and part.agrees:
             for factor in (1.5, 1 + 3 * part.tolerance + 1e-3 * (not part.tolerance)):
-                slack = 2 * 3 * part.uncertainty / abs(part.predicted)
+                slack = 2 * sure(part.draws) * part.uncertainty / abs(part.predicted)
                 moved = replace(part, predicted=part.predicted * (factor + slack))
                 assert not moved.agrees, f"{part.what}: {moved}"
 

@@ -44,7 +44,7 @@ def residual(seed: int) -> Finding:
 
     The same sublayers, Xavier's, joined as x ← G(x) and as x ← x + G(x), with norms and without.
     """
-    depth, draws = 20, 4
+    depth, draws = 20, 8
 
     def norm(x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:])
@@ -180,7 +180,7 @@ def beta_at_run_time(seed: int) -> Finding:
 
     Each number is that of the listing over DeepNorm's, from the same random numbers, N = 36.
     """
-    draws, depths = 3, (6, 36)
+    draws, depths = 12, (6, 36)
     seeds = [draws * seed + draw for draw in range(draws)]
     names = ("deepnorm_runtime_beta", "deepnorm")
     measured: dict[str, list[float]] = {}
@@ -279,11 +279,11 @@ def width_not_depth(seed: int) -> Finding:
 
     Pre-LN and Post-LN stacks at the start; exponents in l over its upper three quarters.
     """
-    depth, draws = 64, 5
+    depth, draws = 64, 8
     seeds = [draws * seed + draw for draw in range(draws)]
     found = {
         scheme: torch.stack([layer_by_layer(own, scheme, depth) for own in chosen])
-        for scheme, chosen in (("pre_ln", seeds), ("post_ln", seeds[:3]))
+        for scheme, chosen in (("pre_ln", seeds), ("post_ln", seeds))
     }
     layers = [float(layer) for layer in range(1, depth + 1)]
     start = depth // 4
@@ -321,6 +321,6 @@ def width_not_depth(seed: int) -> Finding:
     ]
     return Finding(
         parts,
-        f"Depth {depth}, d = 64, {draws} seeds (3 of Post-LN), before training.",
+        f"Depth {depth}, d = 64, {draws} seeds, before training.",
         Curves("layer l", "share of the stream, radians", lines, log_x=True, log_y=True),
     )

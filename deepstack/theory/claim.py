@@ -13,7 +13,10 @@ from torch import Tensor
 
 from deepstack.registry import Registry
 
-SURE = 3.0  # standard errors within which a prediction and a measurement agree
+# Standard errors within which a prediction and a mean of draws agree, by their number less one:
+# Student's t at 99.73 %, what 3 is of a normal distribution (JCGM 100:2008, Table G.2).
+SURE = (235.80, 19.21, 9.22, 6.62, 5.51, 4.90, 4.53, 4.28, 4.09, 3.96, 3.85, 3.76, 3.69, 3.64, 3.59,
+        3.54, 3.51, 3.48, 3.45, 3.42)  # fmt: skip
 
 Relation = Literal["=", "<=", ">="]
 Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold"]
@@ -32,7 +35,8 @@ class Part:
     """One number that a claim predicts: what it is, predicted, measured ± uncertainty.
 
     relation: what the claim says of the measured number, '=', '<=' or '>=' the prediction.
-    uncertainty: one standard error of `measured`.  tolerance: the relative difference that the
+    uncertainty: one standard error of `measured`; draws: of how many it was estimated, 0 where it
+    is known otherwise.  tolerance: the relative difference that the
     claim itself allows ('about', 'for large d'), 0 where it claims equality.
     stated: False for what the claim does not state and the report shows beside it: such a part has
     no say in the verdict.
@@ -45,6 +49,7 @@ class Part:
     relation: Relation = "="
     tolerance: float = 0.0
     stated: bool = True
+    draws: int = 0
 
     @classmethod
     def mean(
@@ -53,12 +58,12 @@ class Part:
         """A part whose measured number is the mean of independent draws, ± its standard error."""
         values = torch.as_tensor(draws, dtype=torch.float64)
         error = values.std().item() / math.sqrt(len(values))
-        return cls(what, predicted, values.mean().item(), error, **more)
+        return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 
     @property
     def agrees(self) -> bool:
         """Whether the measured number is what the claim says, to its uncertainty and tolerance."""
-        slack = SURE * self.uncertainty + self.tolerance * abs(self.predicted)
+        slack = sure(self.draws) * self.uncertainty + self.tolerance * abs(self.predicted)
         if not math.isfinite(self.measured):
             return False
         if self.relation == "=":
@@ -66,6 +71,16 @@ class Part:
         if self.relation == "<=":
             return self.measured <= self.predicted + slack
         return self.measured >= self.predicted - slack
+
+
+def sure(draws: int) -> float:
+    """The number of standard errors, of a mean of so many draws, that count as agreement."""
+    if not draws:
+        return 3.0
+    if draws - 2 < len(SURE):
+        return SURE[draws - 2]
+    free = draws - 1  # Cornish and Fisher's expansion about the normal distribution, at 3
+    return 3 + 7.5 / free + 17.25 / free**2
 
 
 class Line(NamedTuple):

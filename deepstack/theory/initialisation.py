@@ -234,7 +234,7 @@ def ds_init(seed: int) -> Finding:
     β_RC = ‖δ_z‖/‖δ_r‖ of every sublayer of the encoder, r = z + G(z), beside Post-LN's from the
     same random numbers.
     """
-    depth, repetitions, scale = 8, seeds(seed, 6), 0.8
+    depth, repetitions, scale = 8, seeds(seed, 8), 0.8
     spread, edge, nearer, mean = [], [], [], []
     found: dict[str, list[Tensor]] = {"post_ln": [], "ds_init": []}
     for own in repetitions:
@@ -284,7 +284,7 @@ def systems(seed: int) -> Finding:
     """
     same: dict[str, list[float]] = {"rezero": [], "fixup": []}
     logits, alike, drawn, straight, lowered, trained = [], [], [], [], [], []
-    for own in seeds(seed, 4):
+    for own in seeds(seed, 8):
         for scheme, found in same.items():
             model = started(own, {"model.scheme": scheme, "model.depth": 12}).model
             tokens = started(own, {"model.depth": 1}).batch(1)[0]
@@ -322,7 +322,7 @@ def systems(seed: int) -> Finding:
         Part.mean("‖W‖₂, with λ = 0.1 over without", 1.0, trained, relation="<="),
     ]  # fmt: skip
     note = (
-        "4 seeds; RealFormer and ZerO with 4 layers, d = 32, 4 heads; runs of 8 steps of Post-LN, "
+        "8 seeds; RealFormer and ZerO with 4 layers, d = 32, 4 heads; runs of 8 steps of Post-LN, "
         "2 layers, at lr 0.003; ‖W‖₂ is the geometric mean over the matrices."
     )
     return Finding(parts, note)

@@ -54,7 +54,7 @@ def folded(seed: int) -> Finding:
     pre: list[float] = []
     post: list[float] = []
     saved = []
-    for own in seeds(seed, 3):
+    for own in seeds(seed, 8):
         for scheme, found in (("pre_ln", pre), ("post_ln", post)):
             stack = started(own, {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3})
             stack.run(8)
@@ -72,7 +72,7 @@ def folded(seed: int) -> Finding:
         Part.mean("time over that before, d = 256", 1.0, fold_times(rng), stated=False),
     ]
     note = (
-        "8 draws of a norm; 3 layers, d = 32, 8 steps, 3 seeds. The last norm stays: a tied head "
+        "8 draws of a norm; 3 layers, d = 32, 8 steps, 8 seeds. The last norm stays: a tied head "
         "is the token table as well. In Post-LN the fold changes the stream and is not exact. It "
         "saves numbers; whether it saves time depends on the kernels (a part measures it)."
     )
@@ -280,7 +280,7 @@ def weight_decay(seed: int) -> Finding:
     """
     steps, decays = 15, {"none": ("adam", 0.0), "L2": ("adam", 0.02), "AdamW": ("adamw", 0.5)}
     ratios: dict[tuple[str, str, str], list[float]] = {}
-    for own in seeds(seed, 4):
+    for own in seeds(seed, 8):
         for scheme, ways in (("pre_ln", ("L2", "AdamW")), ("t_fixup", ("L2",))):
             ends = {}
             for way in ("none", *ways):
@@ -309,7 +309,7 @@ def weight_decay(seed: int) -> Finding:
                       relation="<=", stated=False),
         ]  # fmt: skip
     note = (
-        f"2 layers, d = 32, {steps} steps at lr 0.003, 4 seeds, λ = 0.02 for L2 under Adam and 0.5 "
+        f"2 layers, d = 32, {steps} steps at lr 0.003, 8 seeds, λ = 0.02 for L2 under Adam and 0.5 "
         "for AdamW; ‖W‖₂ is the geometric mean over the matrices. The bound falls in every run. "
         "What the stack does to a change of x_0 falls little without norms, and grows in Pre-LN, "
         "whose last norm enlarges a smaller stream."
@@ -326,7 +326,7 @@ def small_deviation(seed: int) -> Finding:
     at ±2σ.  Beside Xavier's start.
     """
     sums: dict[str, list[list[float]]] = {"normal": [], "xavier_normal": []}
-    for own in seeds(seed, 4):
+    for own in seeds(seed, 8):
         for start, found in sums.items():
             keys = {
                 "model.scheme": "post_ln", "model.depth": 1, "model.d_model": 768,
@@ -346,7 +346,7 @@ def small_deviation(seed: int) -> Finding:
                       (attention * feed_forward) ** -6, relation=">=", stated=stated),
         ]  # fmt: skip
     note = (
-        "One layer of BERT's size, 32 tokens, 4 seeds; 2^(−12) is the weight for D = 2. Xavier's "
+        "One layer of BERT's size, 32 tokens, 8 seeds; 2^(−12) is the weight for D = 2. Xavier's "
         "branches have far less than unit variance too, so that D is 1.2 there and not 2."
     )
     return Finding(parts, note)
@@ -370,7 +370,7 @@ def rms_without_biases(seed: int) -> Finding:
         near.append(agreement(rms(x), formula))
         wide = 1 + normals(rng, 64, 4096)
         kept.append(torch.rms_norm(wide, (4096,)).mean().item())
-    for own in seeds(seed, 4):
+    for own in seeds(seed, 8):
         keys = {"model.scheme": "pre_ln", "model.depth": depth, "train.lr": 3e-3}
         t5 = {"model.norm.kind": "rms", "model.norm.bias": False, "model.bias": False}
         ends, counts = [], []
@@ -388,7 +388,7 @@ def rms_without_biases(seed: int) -> Finding:
         Part.mean("training loss over LayerNorm's with biases", 1.0, losses, stated=False),
     ]
     note = (
-        f"Pre-LN, {depth} layers, d = {d}, 4 seeds, the mean loss of steps 17 to 24 of 24 at lr "
+        f"Pre-LN, {depth} layers, d = {d}, 8 seeds, the mean loss of steps 17 to 24 of 24 at lr "
         "0.003. The document guesses at transfer to other tasks, which is not measured."
     )
     return Finding(parts, note)

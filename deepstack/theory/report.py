@@ -21,7 +21,8 @@ ROUNDING = 1e-9  # a standard error below this share of the value is that of ari
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 RULE = (
     "A part agrees if the measured number is what the claim says of the predicted one (equal, ≤ "
-    "or ≥) to three standard errors and the tolerance that the claim itself allows.  A claim holds "
+    "or ≥) to its error and the tolerance that the claim itself allows: three standard errors, and "
+    "of few draws as many more as Student's t needs to be as sure (4.53 for eight).  A claim holds "
     "if all its parts do, as a bound if none of them is an equality, and in part if some do.  "
     "Parts marked *beside* are not claimed: they show what is true instead, or how tight it is."
 )

@@ -70,7 +70,7 @@ def theorem_4_2(seed: int) -> Finding:
     The right-hand side over the measured ‖ΔF‖ (mean over tokens), for every scheme of the form
     LN(αx + G(x)): Δθ independent of the data, and each of 4 steps of training.
     """
-    draws, steps = 3, 4
+    draws, steps = 8, 4
     seeds = [draws * seed + draw for draw in range(draws)]
     random, trained, extra, lines = [], [], [], []
     for name in OF_THE_THEOREM:
@@ -161,7 +161,7 @@ def condition(seed: int) -> Finding:
     for name in ("deepnorm_tight", "deepnorm_power"):
         own: dict[str, Any] = {"power": 0.4} if name == "deepnorm_power" else {}
         changes: dict[str, Any] = {"model.scheme": name, "model.scheme_options": own}
-        moved = growth([2 * seed, 2 * seed + 1], changes, (6, 36))
+        moved = growth([8 * seed + draw for draw in range(8)], changes, (6, 36))
         label = find_scheme(name, own)[0].label + (", p = 0.4" if own else "")
         what = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
         parts.append(Part.mean(what, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False))
