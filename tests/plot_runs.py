@@ -1,5 +1,6 @@
 """Run folders with known power laws, and ways to look into a chart: for the tests of charts."""
 
+import json
 import math
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,13 @@ from deepstack.plots import CHARTS, Chart, Options
 from deepstack.records import EVALS_COLUMNS, STEPS_COLUMNS, RunFolder, find_runs
 
 DEPTHS = (6, 18, 48, 100)
-LABELS = {"deepnorm": "DeepNorm", "post_ln": "Post-LN", "rezero": "ReZero"}
+LABELS = {
+    "deepnorm": "DeepNorm",
+    "post_ln": "Post-LN",
+    "pre_ln": "Pre-LN",
+    "rezero": "ReZero",
+    "hyper_connections": "Hyper-connections",
+}
 UNRELATED = math.sqrt(2) * 8.0
 
 
@@ -37,13 +44,26 @@ def make_run(
     layers: np.ndarray | None = None,
     references: dict[str, float] | None = None,
     optimal: float | None = None,
+    config: dict[str, Any] | None = None,
+    defaults: dict[str, Any] | None = None,
 ) -> Path:
-    """A run folder as training leaves it; updates[t-1] is the model update after step t."""
-    folder = RunFolder(root / f"{scheme}-d{depth}-s{seed}-{lr}")
-    folder.write_config(
-        f"seed: {seed}\nmodel: {{scheme: {scheme}, depth: {depth}, d_model: 64, d_ff: {d_ff}}}\n"
-        f"task: {{name: text}}\ntrain: {{lr: {lr}, steps: {steps}}}\n"
-    )
+    """A run folder as training leaves it; updates[t-1] is the model update after step t.
+
+    config: more keys of it, dotted.  defaults: those of options, as columns.json has them.
+    """
+    folder = RunFolder(root / "-".join(map(str, (scheme, f"d{depth}", f"s{seed}", lr))))
+    sections: dict[str, Any] = {
+        "model": {"scheme": scheme, "depth": depth, "d_model": 64, "d_ff": d_ff},
+        "task": {"name": "text"},
+        "train": {"lr": lr, "steps": steps},
+    }
+    for key, value in (config or {}).items():
+        *outer, last = key.split(".")
+        place = sections
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    folder.write_config(json.dumps({"seed": seed, **sections}))
     known = {"unigram_entropy": 3.26, "context_free_entropy": 2.98}
     folder.write_columns(
         {
@@ -51,6 +71,7 @@ def make_run(
             "layers": {"grad_norm": {"symbol": "‖∂L/∂θ_l‖", "unit": ""}},
             "scheme": {"name": scheme, "label": LABELS[scheme], "normalised": normalised},
             "f0_norm": 8.0,
+            "defaults": defaults or {},
             "stacks": {"encoder": depth},
             "references": known if references is None else references,
         }

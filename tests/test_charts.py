@@ -163,6 +163,18 @@ def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) 
             assert not (across > 3 and along > 3)
 
 
+def test_long_labels_of_legends_side_by_side_stay_apart(tmp_path: Path) -> None:
+    names = [f"model.scheme_options.a_rather_long_name_{i}" for i in range(3)]
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+        for i in (1, 2):
+            options = {name: i for name in names} | {"train.lr": 1e-3}
+            make_run(tmp_path / "study", scheme="rezero", depth=depth, lr=i, config=options)
+    figure = make_chart("update_vs_depth", tmp_path).figure
+    left, right = (legend.get_window_extent() for legend in figure.legends[:2])
+    assert left.x1 < right.x0 and right.x1 < figure.bbox.width
+
+
 def test_widths_are_those_of_a_paper() -> None:
     assert Page(1, 1, height=1).figure.get_figwidth() == 3.3
     assert Page(1, 3, height=1).figure.get_figwidth() == 6.8

@@ -15,7 +15,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots import draw
 from deepstack.plots.frontier import EDGE
 from deepstack.plots.outcomes import CLEAR, GAP, OUTCOMES, margin, outcome
-from deepstack.records import EVALS_COLUMNS, Run, RunFolder
+from deepstack.records import EVALS_COLUMNS, Run
 
 UNIGRAM = 2.5
 # How far from the unigram a run of each outcome ends.
@@ -172,10 +172,8 @@ def test_what_follows_from_the_scheme_makes_no_panel(tmp_path: Path) -> None:
 def test_options_of_a_scheme_are_rows_of_their_own(tmp_path: Path) -> None:
     for seed in (0, 1):
         run_with(tmp_path / "study", scheme="post_ln", seed=seed)
-        run = run_with(tmp_path / "study", scheme="deepnorm", seed=seed)
-        config = run.folder.config_path.read_text(encoding="utf-8")
-        option = f"scheme_options: {{power: {0.25 * (seed + 1)}}}"
-        RunFolder(run.path).write_config(config.replace("depth: 6", f"depth: 6, {option}"))
+        options = {"model.scheme_options.power": 0.25 * (seed + 1)}
+        run_with(tmp_path / "study", scheme="deepnorm", seed=seed, config=options)
     chart = make_chart("outcomes", tmp_path)
     assert set(chart.data["series"]) == {
         "Post-LN",

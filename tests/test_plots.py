@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,6 +216,30 @@ def test_schemes_always_split(tmp_path: Path) -> None:
     make_run(tmp_path / "study", depth=18, scheme="post_ln", lr=2e-3)
     series, _ = split(find_runs(tmp_path))
     assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
+
+
+HYPER = {"model.scheme_options.streams": 4, "model.scheme_options.dynamic": True}
+
+
+def test_an_option_is_said_where_it_was_set(tmp_path: Path) -> None:
+    """Other schemes have no such option, which makes no default of it worth saying."""
+
+    def labels(name: str, *streams: int, defaults: dict[str, Any] | None = HYPER) -> list[str]:
+        make_run(tmp_path / name)
+        for seed, count in enumerate(streams):
+            options = HYPER | {"model.scheme_options.streams": count}
+            make_run(
+                tmp_path / name, scheme="hyper_connections", lr=1e-3 * (seed + 1),
+                config=options | {"train.lr": 1e-3}, defaults=defaults,
+            )  # fmt: skip
+        return [series.label for series in split(find_runs(tmp_path / name))[0]]
+
+    assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
+    assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
+    assert labels("set", 2) == ["DeepNorm", "Hyper-connections, streams\u00a02"]
+    several = labels("several", 2, 4)
+    assert several == ["DeepNorm", *(f"Hyper-connections, streams\u00a0{n}" for n in (2, 4))]
+    assert labels("unknowns", 2, 4, defaults=None) == several
 
 
 def test_spread_keeps_both_ends() -> None:

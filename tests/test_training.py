@@ -50,6 +50,7 @@ def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
     assert parameters["total"] == sum(v for k, v in parameters.items() if k != "total")
     assert set(run.steps.columns) <= set(run.columns["columns"])
     assert set(run.layer_names()) <= set(run.columns["layers"])
+    assert run.columns["defaults"]["task.mask_rate"] == 0.15
     assert run.columns["scheme"]["equation"] == SCHEMES["deepnorm"].equation
     assert list(run.evals["step"]) == [0, 4, 8, 12]
     steps, values = run.layers("grad_norm")

@@ -4,7 +4,7 @@ from deepstack.model.build import build_model, take_ways
 from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
 from deepstack.model.layer import Layer
-from deepstack.model.resolve import with_defaults, without_defaults
+from deepstack.model.resolve import option_defaults, with_defaults, without_defaults
 from deepstack.model.transformer import Transformer, places
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "decoder_of",
     "generate",
     "initialise",
+    "option_defaults",
     "places",
     "take_ways",
     "with_defaults",

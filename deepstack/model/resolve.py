@@ -30,6 +30,13 @@ def without_defaults(config: Config) -> Config:
     )
 
 
+def option_defaults(config: Config) -> dict[str, Any]:
+    """What every option of its task and scheme is where none is given, by its dotted key."""
+    task, scheme = _defaults(config)
+    named = {f"model.scheme_options.{name}": value for name, value in scheme.items()}
+    return named | {f"task.{name}": value for name, value in task.items()}
+
+
 def _defaults(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the task and of the scheme; none where the name is unknown, as building says."""
     task = task_options(config.task.name) if config.task.name in TASKS else []

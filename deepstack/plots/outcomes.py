@@ -18,18 +18,18 @@ from deepstack.plots.curves import grid
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
     DEPTH,
-    OBSERVATION,
     SCHEME,
     SEED,
     caption_of,
     depth_of,
+    differing,
+    owners_told,
     scheme_label,
-    short,
-    text,
     title_of,
+    value_said,
 )
 from deepstack.plots.values import last_row
-from deepstack.records import Run, varying
+from deepstack.records import Run
 
 # Nats between a loss and the unigram's on the same positions that count as a difference.
 CLEAR = 0.1
@@ -138,8 +138,7 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
     """
     import pandas as pd
 
-    free = {DEPTH, SEED, SCHEME, *but}
-    names = [key for key in varying(runs) if key not in free and not key.startswith(OBSERVATION)]
+    names = [key for key in differing(runs) if key not in (SCHEME, *but)]
     keys = [DEPTH, SCHEME, *but, *names]
     frame = pd.DataFrame([[repr(run.flat_config.get(k)) for k in keys] for run in runs])
     frame.columns = pd.Index(keys)
@@ -149,25 +148,17 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
         if key not in options and frame.groupby(given)[key].nunique().max() > 1:
             given.append(key)
     panels = [key for key in given if key in names and key not in options]
-    several = {
-        key: {scheme for scheme, group in frame.groupby(SCHEME) if group[key].nunique() > 1}
-        for key in options
-    }
+    told = {key: owners_told(key, runs) for key in options}
 
     found = {}
     for run in runs:
-        scheme = repr(run.get(SCHEME))
-        own = [key for key in options if scheme in several[key]]
+        own = [key for key in options if run.get(SCHEME) in told[key]]
         found[str(run.path)] = Place(
-            ", ".join(_said(run, panels)),
-            ", ".join([scheme_label(run), *_said(run, own)]),
+            ", ".join(value_said(run, key) for key in panels),
+            ", ".join([scheme_label(run), *(value_said(run, key) for key in own)]),
             tuple(_order(run.flat_config.get(key)) for key in panels),
         )
     return found
-
-
-def _said(run: Run, keys: Sequence[str]) -> list[str]:
-    return [f"{short(key)}\u00a0{text(run.flat_config.get(key))}" for key in keys]
 
 
 def _order(value: object) -> tuple[bool, float, str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -81,7 +82,9 @@ class Page:
         ]
         feet = self._wrap(" · ".join(caption), CAPTION, inner)
         top = PAD + sum(size * LINE / 72 for _, size, _, _ in heads) + PAD
-        below = [self._legend(*entry, self._cell) for entry in self._legends.values()]
+        below = [
+            self._legend(*entry, self._legend_room(panel)) for panel, entry in self._legends.items()
+        ]
         below_height = max((_height(item) for item in below), default=0.0)
         common = self._legend(list(handles), legend_title, inner) if handles else None
         common_height = _height(common) if common else 0.0
@@ -111,9 +114,8 @@ class Page:
         if below:
             at += PAD
             for panel, item in zip(self._legends, below, strict=True):
-                x = self._left + (panel % self.columns) * (self._panel + self._gap)
-                # Beside the tick labels there is room that a long legend needs.
-                item.set_bbox_to_anchor((max(x - 0.3, PAD) / self.width, 1 - at / total))
+                x = self._legend_start(panel % self.columns)
+                item.set_bbox_to_anchor((x / self.width, 1 - at / total))
             at += below_height
         if common is not None:
             at += PAD
@@ -161,7 +163,6 @@ class Page:
             bar = 0.1 + 0.09 + (tight.x1 - self.bar.bbox.x1) / dpi
         free = self.width - self._left - right - bar - (self.columns - 1) * self._gap
         self._panel = free / self.columns
-        self._cell = (self.width - 2 * PAD) / self.columns - 0.05
         chunks = [over[row * self.columns : (row + 1) * self.columns] for row in range(self.rows)]
         self._tops = [max(sides[3] for sides in chunk) + 0.03 for chunk in chunks]
         self._bottoms = [max(sides[2] for sides in chunk) + 0.05 for chunk in chunks]
@@ -176,15 +177,35 @@ class Page:
             most = max(map(len, lines[row * self.columns : (row + 1) * self.columns]))
             self._tops[row] += max(most - 1, 0) * SUBTITLE * LINE / 72
 
+    def _legend_start(self, column: int) -> float:
+        """Where the legend below a panel begins: beside the tick labels there is room for it."""
+        return max(self._left + column * (self._panel + self._gap) - 0.3, PAD)
+
+    def _legend_room(self, panel: int) -> float:
+        """How wide it can be before it runs into the next one, or off the page."""
+        column = panel % self.columns
+        last = column == self.columns - 1
+        end = self.width - PAD if last else self._legend_start(column + 1) - 0.08
+        return end - self._legend_start(column)
+
     def _legend(self, handles: list[Handle], title: str | None, width: float) -> Any:
-        """A legend with as many columns as fit into the width, the rows filled evenly."""
+        """A legend with as many columns as fit into the width, the rows filled evenly.
+
+        A label that is longer than the width is wrapped.
+        """
         most = min(len(handles), 8)
+        size = float(mpl.rcParams["legend.fontsize"])
+        line = mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"] + 0.3
+        room = width - line * size / 72
+        labels = ["\n".join(self._wrap(str(h.get_label()), size, room)) for h in handles]
+        title = title and "\n".join(self._wrap(title, size, width))
         # From one row on: as few rows as fit, each as full as the others.
         for columns in sorted({-(-len(handles) // rows) for rows in range(1, most + 1)} | {1})[
             ::-1
         ]:
             item = self.figure.legend(
                 handles=handles,
+                labels=labels,
                 title=title,
                 ncols=columns,
                 loc="upper left",
@@ -219,7 +240,7 @@ class Page:
         for word in text.split(" "):
             longer = f"{lines[-1]} {word}" if lines else word
             # Outlines are measured, so that the width is the same at every resolution.
-            points = text_to_path.get_text_width_height_descent(longer, font, False)[0]
+            points = text_to_path.get_text_width_height_descent(longer, font, "$" in longer)[0]
             if lines and points / 72 <= width:
                 lines[-1] = longer
             else:

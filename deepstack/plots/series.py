@@ -9,12 +9,12 @@ from typing import Any
 
 from deepstack.records import Run, varying
 
-DEPTH, SEED, SCHEME = "model.depth", "seed", "model.scheme"
+DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 
 # How often something is looked at is no part of what is looked at.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # These mark different experiments even where each depth happens to have only one of them.
-NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", "task.name")
+NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,34 @@ def depth_of(run: Run) -> int:
     return int(run.get(DEPTH, 0))
 
 
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys besides depth and seed that tell these runs apart, in the config's order."""
+    keys = [k for k in varying(runs) if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
+    return [key for key in keys if owner_of(key) is None or owners_told(key, runs)]
+
+
+def owner_of(key: str) -> str | None:
+    """The key that names what an option belongs to: schemes and tasks have options of their own."""
+    if key.startswith("model.scheme_options."):
+        return SCHEME
+    return TASK if key.startswith("task.") and key not in (TASK, "task.seq_len") else None
+
+
+def owners_told(key: str, runs: Sequence[Run]) -> set[Any]:
+    """The schemes, or tasks, of which an option is said: runs of one differ in it, or have another
+    value than its default."""
+    owner = owner_of(key) or SCHEME
+    values: dict[Any, set[Any]] = {}
+    told = set()
+    for run in runs:
+        if key in run.flat_config:
+            value = run.flat_config[key]
+            values.setdefault(run.get(owner), set()).add(_hashable(value))
+            if run.columns.get("defaults", {}).get(key, value) != value:
+                told.add(run.get(owner))
+    return told | {name for name, found in values.items() if len(found) > 1}
+
+
 def scheme_label(run: Run) -> str:
     """How people write the scheme: `DeepNorm`."""
     label = run.columns.get("scheme", {}).get("label")
@@ -55,8 +83,7 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
     each scheme; d_ff, which follows d_model, goes without saying).  One that depth determines (a
     learning rate chosen for each depth) does not split either and is named in the second list.
     """
-    keys = [k for k in varying(runs) if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
-    keys.sort(key=lambda key: key != SCHEME)
+    keys = sorted(differing(runs), key=lambda key: key != SCHEME)
     kept: list[str] = []
     for key in keys:
         if not _determines(kept, key, runs):
@@ -68,24 +95,26 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
         if not key.startswith(NEVER_FOLLOWS_DEPTH) and _determines([DEPTH, *others], key, runs):
             kept.remove(key)
             follows.append(key)
+    told = {key: owners_told(key, runs) for key in keys if owner_of(key)}
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(_hashable(run.flat_config.get(k)) for k in kept), []).append(run)
     series = []
     for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
         members = groups[values]
-        parts = [
-            scheme_label(members[0]) if key == SCHEME else f"{short(key)}\u00a0{text(value)}"
-            for key, value in zip(kept, values, strict=True)
-        ]
-        known = members[0].flat_config
-        # An option of another scheme says nothing about this one.
-        own = [k for k in said if k in known or not k.startswith("model.scheme_options.")]
-        parts += [f"{short(key)}\u00a0{text(known.get(key))}" for key in own]
+        first = members[0]
+        # An option of another scheme says nothing about this one, and a default nothing new.
+        own = [k for k in (*kept, *said) if k not in told or first.get(str(owner_of(k))) in told[k]]
+        parts = [scheme_label(first) if key == SCHEME else value_said(first, key) for key in own]
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
-        label = ", ".join(parts) or scheme_label(members[0])
+        label = ", ".join(parts) or scheme_label(first)
         series.append(Series(label, tuple(members), number))
     return series, follows
+
+
+def value_said(run: Run, key: str) -> str:
+    """A setting in a label: `lr 0.001`."""
+    return f"{short(key)}\u00a0{text(run.flat_config.get(key))}"
 
 
 def short(key: str) -> str:

@@ -11,7 +11,7 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError
-from deepstack.model import places, without_defaults
+from deepstack.model import option_defaults, places, without_defaults
 from deepstack.records import RunFolder
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.tasks import Task
@@ -152,7 +152,8 @@ def columns_of(
 ) -> dict[str, Any]:
     """columns.json: every column's symbol, unit and sentence, so that charts need no model.
 
-    attribution: those of attribution.csv, empty where the run has none.
+    attribution: those of attribution.csv, empty where the run has none.  defaults: of the options
+    of its scheme and task, so that a chart says those that were set.
     """
 
     def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
@@ -172,6 +173,7 @@ def columns_of(
             "final_norm": scheme.final_norm,
             "normalised": scheme.normalised and NORMS[config.model.norm.kind].fixes_scale,
         },
+        "defaults": option_defaults(config),
         # layers are numbered on from the one stack to the other
         "stacks": {side: place.depth for side, place in places(config.model).items()},
         "f0_norm": float(update.initial.norm(dim=-1).mean()),
