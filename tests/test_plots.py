@@ -10,7 +10,14 @@ from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, wor
 
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.fit import power_law, power_law_of_seeds
-from deepstack.plots.series import seeds_note, split, spread
+from deepstack.plots.series import (
+    caption_of,
+    depth_words,
+    seeds_note,
+    split,
+    spread,
+    title_of,
+)
 from deepstack.records import find_runs
 
 # --- the fit -------------------------------------------------------------------------------
@@ -240,6 +247,43 @@ def test_an_option_is_said_where_it_was_set(tmp_path: Path) -> None:
     several = labels("several", 2, 4)
     assert several == ["DeepNorm", *(f"Hyper-connections, streams\u00a0{n}" for n in (2, 4))]
     assert labels("unknowns", 2, 4, defaults=None) == several
+
+
+SET = {
+    "model.activation": "gelu", "model.dropout": 0.3, "model.norm.kind": "rms",
+    "model.init.distribution": "kaiming_normal", "model.scheme_options.streams": 2,
+    "model.scheme_options.dynamic": True, "train.momentum": 0.95, "train.weight_decay": 0.1,
+    "train.batch_size": 4, "task.seq_len": 20, "task.path": "/somewhere/my.txt", "train.clip": None,
+    "train.eps": 1e-8, "train.eval_every": 3, "log.probe_sequences": 2, "runtime.threads": 3,
+}  # fmt: skip
+
+
+def test_a_caption_says_what_was_set(tmp_path: Path) -> None:
+    make_run(tmp_path, config=SET, defaults=HYPER | {"task.path": None}, steps=300)
+    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert caption == (
+        "d_model 64, d_ff 256 · batch 4 × 20 tokens · lr 0.001 · no clip · gelu · dropout 0.3 · "
+        "rms norm · init kaiming_normal · streams 2 · path my.txt · momentum 0.95 · "
+        "weight_decay 0.1"
+    )
+
+
+def test_a_caption_says_nothing_of_what_varies(tmp_path: Path) -> None:
+    for lr, size in ((1e-3, 4), (2e-3, 8)):
+        more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
+        make_run(tmp_path, lr=lr, config=more, steps=300)
+    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert caption == "d_model 64, d_ff 256 · sequences of 20 tokens"
+
+
+def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
+    both = {"model.family": "encoder_decoder"}
+    make_run(tmp_path, depth=20, config=both | {"model.decoder_depth": 5})
+    assert depth_words(find_runs(tmp_path)) == ["20 + 5"]
+    make_run(tmp_path, depth=6, config=both | {"model.decoder_depth": None})
+    runs = find_runs(tmp_path)
+    title = title_of(runs, split(runs)[0]).replace("\u00a0", " ")
+    assert title.startswith("DeepNorm on text, N = 6 + 6 to 20 + 5")
 
 
 def test_spread_keeps_both_ends() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from deepstack import config as conf
 from deepstack.records import Run, varying
 
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
@@ -15,6 +17,21 @@ DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # These mark different experiments even where each depth happens to have only one of them.
 NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK)
+# What a title or the beginning of a caption says.
+SAID = {
+    "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
+    "model.n_heads", "model.d_ff", "train.batch_size", "train.optimizer", "train.lr",
+    "train.schedule", "train.warmup_steps", "train.clip",
+}  # fmt: skip
+SAID_SECTIONS = ("train.lr_factors", "train.trainable")
+FORMS = {
+    "model.family": "{}",
+    "model.activation": "{}",
+    "model.norm.kind": "{} norm",
+    "model.init.distribution": "init {}",
+    "train.precision": "{}",
+    "train.steps": "{} steps",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,16 @@ def owners_told(key: str, runs: Sequence[Run]) -> set[Any]:
             if run.columns.get("defaults", {}).get(key, value) != value:
                 told.add(run.get(owner))
     return told | {name for name, found in values.items() if len(found) > 1}
+
+
+def depth_words(runs: Sequence[Run]) -> list[str]:
+    """The depths of these runs, `6`, or `20 + 5` where there are an encoder and a decoder."""
+    found = set()
+    for run in runs:
+        both = run.get("model.family") == "encoder_decoder"
+        decoder = [int(run.get("model.decoder_depth") or depth_of(run))] if both else []
+        found.add((depth_of(run), *decoder))
+    return [" + ".join(map(str, depths)) for depths in sorted(found)]
 
 
 def scheme_label(run: Run) -> str:
@@ -143,7 +170,7 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
     schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
     tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
     words = f"{schemes} on {', '.join(tasks)}"
-    depths = sorted({depth_of(run) for run in runs})
+    depths = [words.replace(" ", "\u00a0") for words in depth_words(runs)]
     words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
     seeds = {run.get(SEED, 0) for run in runs}
     words += f", {len(seeds)}\u00a0seeds" if len(seeds) > 1 else ""
@@ -151,7 +178,10 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
 
 
 def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
-    """What all runs share, for the caption, and what follows depth."""
+    """What all runs share, for the caption, and what follows depth.
+
+    Width, batch and rate are always said, of the rest what is not the default.
+    """
     different = set(varying(runs))
 
     def value(key: str) -> str | None:
@@ -163,7 +193,8 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
         (value("model.n_heads"), "n_heads {}"),
         (value("model.d_ff"), "d_ff {}"),
     )
-    batch = _join((value("train.batch_size"), "batch {}"), (value("task.seq_len"), "× {} tokens"))
+    size, tokens = value("train.batch_size"), value("task.seq_len")
+    batch = _join((size, "batch {}"), (tokens, "× {} tokens" if size else "sequences of {} tokens"))
     rate = _join(
         (value("train.optimizer"), "{}"),
         (value("train.lr"), "lr {}"),
@@ -171,16 +202,39 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
         (value("train.warmup_steps"), "{} warm-up steps"),
     )
     items = [width, batch.replace(", ×", " ×"), rate]
-    if (clip := value("train.clip")) and clip != "none":
-        items.append(f"clip {clip}")
+    if "train.clip" in runs[0].flat_config and "train.clip" not in different:
+        clip = runs[0].get("train.clip")
+        items.append("no clip" if clip is None else f"clip {text(clip)}")
     factors = runs[0].get("train.lr_factors") or {}
     if factors and not any(key.startswith("train.lr_factors") for key in different):
         items.append("lr of " + ", ".join(f"{role} × {text(f)}" for role, f in factors.items()))
     roles = runs[0].get("train.trainable", "all")
     if roles != "all" and not any(key.startswith("train.trainable") for key in different):
         items.append(f"trained: {' '.join(map(str, roles))}")
+    for key in _set_otherwise(runs[0]):
+        if key not in different:
+            form = FORMS.get(key, f"{short(key)} {{}}")
+            # Of a file its name, not where it lies.
+            items.append(form.format(text(runs[0].flat_config[key]).rpartition("/")[2]))
     items += [f"{short(key)} follows N" for key in follows]
     return [item.replace(" ", "\u00a0") for item in items if item]
+
+
+def _set_otherwise(run: Run) -> list[str]:
+    """The settings of a run that change what is computed, are not the default and not said yet."""
+    usual = _usual() | run.columns.get("defaults", {})
+    skipped = (*OBSERVATION, *SAID_SECTIONS, "runtime.")
+    return [
+        key
+        for key, value in run.flat_config.items()
+        if key not in SAID and not key.startswith(skipped)
+        if value not in (None, "", {}) and value != usual.get(key)
+    ]
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return conf.values(conf.Config())
 
 
 def seeds_note(counts: Iterable[int]) -> str:
