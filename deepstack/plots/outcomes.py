@@ -25,6 +25,7 @@ from deepstack.plots.series import (
     differing,
     owners_told,
     scheme_label,
+    setting,
     title_of,
     value_said,
 )
@@ -140,7 +141,7 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
 
     names = [key for key in differing(runs) if key not in (SCHEME, *but)]
     keys = [DEPTH, SCHEME, *but, *names]
-    frame = pd.DataFrame([[repr(run.flat_config.get(k)) for k in keys] for run in runs])
+    frame = pd.DataFrame([[repr(setting(run, k)) for k in keys] for run in runs])
     frame.columns = pd.Index(keys)
     options = [key for key in names if key.startswith(OPTION)]
     given = [DEPTH, SCHEME, *but, *options]
@@ -156,7 +157,7 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
         found[str(run.path)] = Place(
             ", ".join(value_said(run, key) for key in panels),
             ", ".join([scheme_label(run), *(value_said(run, key) for key in own)]),
-            tuple(_order(run.flat_config.get(key)) for key in panels),
+            tuple(_order(setting(run, key)) for key in panels),
         )
     return found
 

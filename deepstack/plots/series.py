@@ -12,11 +12,13 @@ from deepstack import config as conf
 from deepstack.records import Run, varying
 
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
+# No key of the config: what was trained on, where runs of one config were on different data.
+DATA = "data"
 
 # How often something is looked at is no part of what is looked at.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # These mark different experiments even where each depth happens to have only one of them.
-NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK)
+NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK, DATA)
 # What a title or the beginning of a caption says.
 SAID = {
     "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
@@ -62,7 +64,26 @@ def depth_of(run: Run) -> int:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The keys besides depth and seed that tell these runs apart, in the config's order."""
     keys = [k for k in varying(runs) if k not in (DEPTH, SEED) and not k.startswith(OBSERVATION)]
-    return [key for key in keys if owner_of(key) is None or owners_told(key, runs)]
+    told = [key for key in keys if owner_of(key) is None or owners_told(key, runs)]
+    return told + ([DATA] if data_differ(runs) else [])
+
+
+def setting(run: Run, key: str) -> Any:
+    """The config value at a dotted key; of DATA the first digits of their hash."""
+    if key == DATA:
+        return str(run.meta.get("data", {}).get("sha256") or "")[:6] or None
+    return run.flat_config.get(key)
+
+
+def data_differ(runs: Sequence[Run]) -> bool:
+    """Whether runs of the same task were on different data: a file that was changed in between."""
+    found: dict[tuple[Any, ...], str] = {}
+    for run in runs:
+        if setting(run, DATA):
+            task = tuple((k, str(v)) for k, v in run.flat_config.items() if k.startswith("task."))
+            if found.setdefault(task, setting(run, DATA)) != setting(run, DATA):
+                return True
+    return False
 
 
 def owner_of(key: str) -> str | None:
@@ -125,7 +146,7 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
     told = {key: owners_told(key, runs) for key in keys if owner_of(key)}
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(_hashable(run.flat_config.get(k)) for k in kept), []).append(run)
+        groups.setdefault(tuple(_hashable(setting(run, k)) for k in kept), []).append(run)
     series = []
     for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
         members = groups[values]
@@ -141,7 +162,7 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
 
 def value_said(run: Run, key: str) -> str:
     """A setting in a label: `lr 0.001`."""
-    return f"{short(key)}\u00a0{text(run.flat_config.get(key))}"
+    return f"{short(key)}\u00a0{text(setting(run, key))}"
 
 
 def short(key: str) -> str:
@@ -261,10 +282,9 @@ def _determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
     """Whether runs that are equal in `keys` are equal in `key`."""
     seen: dict[tuple[Any, ...], Any] = {}
     for run in runs:
-        where = tuple(_hashable(run.flat_config.get(k)) for k in keys)
-        if seen.setdefault(where, _hashable(run.flat_config.get(key))) != _hashable(
-            run.flat_config.get(key)
-        ):
+        where = tuple(_hashable(setting(run, k)) for k in keys)
+        value = _hashable(setting(run, key))
+        if seen.setdefault(where, value) != value:
             return False
     return True
 

@@ -76,6 +76,17 @@ def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> N
     )
 
 
+def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
+    """A sentence where a new run is begun beside one of the same configuration on other data."""
+    name = run_name(config)
+    number = folder.path.name.removeprefix(f"{name}-")
+    for before in range(int(number) - 1 if number.isdigit() else 0, 0, -1):
+        other = RunFolder(folder.path.with_name(name if before == 1 else f"{name}-{before}"))
+        if is_same_experiment(other, config):
+            return f"the data have changed since {other.path}: a new run {folder.path.name}"
+    return None
+
+
 def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
     """Whether a folder holds this configuration (runtime and names apart) on the same data."""
     data = folder.read_meta().get("data", task.data)

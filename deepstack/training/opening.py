@@ -25,7 +25,7 @@ from deepstack.training.environment import (
     torch_settings,
 )
 from deepstack.training.job import Job
-from deepstack.training.meta import refuse_missing_plugins
+from deepstack.training.meta import changed_data, refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.together import held_folder
 
@@ -92,6 +92,8 @@ def open_job(
         if processes.first and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if not folder.exists():
+            if processes.first and (changed := changed_data(folder, config)):
+                observer.said(changed)
             folder.write_config(conf.to_yaml(with_defaults(config)))
         try:
             with collector_paused():
