@@ -72,6 +72,63 @@ def test_only_finished_runs_have_a_final_loss(tmp_path: Path) -> None:
     assert points["mark"].dropna().to_dict() == {48: "diverged"}
 
 
+def test_a_seed_that_diverged_has_no_final_loss(tmp_path: Path) -> None:
+    for depth, seeds in ((6, "dd"), (18, "ddx"), (48, "xx")):
+        for seed, end in enumerate(seeds):
+            state, loss = ("done", 2.0 + 0.1 * seed) if end == "d" else ("diverged", 5.0)
+            make_run(tmp_path / "study", depth=depth, seed=seed, state=state, masked=loss)
+    chart = make_chart("final_loss_vs_depth", tmp_path)
+    points = rows(chart, kind="point").set_index("x")
+    assert points["y"].tolist() == pytest.approx([2.05, 2.05, 5.0])
+    assert points["n"].tolist() == [2, 2, 2] and math.isnan(points["low"][48])
+    assert points["mark"].dropna().to_dict() == {18: "some diverged", 48: "diverged"}
+    line = [line for line in chart.figure.axes[0].lines if len(np.asarray(line.get_xdata())) > 1]
+    assert [6, 18] in [np.asarray(one.get_xdata()).tolist() for one in line]
+    assert {"some seeds diverged: mean of the others", "diverged"} <= set(words(chart))
+
+
+def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Path) -> None:
+    for lr, loss in ((1e-3, 2.5), (1e-2, 2.0), (1e-1, 1.5)):
+        for seed in (0, 1):
+            state = "diverged" if lr == 1e-1 and seed else "done"
+            make_run(tmp_path / "study", lr=lr, seed=seed, state=state, masked=loss)
+    chart = make_chart("loss_vs_lr", tmp_path)
+    assert rows(chart, kind="best")["x"].tolist() == [1e-2]
+    assert rows(chart, x=1e-1)["mark"].tolist() == ["1 diverged"]
+    assert "some seeds diverged: mean of the others" in words(chart)
+
+
+def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        make_run(tmp_path / "s", lr=lr, state="diverged", updates=[math.nan], losses=[math.nan])
+    with pytest.raises(NothingMatchedError, match="every run diverged"):
+        make_chart("loss_vs_lr", tmp_path)
+    with pytest.raises(NothingMatchedError, match="no run has a finite"):
+        make_chart("update_vs_step", tmp_path)
+    # The evaluation at the start was before: it is no place where a run diverged.
+    chart = make_chart("loss_vs_step", tmp_path)
+    markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}
+    assert "X" not in markers and "diverged" not in words(chart)
+    assert any("diverged before any finite training loss" in text for text in words(chart))
+    make_run(tmp_path / "s", scheme="post_ln", lr=1e-3)
+    make_run(tmp_path / "s", scheme="post_ln", lr=1e-2, state="diverged")
+    chart = make_chart("loss_vs_lr", tmp_path)
+    assert set(rows(chart, kind="best")["panel"]) == {"Post-LN"} and len(chart.figure.axes) == 1
+    assert any("nothing finished of DeepNorm" in text for text in words(chart))
+
+
+def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in (6, 18):
+            make_run(tmp_path, scheme=scheme, depth=depth, masked=40.0, references={})
+            make_run(tmp_path, scheme=scheme, depth=depth, seed=1, masked=2.0, references={})
+    scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
+    assert scales == {"linear"}
+    make_run(tmp_path, depth=18, masked=0.1, references={})
+    scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
+    assert scales == {"log"}
+
+
 def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
     values = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]])
     make_run(tmp_path / "study", depth=3, layers=values)
@@ -92,6 +149,24 @@ def test_heat_map_of_any_diagnostic(tmp_path: Path, diagnostic: str) -> None:
     assert cell == sign * values[1, 2] and len(chart.data) == 12
     with pytest.raises(NothingMatchedError, match="did you mean 'grad_norm'"):
         make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
+
+
+@pytest.mark.parametrize(
+    ("diagnostic", "values", "scale"),
+    [("grad_norm", [1, 10, 100], "log"), ("grad_norm", [0, 10, 100], "log"),
+     ("grad_norm", [-1, 0, 100], "linear"), ("stream_norm", [1, 10, 100], "linear")],
+)  # fmt: skip
+def test_a_diagnostic_of_either_sign_has_a_plain_axis(
+    tmp_path: Path, diagnostic: str, values: list[float], scale: str
+) -> None:
+    make_run(tmp_path, depth=1, layers=np.array(values, dtype=float).reshape(3, 1))
+    chart = make_chart("last_layer_vs_step", tmp_path, diagnostic=diagnostic)
+    sign = 1 if diagnostic == "grad_norm" else -1
+    drawn = [sign * v for v in values if scale == "linear" or v]
+    assert rows(chart, kind="line")["y"].tolist() == drawn
+    (axes,) = chart.figure.axes
+    assert axes.get_yscale() == scale and axes.get_ylim()[0] < min(drawn)
+    assert ("zeros are not drawn" in " ".join(words(chart))) == (scale == "log" and 0 in values)
 
 
 def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:

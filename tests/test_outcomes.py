@@ -229,6 +229,14 @@ def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Pat
     assert dict(zip(column["kind"], column["n"], strict=True)) == {"trained": 1, "above": 1}
 
 
+def test_a_frontier_without_a_rate_that_trains_has_no_line(tmp_path: Path) -> None:
+    for lr in COLUMN:
+        run_with(tmp_path / "study", "stalled", lr=lr)
+    chart = make_chart("frontier", tmp_path)
+    assert "largest rate at which all seeds train" not in words(chart)
+    assert "stalled" in words(chart)
+
+
 def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path) -> None:
     for lr in (1e-3, 1e-2):
         run_with(tmp_path / "study", scheme="deepnorm", depth=6, lr=lr)

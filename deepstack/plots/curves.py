@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
@@ -29,6 +30,7 @@ from deepstack.plots.style import (
     extent,
     line_style,
     log_axis,
+    plain_axis,
     shade,
     step_axis,
 )
@@ -139,15 +141,15 @@ class Look:
         name = self.series[curve.series].label
         return f"{name}, N = {curve.depth}" if len(self.depths) > 1 else name
 
-    def handles(self) -> list[Handle]:
-        """One legend entry a colour, a dozen at most."""
+    def handles(self, curves: Sequence[Curve]) -> list[Handle]:
+        """One legend entry a colour of these curves, a dozen at most."""
         entries: list[Handle] = []
         if self.by_depth:
-            for depth in spread(self.depths, MOST_ENTRIES):
+            for depth in spread(sorted({curve.depth for curve in curves}), MOST_ENTRIES):
                 style = self.style(Curve(0, depth, (), False))
                 entries.append(Line2D([], [], **style, label=f"N = {depth}"))
         else:
-            for i in spread(range(len(self.series)), MOST_ENTRIES):
+            for i in spread(sorted({curve.series for curve in curves}), MOST_ENTRIES):
                 style = self.style(Curve(i, self.depths[0], (), False))
                 entries.append(Line2D([], [], **style, label=self.series[i].label))
         return entries
@@ -173,15 +175,16 @@ def draw_curve(
     kind: str = "line",
     marker: str | None = None,
     band: bool = True,
+    ends: bool = True,
 ) -> None:
-    """One curve with its band; a diverged one ends in a hollow mark."""
+    """One curve with its band; a diverged one ends in a hollow mark, if this is where it `ends`."""
     if not len(points):
         return
     x, mean, low, high, _ = points.T
     panel.axes.plot(x, mean, **style, marker=marker, lw=0.6 if curve.diverged else 1.0)
     if band and np.isfinite(low).any():
         panel.axes.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
-    if curve.diverged:
+    if curve.diverged and ends:
         panel.axes.plot(
             x[-1], mean[-1], DIVERGED_MARKER, mfc="white", ms=5, color=style["color"], zorder=4
         )
@@ -227,10 +230,23 @@ def draw_curves(
     handles: Sequence[Handle],
     source: str | Callable[[Run], pd.DataFrame] = "steps",
 ) -> Chart:
-    """One column of steps.csv, or of another source, against the step, both on log axes."""
+    """One column of steps.csv, or of another source, against the step.
+
+    Both axes are logarithmic; that of values is plain where some are negative or none is positive.
+    """
     series, follows = split(runs)
     look = Look(runs, series)
-    shown = look.panels(curves_of(series), MOST_PANELS)
+    panels = look.panels(curves_of(series), MOST_PANELS)
+    points = {curve: curve.points(column, source) for _, curves in panels for curve in curves}
+    points = {curve: found[found[:, 0] > 0] for curve, found in points.items()}
+    values = np.concatenate([found[:, 1] for found in points.values()])
+    logarithmic = bool((values > 0).any() and (values >= 0).all())
+    if logarithmic:
+        points = {curve: found[found[:, 1] > 0] for curve, found in points.items()}
+    lost = [name for name, curves in panels if not any(len(points[curve]) for curve in curves)]
+    shown = [(name, curves) for name, curves in panels if name not in lost]
+    if not shown:
+        raise NothingMatchedError(f"no run has a finite value of {column} after a step")
     rows, columns = grid(len(shown))
     page = Page(rows, columns, panels=len(shown), height=1.9 if len(shown) == 1 else 1.5)
     table = Table()
@@ -241,25 +257,31 @@ def draw_curves(
         panel = Panel(axes, name, table)
         prepare(panel)
         for curve in curves:
-            points, every = thin(curve.points(column, source))
-            points = points[(points[:, 0] > 0) & (points[:, 1] > 0)]
+            drawable, every = thin(points[curve])
             stride = max(stride, every)
-            draw_curve(panel, curve, look.label(curve), points, look.style(curve))
+            draw_curve(panel, curve, look.label(curve), drawable, look.style(curve))
         published = overlay(axes, options, chart, table, name) or published
     drawn = [row for row in table.rows if row.get("x") is not None]
-    low, high = extent([row["y"] for row in table.rows])
-    steps = [row["x"] for row in drawn] or [1]
+    steps = [row["x"] for row in drawn]
+    ends = [row[key] for row in table.rows for key in ("y", "low", "high") if key in row]
     for axes in page.axes:
-        log_axis(axes, "y", low, high)
+        if logarithmic:
+            log_axis(axes, "y", *extent([row["y"] for row in table.rows]))
+        else:
+            plain_axis(axes, [end for end in ends if math.isfinite(end)])
         step_axis(axes, int(min(steps)), int(max(steps)))
         axes.set_ylabel(y_label)
     if len(page.axes) > 1:
         page.outer_labels_only()
-    entries = look.handles() if len(runs) > 1 else []
+    entries = look.handles([c for c in points if len(points[c])]) if len(runs) > 1 else []
     entries += handles
     entries += mark_handles({row["mark"] for row in drawn if row.get("mark")})
     entries += band_handle(table)
-    notes = caption_of(runs, follows) + look.notes(len(shown))
+    notes = caption_of(runs, follows) + look.notes(len(panels))
+    if lost:
+        notes.append(f"nothing finite of {', '.join(map(str, lost))}")
+    if logarithmic and (values == 0).any():
+        notes.append("zeros are not drawn")
     if stride > 1:
         notes.append(f"every {stride}th step is drawn")
     figure = page.finish(title, title_of(runs, series), notes, entries + published)

@@ -80,7 +80,7 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     title = "The largest learning rate that trains, against depth"
     drawn = list(cells.values())
     handles: list[Handle] = outcome_handles(drawn)
-    if any(row["kind"] == "frontier" for row in table.rows):
+    if any(row["kind"] == "frontier" and row.get("mark") != "none" for row in table.rows):
         handles.append(Line2D([], [], **EDGE, label="largest rate at which all seeds train"))
     notes = map_notes(runs, shown, drawn) + caption_of(shown)
     figure = page.finish(title, title_of(shown, ()), notes, handles)

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import (
+    Curve,
     Look,
     Panel,
     band_handle,
@@ -20,17 +21,29 @@ from deepstack.plots.curves import (
     thin,
 )
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import caption_of, depth_of, seeds_note, split, title_of
-from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis, step_axis
+from deepstack.plots.series import Series, caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.style import (
+    GREY,
+    depth_axis,
+    extent,
+    line_style,
+    log_axis,
+    plain_axis,
+    step_axis,
+)
 from deepstack.plots.values import (
+    SOME_DIVERGED,
+    Point,
+    Spread,
+    diverged,
     draw_levels,
     draw_points,
     last_row,
     level_handles,
     mark_handles,
     overlay,
-    points_of,
     reference_levels,
+    spread_of,
     with_steps,
 )
 from deepstack.records import Run
@@ -97,6 +110,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     levels: list[tuple[str, float]] = []
     published: list[Handle] = []
     stride = 1
+    at_once: list[str] = []
+    drawn: list[Curve] = []
     for axes, ((label, members), quantities) in zip(page.axes, cells, strict=True):
         words = [label] if label else []
         words += list(quantities) if len(quantities) == 1 else []
@@ -118,12 +133,16 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                 points, every = thin(curve.points("loss"))
                 stride = max(stride, every)
                 draw_curve(panel, curve, label, points, style, kind="training")
+                drawn += [curve] if len(points) else []
+                if curve.diverged and not len(points):
+                    at_once.append(label)
             if validation in quantities:
                 points = curve.points("loss_masked" if on_mask else "loss", "evals")
                 joint = len(quantities) > 1
                 if joint:
                     colour = "black" if len(curves) == 1 else style["color"]
                     style = {"color": colour, "ls": "none", "mfc": "white", "zorder": 4}
+                drawn += [curve] if len(points) else []
                 draw_curve(
                     panel,
                     curve,
@@ -133,10 +152,11 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                     kind="validation",
                     marker="o",
                     band=not joint,
+                    ends=False,  # the last evaluation is not where it diverged
                 )
         published = overlay(axes, options, "loss_vs_step", table, name) or published
     _axes(page, table)
-    entries = look.handles() if len(curves) > 1 else []
+    entries = look.handles(drawn) if len(curves) > 1 else []
     if len(cells) == 1:
         colour = look.style(curves[0])["color"] if len(curves) == 1 else GREY
         entries.append(Line2D([], [], color=colour, label=TRAINING))
@@ -147,14 +167,45 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
             )
             entries.append(mark)
     entries += level_handles(levels)
-    entries += mark_handles({row["mark"] for row in table.rows if row.get("mark")})
+    ended = [row for row in table.rows if row["kind"] == "training"]
+    entries += mark_handles({row["mark"] for row in ended if row.get("mark")})
     entries += band_handle(table)
     notes = caption_of(runs, follows) + look.notes(len(shown))
     if stride > 1:
         notes.append(f"every {stride}th step of the training loss is drawn")
+    if at_once:
+        notes.append(f"diverged before any finite training loss: {', '.join(at_once)}")
+    if not any(row["kind"] in ("training", "validation") for row in table.rows):
+        raise NothingMatchedError("no run has a finite loss")
     title = "Loss against step"
     figure = page.finish(title, title_of(runs, series), notes, entries + published)
     return Chart(figure, table.frame(), title)
+
+
+def final_loss(runs: Sequence[Run], column: str) -> Spread:
+    """The mean over the seeds that did not diverge: those have no final loss."""
+    found = [last_row(run.evals, [column]) for run in runs if not diverged(run)]
+    return spread_of([loss for loss in found if loss is not None])
+
+
+def final_points(series: Series, column: str) -> list[Point]:
+    """The final loss at each depth.
+
+    Where every seed diverged, their last finite values before they did: a mark, and no mean of
+    final losses.
+    """
+    points = []
+    for depth in series.depths:
+        runs = series.at(depth)
+        if (value := final_loss(runs, column)).n:
+            mark = SOME_DIVERGED if any(map(diverged, runs)) else ""
+        else:
+            last = [last_row(run.evals, [column]) for run in runs if diverged(run)]
+            value = spread_of([loss for loss in last if loss is not None])
+            value, mark = value._replace(low=math.nan, high=math.nan), "diverged"
+        if value.n:
+            points.append(Point(depth, value, mark))
+    return points
 
 
 @chart("final_loss_vs_depth")
@@ -180,10 +231,16 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     handles: list[Handle] = []
     for i, s in enumerate(series):
         style = line_style(i, len(series))
-        points = points_of(s.depths, s.at, lambda run: last_row(run.evals, [column]))
-        draw_points(axes, points, style)
+        points = final_points(s, column)
+        if not points:
+            continue
+        finished = [p for p in points if p.mark != "diverged"]
+        draw_points(axes, finished, style)
+        for point in points:
+            if point.mark == "diverged":  # on its own, not on the line
+                draw_points(axes, [point], style)
         handles.append(Line2D([], [], **style, label=s.label))
-        counts += [p.value.n for p in points]
+        counts += [p.value.n for p in finished]
         marks |= {p.mark for p in points}
         for p in points:
             table.add(
@@ -196,9 +253,11 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 n=p.value.n,
                 mark=p.mark or None,
             )
+    if not marks:
+        raise NothingMatchedError("no finished run has a finite validation loss")
     published = overlay(axes, options, "final_loss_vs_depth", table, None)
     depth_axis(axes, depths)
-    _loss_axis([axes], [row for row in table.rows])
+    _loss_axis([axes], table.rows, _far_apart(table.rows))
     axes.set_ylabel(f"validation loss{where(final)} (nats)")
     handles += level_handles(levels) + mark_handles(marks)
     if seeds_note(counts):
@@ -218,12 +277,15 @@ def _axes(page: Page, table: Table) -> None:
         step_axis(axes, max(int(min(steps)), 0), int(max(steps)))
         axes.set_ylabel("loss (nats)")
     # A training loss that runs away must not flatten the validation losses beside it.
+    groups = []
     for kind in ("training", "validation"):
         names = {row.get("panel") for row in table.rows if row["kind"] == kind}
         rows = [row for row in table.rows if row.get("panel") in names]
-        _loss_axis(
-            [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names], rows
-        )
+        found = [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names]
+        groups.append((found, rows))
+    logarithmic = any(_far_apart(rows) for _, rows in groups)
+    for found, rows in groups:
+        _loss_axis(found, rows, logarithmic)
     for i, axes in enumerate(page.axes):
         before = page.axes[i - 1] if i % page.columns else None
         if before is not None:
@@ -234,15 +296,22 @@ def _axes(page: Page, table: Table) -> None:
             axes.set_xlabel("")
 
 
-def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:
-    """A plain axis, or a log one where losses lie far apart."""
+def _ends(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """The finite values of rows, their bands' too."""
     values = [row[key] for row in rows for key in ("y", "low", "high") if key in row]
-    finite = [v for v in values if v is not None and math.isfinite(v)]
-    positive = [v for v in finite if v > 0]
+    return [v for v in values if v is not None and math.isfinite(v)]
+
+
+def _far_apart(rows: Sequence[dict[str, Any]]) -> bool:
+    positive = [v for v in _ends(rows) if v > 0]
+    return bool(positive) and max(positive) / min(positive) > 12
+
+
+def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]], logarithmic: bool) -> None:
+    """A plain axis, or a log one where losses lie far apart."""
+    finite = _ends(rows)
     for axes in panels:
-        if positive and max(positive) / min(positive) > 12:
-            log_axis(axes, "y", *extent(positive))
+        if logarithmic:
+            log_axis(axes, "y", *extent(finite))
         elif finite:
-            low, high = min(finite), max(finite)
-            margin = 0.05 * (high - low) or 0.1
-            axes.set_ylim(low - margin, high + margin)
+            plain_axis(axes, finite)

@@ -135,6 +135,13 @@ def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def plain_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A linear y axis around these values, with a margin on both sides."""
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+
+
 def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
     """A log axis of depth with the depths themselves as labels, as far as they fit."""
     low, high = min(depths), max(depths)

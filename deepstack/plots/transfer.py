@@ -12,18 +12,18 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid
 from deepstack.plots.frontier import LR, lr_of
-from deepstack.plots.loss import masked, validation_levels, where
+from deepstack.plots.loss import final_loss, masked, validation_levels, where
 from deepstack.plots.outcomes import places
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import caption_of, depth_of, seeds_note, title_of
-from deepstack.plots.style import GREY, extent, log_axis, shade
+from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
 from deepstack.plots.values import (
+    SOME_DIVERGED,
     Spread,
     diverged,
     draw_levels,
-    last_row,
     level_handles,
-    spread_of,
+    mark_handles,
 )
 from deepstack.records import Run
 
@@ -42,7 +42,13 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         name = ", ".join(part for part in (place.row, place.panel) if part)
         panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
         panels[name][depth_of(run)][lr_of(run)].append(run)
-    depths = sorted({depth_of(run) for run in final})
+    unfinished = [name for name, by_depth in panels.items() if not any(
+        final_loss(runs, column).n for by_rate in by_depth.values() for runs in by_rate.values())
+    ]  # fmt: skip
+    panels = {name: found for name, found in panels.items() if name not in unfinished}
+    if not panels:
+        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    depths = sorted({depth for by_depth in panels.values() for depth in by_depth})
     page = Page(*grid(len(panels)), panels=len(panels), height=1.9)
     table, counts = Table(), []
     levels = validation_levels(final)
@@ -50,10 +56,12 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         axes.set_title(panel if len(panels) > 1 else "")
         draw_levels(axes, levels, table, panel)
         for depth, by_rate in by_depth.items():
-            found = {rate: at(members, column) for rate, members in by_rate.items()}
-            best = min((r for r in found if found[r].n), key=lambda r: found[r].mean, default=None)
+            found = {rate: final_loss(members, column) for rate, members in by_rate.items()}
+            partly = {r for r in found if any(map(diverged, by_rate[r]))}
+            whole = [r for r in found if found[r].n and r not in partly]
+            best = min(whole, key=lambda r: found[r].mean, default=None)
             colour = shade(len(depths) - 1 - depths.index(depth), len(depths))
-            draw(axes, found, best, colour)
+            draw(axes, found, best, partly, colour)
             counts += [spread.n for spread in found.values() if spread.n]
             for rate, spread in found.items():
                 gone = sum(map(diverged, by_rate[rate]))
@@ -63,40 +71,45 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     rows = [row for row in table.rows if row["kind"] in ("point", "best")]
     finite = [row[key] for row in rows for key in ("y", "low", "high") if math.isfinite(row[key])]
     finite += [level for _, level in levels]
-    margin = 0.05 * (max(finite) - min(finite)) or 0.1
     low, high = extent([row["x"] for row in rows])
     for axes in page.axes:
         log_axis(axes, "x", low, high)
-        axes.set_ylim(min(finite) - margin, max(finite) + margin)
+        plain_axis(axes, finite)
         axes.set_xlabel("learning rate")
         axes.set_ylabel(f"validation loss{where(final)} (nats)")
     page.outer_labels_only()
     handles: list[Handle] = [
         Line2D([], [], marker="o", color=shade(len(depths) - 1 - i, len(depths)), label=f"N = {n}")
         for i, n in enumerate(depths)
+        if any(row["n"] and row["series"] == f"N = {n}" for row in rows)
     ]
-    handles.append(Line2D([], [], ls="none", marker="o", ms=9, mfc="none", mec=GREY, label="best"))
+    if any(row["kind"] == "best" for row in rows):
+        ring = Line2D([], [], ls="none", marker="o", ms=9, mfc="none", mec=GREY, label="best")
+        handles.append(ring)
+    if any(row["mark"] and row["n"] for row in rows):
+        handles += mark_handles({SOME_DIVERGED})
     handles += level_handles(levels)
     if note := seeds_note(counts):
         label = f"± 1 standard deviation, {note}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
-    gone = sum(map(diverged, final))
-    notes = caption_of(final) + ([f"{gone} diverged runs are left out"] if gone else [])
+    notes = caption_of(final)
+    if gone := sum(map(diverged, final)):
+        notes.append(f"{gone} diverged runs are left out; best is among rates without one")
+    if unfinished:
+        notes.append(f"nothing finished of {', '.join(unfinished)}")
     title = "Final validation loss against learning rate"
     figure = page.finish(title, title_of(final, ()), notes, handles)
     return Chart(figure, table.frame(), title)
 
 
-def at(runs: list[Run], column: str) -> Spread:
-    """The mean over the seeds that did not diverge: those have no final loss."""
-    found = [last_row(run.evals, [column]) for run in runs if not diverged(run)]
-    return spread_of([loss for loss in found if loss is not None])
-
-
-def draw(axes: Any, found: dict[float, Spread], best: float | None, colour: Any) -> None:
-    """A curve with its band, and a ring around its lowest point."""
+def draw(
+    axes: Any, found: dict[float, Spread], best: float | None, partly: set[float], colour: Any
+) -> None:
+    """A curve with its band, a ring around its best point, hollow where some seeds diverged."""
     rates = [rate for rate in found if found[rate].n]
     axes.plot(rates, [found[r].mean for r in rates], color=colour, marker="o", ms=3, lw=1)
+    for rate in partly.intersection(rates):
+        axes.plot(rate, found[rate].mean, marker="o", ms=3.8, mfc="white", color=colour, ls="none")
     known = [r for r in rates if found[r].n > 1]
     axes.fill_between(known, [found[r].low for r in known], [found[r].high for r in known],
                       color=colour, alpha=0.18, lw=0)  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
 # state has lost most of what it was, and an update can hardly grow any more.
 SATURATED = 0.3
+SOME_DIVERGED = "some diverged"
 
 LEVELS: dict[str, tuple[str, Any]] = {
     "unigram_entropy": ("unigram entropy", (0, (5, 1.6))),
@@ -134,7 +135,11 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
 
 def mark_handles(marks: set[str], saturated: str = "saturated") -> list[Handle]:
     """Legend entries for the marks that were used."""
-    known = {"saturated": ("o", saturated), "diverged": (DIVERGED_MARKER, "diverged")}
+    known = {
+        "saturated": ("o", saturated),
+        SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
+        "diverged": (DIVERGED_MARKER, "diverged"),
+    }
     return [
         Line2D([], [], color=GREY, mfc="white", ls="none", marker=marker, label=label)
         for mark, (marker, label) in known.items()
