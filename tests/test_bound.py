@@ -253,6 +253,27 @@ def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
     assert rows(against_step, kind="level")["y"].tolist() == [1.0]
 
 
+def test_a_run_that_left_the_form_does_not_hold_back_the_others(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        bound_run(tmp_path, depth)
+    run = Run(tmp_path / "deepnorm-d18-s0-0.001")
+    terms = np.array([[0.0], [1.0], [math.nan]]) * np.full((3, 18), 0.005)
+    sides = {f"bound_{part}": terms for part in ("attention", "feed_forward")}
+    run.folder.write_layers(sides, [0, 1, 2])
+    chart = make_chart("bound_vs_depth", tmp_path)
+    assert rows(chart, kind="point", panel="measured")["x"].tolist() == [6, 48]
+    text = " ".join(words(chart))
+    assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
+    assert "not of the theorem's form" not in text and "last look" not in text
+
+
+def test_runs_of_different_lengths_are_compared_at_a_step_of_all(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        bound_run(tmp_path, depth, updates=[0.1, 0.2][: 1 if depth == 48 else 2])
+    text = " ".join(words(make_chart("bound_vs_depth", tmp_path)))
+    assert "both, step 1" in text and "step 1 is the last look" in text
+
+
 def test_without_terms_the_charts_say_why(tmp_path: Path) -> None:
     make_run(tmp_path / "study")
     for name in ("bound_vs_measured", "bound_vs_depth"):

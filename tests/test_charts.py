@@ -250,6 +250,15 @@ def test_long_labels_of_legends_side_by_side_stay_apart(tmp_path: Path) -> None:
     assert left.x1 < right.x0 and right.x1 < figure.bbox.width
 
 
+def test_the_label_of_a_low_axis_is_no_longer_than_it() -> None:
+    page = Page(1, 2, height=0.8)
+    for axes in page.axes:
+        axes.set_ylabel("a label that is much longer than the axis beside which it stands")
+    figure = page.finish("title", "subtitle", [])
+    figure.canvas.draw()
+    assert page.axes[0].yaxis.label.get_window_extent().height <= 0.82 * figure.dpi
+
+
 def test_widths_are_those_of_a_paper() -> None:
     assert Page(1, 1, height=1).figure.get_figwidth() == 3.3
     assert Page(1, 3, height=1).figure.get_figwidth() == 6.8

@@ -18,7 +18,7 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import Series, caption_of, split, spread, title_of
+from deepstack.plots.series import Series, caption_of, chosen, split, spread, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
@@ -198,13 +198,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
     series, follows = split(used)
-    shown = spread(series, MOST_PANELS)
-    stacks, chosen = [], []
+    shown, left = chosen(series, MOST_PANELS)
+    stacks, drawn = [], []
     for s in shown:
         one = stack(s.label, [(depth, joined(s.at(depth), rows)) for depth in s.depths])
         if one.x:
             stacks.append(one)
-            chosen.append(s)
+            drawn.append(s)
     if not stacks:
         raise NothingMatchedError(f"nothing has moved at step {step}")
     roles = moving(stacks)
@@ -212,16 +212,14 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     page = Page(2, len(stacks), height=1.35)
     draw_stacks(page, stacks, roles, table)
     left_out = False
-    for i, (one, s) in enumerate(zip(stacks, chosen, strict=True)):
+    for i, (one, s) in enumerate(zip(stacks, drawn, strict=True)):
         for axes in (page.axes[i], page.axes[len(stacks) + i]):
             depth_axis(axes, depths)
         page.axes[i].set_xlabel("")
         fitted = unsaturated(one, s)
         left_out |= len(fitted) < len(one.x)
         page.legend_below(len(stacks) + i, *entries(one, roles, fitted, table))
-    notes = [f"step {step}", *notes_of(), *caption_of(used, follows)]
-    if len(shown) < len(series):
-        notes.append(f"{len(shown)} of {len(series)} settings")
+    notes = [f"step {step}", *left, *notes_of(), *caption_of(used, follows)]
     if left_out:
         notes.append("depths at which ‖ΔF‖ is saturated are left out of the fits")
     if len(used) < len(runs):
@@ -295,12 +293,11 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
         if len(depths) > MOST_PANELS:
             notes.append(f"{MOST_PANELS} of {len(depths)} depths")
     else:
-        shown = spread(series, MOST_PANELS)
+        shown, left = chosen(series, MOST_PANELS)
         panels = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])) for s in shown]
         if any(len(s.depths) > 1 for s in shown):
             notes.append("each at its greatest depth")
-        if len(series) > MOST_PANELS:
-            notes.append(f"{MOST_PANELS} of {len(series)} settings")
+        notes += left
     stacks = []
     for name, members in panels:
         rows = joined(members, tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,15 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
 from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.series import (
+    caption_of,
+    depth_of,
+    ordered,
+    scheme_label,
+    seeds_note,
+    split,
+    title_of,
+)
 from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
@@ -119,15 +128,32 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
+def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
+    """The last step at which all runs looked at their layers and most have a value, and a note.
+
+    A run without one there, because it left the theorem's form on the way, does not hold back the
+    others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
+    """
+    whole = [run for run in tables if not diverged(run)] or list(tables)
+    looks = [
+        set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
+        for run in whole
+    ]
+    count = Counter(step for run in whole for step in tables[run]["step"].tolist())
+    good = [s for s in set.intersection(*looks) if 2 * count[s] > len(whole)]
+    if not good:
+        raise NothingMatchedError("the runs share no step with a look at their layers")
+    step = int(max(good))
+    if step == max(map(max, looks)):
+        return step, []
+    return step, [f"step {step} is the last look at layers that all share and most have a value at"]
+
+
 @chart("bound_vs_depth")
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    whole = [run for run in tables if not diverged(run)] or list(tables)
-    shared = set.intersection(*(set(tables[run]["step"].tolist()) for run in whole))
-    if options.at_step is None and not shared:
-        raise NothingMatchedError("the runs share no step with a look at their layers")
-    step = int(max(shared)) if options.at_step is None else options.at_step
+    step, chosen = last_step(tables) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
         raise NothingMatchedError(f"no run looked at its layers at step {step}")
@@ -149,7 +175,9 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     fitted: list[Fit | None] = []
     drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
     for i, s in enumerate(series):
-        style = line_style(i, len(series)) | {"linestyle": "-"}  # dotted is the other side
+        style = line_style(i, len(series), ordered(series)) | {
+            "linestyle": "-"
+        }  # dotted is the other side
         measured = points_of(
             s.depths,
             s.at,
@@ -163,7 +191,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             found[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
-        both.plot(x, y, color=style["color"], ls=":", lw=1.0)
+        dot = "." if len(x) == 1 else None  # one point has no line
+        both.plot(x, y, color=style["color"], ls=":", lw=1.0, marker=dot)
         draw_points(quotient, found[RATIO], style)
         fits = {name: fit_points(points) for name, points in found.items()}
         fitted += fits.values()
@@ -189,7 +218,10 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         label = f"± 1 standard deviation, {note}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
     title = "Theorem 4.2 and the measured model update against depth"
-    notes = left_out(runs, used) + caption_of(used, follows)
+    notes = left_out(runs, list(tables)) + chosen + caption_of(used, follows)
+    if without := [run for run in tables if run not in used]:
+        named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
+        notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
     if {"saturated", "diverged"} & {p.mark for p in drawn["measured"]}:
         notes.append("hollow points are left out of the fits")
     figure = page.finish(title, title_of(used, series), notes, handles)

@@ -18,7 +18,9 @@ from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
     Series,
     caption_of,
+    chosen,
     depth_of,
+    ordered,
     seeds_note,
     split,
     spread,
@@ -112,13 +114,15 @@ class Look:
         self.depths = sorted({depth_of(run) for run in runs})
         few = len(series) <= max(FEW_SERIES, len(self.depths))
         self.by_depth = len(self.depths) > 1 and few
+        self.left_out: list[str] = []
 
     def panels(self, curves: Sequence[Curve], most: int) -> list[tuple[str | None, list[Curve]]]:
         """Name (None for an only one) and curves of each panel, at most `most` panels."""
         if self.by_depth and len(self.series) > 1:
+            kept, self.left_out = chosen(self.series, most)
             return [
-                (self.series[i].label, [curve for curve in curves if curve.series == i])
-                for i in spread(range(len(self.series)), most)
+                (s.label, [curve for curve in curves if self.series[curve.series] is s])
+                for s in kept
             ]
         if not self.by_depth and len(self.depths) > 1:
             return [
@@ -133,7 +137,7 @@ class Look:
             place = self.depths.index(curve.depth)
             # Dark for deep: the eye goes to what the study is about.
             return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
-        style = line_style(curve.series, len(self.series))
+        style = line_style(curve.series, len(self.series), ordered(self.series))
         return {"color": style["color"], "ls": style["linestyle"]}
 
     def label(self, curve: Curve) -> str:
@@ -158,8 +162,9 @@ class Look:
         """What the figure leaves out, of its panels and in its legend."""
         colours, panels = len(self.series), len(self.depths)
         if self.by_depth:
-            colours, panels = panels, colours
-        notes = [f"{shown} of {panels} panels are shown"] if 1 < shown < panels else []
+            colours, panels = panels, shown
+        notes = [f"{shown} of {panels} depths are shown"] if 1 < shown < panels else []
+        notes += self.left_out
         if colours > MOST_ENTRIES:
             notes.append(f"the legend names {MOST_ENTRIES} of {colours} lines")
         return notes

@@ -16,7 +16,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import SEED, caption_of, split, spread, title_of
+from deepstack.plots.series import SEED, caption_of, chosen, split, spread, title_of
 from deepstack.plots.style import extent, log_axis, number, round_stride, shade
 from deepstack.plots.values import axis_label, overlay
 from deepstack.records import Run
@@ -58,24 +58,23 @@ def pick(runs: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[Run],
         )
     series, _ = split(usable)
     notes = []
-    chosen: list[tuple[str, Run]]
+    picks: list[tuple[str, Run]]
     if len(series) == 1:
         depths = series[0].depths
-        chosen = [(f"N = {depth}", series[0].at(depth)[0]) for depth in spread(depths, MOST_RUNS)]
+        picks = [(f"N = {depth}", series[0].at(depth)[0]) for depth in spread(depths, MOST_RUNS)]
         if len(depths) > MOST_RUNS:
             notes.append(f"{MOST_RUNS} of {len(depths)} depths")
     else:
-        shown = spread(series, MOST_RUNS)
-        chosen = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])[0]) for s in shown]
+        shown, left = chosen(series, MOST_RUNS)
+        picks = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])[0]) for s in shown]
         if any(len(s.depths) > 1 for s in shown):
             notes.append("each at its greatest depth")
-        if len(series) > MOST_RUNS:
-            notes.append(f"{MOST_RUNS} of {len(series)} settings")
-    seeds = {int(run.get(SEED, 0)) for _, run in chosen}
-    if len(usable) > len(chosen) and len(seeds) == 1:
+        notes += left
+    seeds = {int(run.get(SEED, 0)) for _, run in picks}
+    if len(usable) > len(picks) and len(seeds) == 1:
         notes.append(f"seed {min(seeds)}")
     picked = []
-    for label, run in chosen:
+    for label, run in picks:
         steps, values = run.layers(diagnostic)
         if run.state == "diverged":
             label += f" (diverged at step {run.status.get('step', '?')})"

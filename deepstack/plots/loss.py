@@ -21,7 +21,15 @@ from deepstack.plots.curves import (
     thin,
 )
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import Series, caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.series import (
+    Series,
+    caption_of,
+    depth_of,
+    ordered,
+    seeds_note,
+    split,
+    title_of,
+)
 from deepstack.plots.style import (
     GREY,
     depth_axis,
@@ -230,7 +238,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     counts, marks = [], set()
     handles: list[Handle] = []
     for i, s in enumerate(series):
-        style = line_style(i, len(series))
+        style = line_style(i, len(series), ordered(series))
         points = final_points(s, column)
         if not points:
             continue

@@ -73,6 +73,7 @@ class Page:
         legend_title: str | None = None,
     ) -> Figure:
         """Place everything; the figure is as high as it needs to be."""
+        self._wrap_value_labels()
         self._measure_axes()
         self._wrap_panel_titles()
         inner = self.width - 2 * PAD
@@ -167,6 +168,14 @@ class Page:
         self._tops = [max(sides[3] for sides in chunk) + 0.03 for chunk in chunks]
         self._bottoms = [max(sides[2] for sides in chunk) + 0.05 for chunk in chunks]
 
+    def _wrap_value_labels(self) -> None:
+        """Labels of y axes in as many lines as their height needs."""
+        rooms = [(axes, self.height) for axes in self.axes]
+        rooms += [(self.bar, self.rows * self.height)] if self.bar is not None else []
+        for axes, room in rooms:
+            size = float(axes.yaxis.label.get_fontsize())
+            axes.set_ylabel("\n".join(self._wrap(axes.get_ylabel(), size, room)))
+
     def _wrap_panel_titles(self) -> None:
         """Panel titles in as many lines as their width needs, and room for them."""
         titles = [axes.get_title(loc="left") for axes in self.axes]
@@ -194,7 +203,7 @@ class Page:
         A label that is longer than the width is wrapped.
         """
         most = min(len(handles), 8)
-        size = float(mpl.rcParams["legend.fontsize"])
+        size = FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
         line = mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"] + 0.3
         room = width - line * size / 72
         labels = ["\n".join(self._wrap(str(h.get_label()), size, room)) for h in handles]

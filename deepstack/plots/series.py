@@ -15,6 +15,10 @@ DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 # No key of the config: what was trained on, where runs of one config were on different data.
 DATA = "data"
 
+# Schemes that stay in a figure which has no room for all.
+COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
+MOST_NAMES = 12
+
 # How often something is looked at is no part of what is looked at.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # These mark different experiments even where each depth happens to have only one of them.
@@ -266,10 +270,36 @@ def seeds_note(counts: Iterable[int]) -> str:
     return f"n = {found[0]}" if len(found) == 1 else f"n = {found[0]} to {found[-1]}"
 
 
+def ordered(series: Sequence[Series]) -> bool:
+    """Whether one number tells each of the series from the others."""
+    return all(s.numeric is not None for s in series)
+
+
+def chosen(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str]]:
+    """At most `limit` of the series, and a note that names the others.
+
+    Of names those that others are compared with stay; numbers, and the rest, are taken evenly.
+    """
+    first = [s for s in series if s.numeric is None and s.runs[0].get(SCHEME) in COMPARED_WITH]
+    first = first if len(first) <= limit else []
+    others = spread([s for s in series if s not in first], limit - len(first))
+    kept = [s for s in series if s in first or s in others]
+    return kept, left_out([s.label for s in series if s not in kept])
+
+
+def left_out(labels: Sequence[str]) -> list[str]:
+    """A note on what a figure has no room for, by name."""
+    names = "; ".join(labels[:MOST_NAMES])
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    return [f"left out: {names}{more}"] if labels else []
+
+
 def spread(values: Sequence[Any], limit: int) -> list[Any]:
     """At most `limit` of the values, evenly, with the first and the last."""
     if len(values) <= limit:
         return list(values)
+    if limit <= 1:
+        return list(values[:limit])
     picks = {round(i * (len(values) - 1) / (limit - 1)) for i in range(limit)}
     return [values[i] for i in sorted(picks)]
 

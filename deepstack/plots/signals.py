@@ -17,7 +17,16 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.layers import sides_note
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import SEED, Series, caption_of, seeds_note, split, spread, title_of
+from deepstack.plots.series import (
+    SEED,
+    Series,
+    caption_of,
+    chosen,
+    left_out,
+    seeds_note,
+    split,
+    title_of,
+)
 from deepstack.plots.style import COLOURS, DASHES, GREY, extent, log_axis, number, round_stride
 from deepstack.plots.values import overlay
 from deepstack.records import Run
@@ -30,7 +39,7 @@ KINDS = {
 }
 # Reported for Post-LN by Zhang et al. 2019, arXiv:1908.11365, section 3.
 PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
-WORDS = {"β_LN": "through the norm", "β_RC": "over the residual sum", "β_LN·β_RC": "both"}
+WORDS = {"β_LN": "through the norm", "β_RC": "over the sum", "β_LN·β_RC": "both"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,9 @@ def read(members: Sequence[Run], name: str) -> Rows | None:
         return None
     found = [run.layers(name) for run in members]
     shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found)))
-    values = [v[[steps.tolist().index(s) for s in shared]] for steps, v in found]
-    rows = Rows(np.array(shared), np.array(values, dtype=float))
+    picked = [v[[steps.tolist().index(s) for s in shared]] for steps, v in found]
+    values = np.array(picked, dtype=float)
+    rows = Rows(np.array(shared), np.where(np.isfinite(values), values, math.nan))
     return rows if len(shared) and np.isfinite(rows.values).any() else None
 
 
@@ -66,11 +76,18 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     if not usable:
         raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
     series, follows = split(usable)
-    shown = spread(series, MOST_ROWS)
+    found = {s.label: quantities(s) for s in series}
+    if not any(found.values()):
+        raise NothingMatchedError("β_LN and β_RC: no value is finite")
+    # What has most to show comes first; a setting without any has no panels.
+    most = max(len({symbol for _, symbol in rows}) for rows in found.values())
+    whole = [s for s in series if len({symbol for _, symbol in found[s.label]}) == most]
+    shown, _ = chosen(whole, MOST_ROWS)
     page = Page(len(shown), 3, height=1.25)
     table = Table()
     steps: set[int] = set()
     kinds: set[str] = set()
+    vanished: list[str] = []
     published: list[Handle] = []
     for row, one in enumerate(shown):
         axes = page.axes[3 * row : 3 * row + 3]
@@ -79,14 +96,12 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
             written = in_braces(symbol)
             panel.set_title(f"{label}: {written}" if len(shown) > 1 else written)
             draw_published(panel, symbol, table, f"{label}: {symbol}")
-        drawn = draw_setting(axes, one, label, table)
-        kinds |= drawn[0]
-        steps |= drawn[1]
+        steps |= draw_setting(axes, one, found[one.label], label, table)
+        kinds |= {kind for kind, _ in found[one.label]}
+        vanished += gaps(label, found[one.label])
         for panel, symbol in zip(axes, WORDS, strict=True):
             name = f"{label}: {symbol}"
             published = overlay(panel, options, "gradient_ratios", table, name) or published
-    if not kinds:
-        raise NothingMatchedError("β_LN and β_RC: no value is finite")
     for column, symbol in enumerate(WORDS):
         values = [r["y"] for r in table.rows if str(r["panel"]).endswith(f": {symbol}")]
         low, high = extent(values)
@@ -98,8 +113,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     notes = sides_note(usable) + caption_of(usable, follows)
     if any(len(one.depths) > 1 for one in shown):
         notes.insert(0, "each at its greatest depth")
-    if len(series) > len(shown):
-        notes.insert(0, f"{len(shown)} of {len(series)} settings")
+    notes = left_out([s.label for s in series if s not in shown]) + notes
+    if vanished:
+        notes.append(f"no ratio where the gradient is 0: {'; '.join(vanished)}")
     title = "Gradient ratios by layer"
     entries = handles(kinds, sorted(steps), len({run.get(SEED, 0) for run in usable}))
     figure = page.finish(title, title_of(usable, series), notes, entries + published)
@@ -111,23 +127,51 @@ def in_braces(symbol: str) -> str:
     return typeset(symbol.replace("_LN", "_{LN}").replace("_RC", "_{RC}"))
 
 
-def draw_setting(
-    axes: Sequence[Axes], one: Series, label: str, table: Table
-) -> tuple[set[str], set[int]]:
-    """The three panels of a setting; which kinds of sublayer it has, and the steps drawn."""
+def quantities(one: Series) -> dict[tuple[str, str], Rows]:
+    """What a setting has to show at its greatest depth, by kind of sublayer and symbol."""
     members = one.at(one.depths[-1])
-    kinds: set[str] = set()
+    found = {}
+    for kind in KINDS:
+        ln, rc = (read(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
+        product = Rows(ln.steps, ln.values * rc.values) if ln and rc else None
+        for symbol, rows in zip(WORDS, (ln, rc, product), strict=True):
+            if rows is not None:
+                found[kind, symbol] = rows
+    return found
+
+
+def gaps(label: str, found: dict[tuple[str, str], Rows]) -> list[str]:
+    """Where the last record has no ratio of layers that the first one has: in one of the seeds."""
+    layers = set()
+    for rows in found.values():
+        first, last = (np.isfinite(rows.at(record)[0]) for record in (0, -1))
+        layers |= set((np.flatnonzero(first & ~last) + 1).tolist())
+    if not layers:
+        return []
+    step = int(next(iter(found.values())).steps[-1])
+    low, high = min(layers), max(layers)
+    several = "" if len(layers) == high - low + 1 else f"{len(layers)} of "
+    return [f"{label}, step {step}, {several}layers {low} to {high}"]
+
+
+def draw_setting(
+    axes: Sequence[Axes],
+    one: Series,
+    found: dict[tuple[str, str], Rows],
+    label: str,
+    table: Table,
+) -> set[int]:
+    """The three panels of a setting; returns the steps drawn."""
+    members = one.at(one.depths[-1])
     steps: set[int] = set()
     depth = 1
     first = members[0].columns.get("stacks", {}).get("encoder", 0)  # where a decoder begins
     for kind, colour in zip(KINDS, COLOURS, strict=False):
-        ln, rc = (read(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
         expected = read(members, f"beta_ln_predicted_{kind}")
-        product = Rows(ln.steps, ln.values * rc.values) if ln and rc else None
-        for panel, symbol, rows in zip(axes, WORDS, (ln, rc, product), strict=True):
+        for panel, symbol in zip(axes, WORDS, strict=True):
+            rows = found.get((kind, symbol))
             if rows is None:
                 continue
-            kinds.add(kind)
             depth = rows.values.shape[2]
             records = sorted({0, len(rows.steps) - 1})
             steps |= {int(rows.steps[i]) for i in records}
@@ -144,7 +188,7 @@ def draw_setting(
                 )  # fmt: skip
     for panel in axes:
         layer_axis(panel, depth)
-    return kinds, steps
+    return steps
 
 
 def draw_line(

@@ -18,6 +18,10 @@ COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 # Okabe and Ito's colours without the yellow, which white paper swallows, in the order in which
 # neighbours differ most; lines and markers differ too, for grey prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# For more than seven names, and then from the beginning again, with another line.
+MORE_COLOURS = (
+    "#882255", "#999933", "#6A3D9A", "#8C510A", "#E31A1C", "#1B5E3A", "#9A9AE0",
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)))
 DIVERGED_MARKER = "X"
@@ -81,14 +85,15 @@ def paper() -> Iterator[None]:
         yield
 
 
-def line_style(index: int, count: int) -> dict[str, Any]:
-    """Colour, line and marker of series `index` of `count`."""
-    if count <= len(COLOURS):
-        colour: Any = COLOURS[index]
-    else:
-        colour = shade(index, count)
+def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
+    """Colour, line and marker of series `index` of `count`.
+
+    ordered: whether their labels are numbers, of which many are shades; names are told apart.
+    """
+    colours = COLOURS + MORE_COLOURS
+    many = ordered and count > len(COLOURS)
     return {
-        "color": colour,
+        "color": shade(index, count) if many else colours[index % len(colours)],
         "linestyle": DASHES[index % len(DASHES)],
         "marker": MARKERS[index % len(MARKERS)],
     }

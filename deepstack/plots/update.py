@@ -14,7 +14,15 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
 from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import Series, caption_of, depth_of, seeds_note, split, title_of
+from deepstack.plots.series import (
+    Series,
+    caption_of,
+    depth_of,
+    ordered,
+    seeds_note,
+    split,
+    title_of,
+)
 from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
 from deepstack.plots.values import (
     SATURATED,
@@ -103,7 +111,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             table.add(panel=panel, series="unrelated states", kind="level", y=level)
         for j, (s, points, fit) in enumerate(zip(series, lines[i], fits, strict=True)):
             drawable = [p for p in points if p.value.mean > 0]
-            draw_points(axes, drawable, line_style(j, len(series)))
+            draw_points(axes, drawable, line_style(j, len(series), ordered(series)))
             record(table, panel, s.label, drawable, fit)
         published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
@@ -177,7 +185,7 @@ def _entries(series: Sequence[Series], fits: Sequence[Fit | None]) -> list[Handl
     entries: list[Handle] = []
     for i, (s, fit) in enumerate(zip(series, fits, strict=True)):
         label = f"{s.label}: {fit or 'no fit'}"
-        entries.append(Line2D([], [], **line_style(i, len(series)), label=label))
+        entries.append(Line2D([], [], **line_style(i, len(series), ordered(series)), label=label))
     return entries
 
 
