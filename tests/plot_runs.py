@@ -69,7 +69,11 @@ def make_run(
         {
             "columns": {"model_update": {"symbol": "‖ΔF‖", "unit": ""}},
             "layers": {"grad_norm": {"symbol": "‖∂L/∂θ_l‖", "unit": ""}},
-            "scheme": {"name": scheme, "label": LABELS[scheme], "normalised": normalised},
+            "scheme": {
+                "name": scheme,
+                "label": LABELS.get(scheme, scheme),
+                "normalised": normalised,
+            },
             "f0_norm": 8.0,
             "defaults": defaults or {},
             "stacks": {"encoder": depth},

@@ -12,12 +12,16 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.fit import power_law, power_law_of_seeds
 from deepstack.plots.series import (
     caption_of,
+    chosen,
     depth_words,
+    left_out,
+    ordered,
     seeds_note,
     split,
     spread,
     title_of,
 )
+from deepstack.plots.style import line_style, shade
 from deepstack.records import RunFolder, find_runs
 
 # --- the fit -------------------------------------------------------------------------------
@@ -295,6 +299,36 @@ def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
     assert title.startswith("DeepNorm on text, N = 6 + 6 to 20 + 5")
 
 
+def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
+    """Whatever their place in the alphabet; those left out are named."""
+    names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
+    for name in names:
+        make_run(tmp_path, scheme=name, layers=np.ones((2, 6)))
+    series, _ = split(find_runs(tmp_path))
+    kept, notes = chosen(series, 4)
+    assert [s.label for s in kept] == ["admin", "DeepNorm", "Post-LN", "Pre-LN"]
+    assert notes == ["left out: b2t; keel; peri_ln; ReZero"]
+    assert chosen(series, 8) == (series, [])
+    assert len(chosen(series, 2)[0]) == 2 and len(chosen(series, 3)[0]) == 3
+    assert "left out: " in " ".join(words(make_chart("grad_norm_by_layer", tmp_path)))
+    assert left_out([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
+
+
+def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: Path) -> None:
+    names = [line_style(i, 12) for i in range(12)]
+    assert len({style["color"] for style in names}) == 12
+    looks = {(str(s["color"]), str(s["linestyle"])) for s in (line_style(i, 28) for i in range(28))}
+    assert len(looks) == 28
+    assert line_style(3, 12, ordered=True)["color"] == shade(3, 12)
+    for lr in range(1, 10):
+        make_run(tmp_path, lr=lr)
+    series, _ = split(find_runs(tmp_path))
+    assert ordered(series)
+    make_run(tmp_path, scheme="post_ln")
+    assert not ordered(split(find_runs(tmp_path))[0])
+
+
 def test_spread_keeps_both_ends() -> None:
+    assert spread([1, 2], 1) == [1] and spread([1, 2], 0) == []
     assert spread(range(10), 4) == [0, 3, 6, 9]
     assert spread([1, 2], 4) == [1, 2]

@@ -12,6 +12,7 @@ from plot_runs import make_run as bare_run
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
 
 SMALL = {
     "model.family": "encoder_decoder", "model.depth": 2, "model.d_model": 16,
@@ -54,6 +55,29 @@ def test_gradient_ratios_are_means_over_seeds(tmp_path: Path) -> None:
     published = rows(chart, kind="reference", panel="Post-LN, N\u00a0=\u00a02: β_LN")
     assert sorted(published["y"]) == [0.82, 0.86]
     assert any("n = 3" in text for text in words(chart))
+
+
+def test_schemes_with_nothing_to_show_have_no_panels(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "hyper_connections", "admin", "b2t", "keel", "post_ln", "pre_ln"):
+        run = Run(bare_run(tmp_path, scheme=scheme, layers=np.ones((2, 6))))
+        if scheme in ("hyper_connections", "admin"):
+            for part in ("attention", "feed_forward"):
+                np.save(run.path / "layers" / f"beta_rc_{part}.npy", np.full((2, 6), np.nan))
+    chart = make_chart("gradient_ratios", tmp_path)
+    shown = {panel.split(",")[0] for panel in chart.data["panel"]}
+    assert shown == {"b2t", "DeepNorm", "Post-LN", "Pre-LN"}
+    assert "left out: admin; Hyper-connections; keel" in " ".join(words(chart))
+
+
+def test_layers_that_no_gradient_reaches_are_named(tmp_path: Path) -> None:
+    """0/0, and what is infinite because only one of them is 0; a warning would be an error."""
+    layers = np.ones((2, 6))
+    layers[1, :3] = np.nan, np.inf, 0.0
+    bare_run(tmp_path, layers=layers)
+    chart = make_chart("gradient_ratios", tmp_path)
+    assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
+    text = " ".join(words(chart)).replace("\u00a0", " ")
+    assert "no ratio where the gradient is 0: DeepNorm, N = 6, step 2, layers 1 to 3" in text
 
 
 def test_runs_without_them_are_told_so(tmp_path: Path) -> None:

@@ -175,9 +175,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     fitted: list[Fit | None] = []
     drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
     for i, s in enumerate(series):
-        style = line_style(i, len(series), ordered(series)) | {
-            "linestyle": "-"
-        }  # dotted is the other side
+        # Dotted is the other side.
+        style = line_style(i, len(series), ordered(series)) | {"linestyle": "-"}
         measured = points_of(
             s.depths,
             s.at,

@@ -144,7 +144,7 @@ def gaps(label: str, found: dict[tuple[str, str], Rows]) -> list[str]:
     """Where the last record has no ratio of layers that the first one has: in one of the seeds."""
     layers = set()
     for rows in found.values():
-        first, last = (np.isfinite(rows.at(record)[0]) for record in (0, -1))
+        first, last = (rows.at(record)[0] > 0 for record in (0, -1))
         layers |= set((np.flatnonzero(first & ~last) + 1).tolist())
     if not layers:
         return []
