@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,11 @@ def test_schemes_with_nothing_to_show_have_no_panels(tmp_path: Path) -> None:
     shown = {panel.split(",")[0] for panel in chart.data["panel"]}
     assert shown == {"b2t", "DeepNorm", "Post-LN", "Pre-LN"}
     assert "left out: admin; Hyper-connections; keel" in " ".join(words(chart))
+    for scheme in ("b2t", "keel"):
+        shutil.rmtree(next(tmp_path.glob(f"{scheme}-*")))
+    chart = make_chart("gradient_ratios", tmp_path)  # now there is room for one of them
+    assert {panel.split(",")[0] for panel in chart.data["panel"]} == shown - {"b2t"} | {"admin"}
+    assert words(chart).count("no value") == 2
 
 
 def test_layers_that_no_gradient_reaches_are_named(tmp_path: Path) -> None:

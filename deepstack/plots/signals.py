@@ -79,10 +79,12 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     found = {s.label: quantities(s) for s in series}
     if not any(found.values()):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
-    # What has most to show comes first; a setting without any has no panels.
-    most = max(len({symbol for _, symbol in rows}) for rows in found.values())
-    whole = [s for s in series if len({symbol for _, symbol in found[s.label]}) == most]
-    shown, _ = chosen(whole, MOST_ROWS)
+    # A setting with something to show in every panel comes first, one without any has none.
+    whole = [s for s in series if len({symbol for _, symbol in found[s.label]}) == len(WORDS)]
+    partly = [s for s in series if found[s.label] and s not in whole]
+    kept, _ = chosen(whole, MOST_ROWS)
+    kept += chosen(partly, MOST_ROWS - len(kept))[0]
+    shown = [s for s in series if s in kept]
     page = Page(len(shown), 3, height=1.25)
     table = Table()
     steps: set[int] = set()
@@ -99,6 +101,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
         steps |= draw_setting(axes, one, found[one.label], label, table)
         kinds |= {kind for kind, _ in found[one.label]}
         vanished += gaps(label, found[one.label])
+        for panel, symbol in zip(axes, WORDS, strict=True):
+            if not any(known == symbol for _, known in found[one.label]):
+                panel.text(0.5, 0.5, "no value", color=GREY, ha="center", transform=panel.transAxes)
         for panel, symbol in zip(axes, WORDS, strict=True):
             name = f"{label}: {symbol}"
             published = overlay(panel, options, "gradient_ratios", table, name) or published
