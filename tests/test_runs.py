@@ -247,6 +247,46 @@ def test_runs_table(tmp_path: Path) -> None:
     json.loads(table.to_json(orient="records"))
 
 
+def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
+    task, options = "task: {{name: text, rate: {}}}", "scheme_options: {{{}}}"
+    for path, scheme, option, rate in (
+        ("one/a", "admin", "start: x", 1),
+        ("one/b", "rezero", "gain: 1", 1),
+        ("two/a", "rezero", "gain: 2", 2),
+        ("two/b", "rezero", "gain: 3", 2),
+    ):
+        model = f"model: {{scheme: {scheme}, {options.format(option)}}}\n"
+        make_run(tmp_path / path, f"{model}{task.format(rate)}\n")
+    table = runs_table(find_runs(tmp_path))
+    assert [name for name in table if "." in name] == [
+        "model.scheme",
+        "model.scheme_options.gain",
+    ]
+    assert "model.scheme" in runs_table(find_runs(tmp_path / "one"))
+
+
+def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deepstack.cli import app
+
+    name = "hyper_connections-d1000-s0-4c53e0"
+    for number, seed in enumerate((1234, 5678)):
+        text = f"seed: {seed}\nmodel: {{scheme: x}}\ntrain: {{lr: 0.0{number}1, steps: 12345}}\n"
+        make_run(tmp_path / f"{name}{number}", text)
+    for width in (20, 60, 70, 100, 200):
+        terminal = {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": str(width)}
+        found = CliRunner().invoke(app, ["ls", str(tmp_path)], env=terminal)
+        lines = found.stdout.splitlines()
+        first, second = (next(x for x in lines if f"{name}{number}" in x) for number in (0, 1))
+        assert ("0.3" in first and "0.3" in second) == (width >= 60)
+        assert ("1,234" in first and "5,678" in second) == (width >= 100)
+        assert ("step_ms" in found.stderr and "--json" in found.stderr) == (width < 200)
+        assert max(map(len, lines)) <= max(width, len(name) + 3)
+    piped = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert "1,234" in piped.stdout and "step_ms" in piped.stdout and piped.stderr == ""
+
+
 def test_records_import_neither_torch_nor_pandas() -> None:
     code = (
         "import sys, deepstack.records; print({'torch', 'pandas', 'matplotlib'} & set(sys.modules))"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # so absent and present are different values there. Elsewhere an absent key is an old config's.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
 NOT_THE_EXPERIMENT = ("name", "runtime")
+# What runs of any study are told apart by.
+ALWAYS = ("model.scheme", "model.depth", "seed")
 
 
 class Run:
@@ -144,12 +146,14 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row a run: study, run, state, what varies, and the last value of what was logged.
 
+    A column is what varies inside some study; scheme, depth and seed also where studies differ.
+
     `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
     evaluation's, `step_ms` the median over steps.
     """
     import pandas as pd
 
-    keys = varying(runs)
+    keys = varying_in_studies(runs)
     rows: list[dict[str, Any]] = []
     for run in runs:
         row: dict[str, Any] = {"study": run.study, "run": run.name, "state": run.state}
@@ -180,6 +184,28 @@ def varying(runs: Sequence[Run]) -> list[str]:
         if absent or any(value != values[0] for value in values[1:]):
             result.append(key)
     return result
+
+
+def varying_in_studies(runs: Sequence[Run]) -> list[str]:
+    """What varies inside a study, in the config's order; scheme, depth and seed between them too.
+
+    Unrelated studies differ in nearly every key, and schemes in every option, which says nothing
+    about any of them: an option counts where it varies among a study's runs of one scheme.
+    """
+    studies: dict[Path, list[Run]] = {}
+    schemes: dict[tuple[Path, Any], list[Run]] = {}
+    for run in runs:
+        study = run.path.resolve().parent
+        studies.setdefault(study, []).append(run)
+        schemes.setdefault((study, run.get("model.scheme")), []).append(run)
+    options = OPEN_SECTIONS[0]
+    found = {key for key in varying(runs) if key in ALWAYS}
+    for some in studies.values():
+        found.update(key for key in varying(some) if not key.startswith(options))
+    for some in schemes.values():
+        found.update(key for key in varying(some) if key.startswith(options))
+    order = dict.fromkeys(key for run in runs for key in run.flat_config)
+    return [key for key in order if key in found]
 
 
 def _folders_with_runs(root: Path) -> Iterator[Path]:
