@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
 
-from deepstack.errors import NothingMatchedError
+from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.plots import draw
 from deepstack.plots.fit import power_law, power_law_of_seeds
 from deepstack.plots.series import (
     caption_of,
@@ -66,6 +67,20 @@ def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
     assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
     assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
     assert "exponent of N, ± standard error over 2 seeds" in words(chart)
+
+
+def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
+    layers = np.ones((2, 6))
+    paths = [make_run(tmp_path / "study", seed=seed, layers=layers) for seed in range(3)]
+    (paths[1] / "layers" / "grad_norm.npy").write_bytes(b"no array")
+    said: list[str] = []
+    draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
+    (line,) = said
+    assert line.startswith(f"run {paths[1].name} is left out: ") and "verify" in line
+    for path in paths:
+        (path / "status.json").write_text("")
+    with pytest.raises(ResourceError, match=f"run {paths[0].name} is left out"):
+        draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import deepstack
 from deepstack.cli.app import app
 from deepstack.errors import ConfigError, LockedError
-from deepstack.records import Run
+from deepstack.records import Run, problems
 
 # -- the run folder --------------------------------------------------------------------------------
 
@@ -66,6 +66,8 @@ def test_rows_can_be_taken_more_rarely(tmp_path: Path) -> None:
     run = probed(tmp_path / "run", 7, every=3, layers_every=0, attribution_every=0)
     assert run.steps["step"].tolist() == [1, 3, 6]
     assert not (run.path / "attribution.csv").exists() and run.layer_names() == []
+    assert run.state == "done" and run.folder.read_status()["step"] == 7
+    assert problems(run.folder) == []
 
 
 def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
+    from click import unstyle
     from typer.testing import CliRunner
 
     from deepstack.cli import app
@@ -275,9 +276,9 @@ def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
         text = f"seed: {seed}\nmodel: {{scheme: x}}\ntrain: {{lr: 0.0{number}1, steps: 12345}}\n"
         make_run(tmp_path / f"{name}{number}", text)
     for width in (20, 60, 70, 100, 200):
-        terminal = {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": str(width)}
+        terminal = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}
         found = CliRunner().invoke(app, ["ls", str(tmp_path)], env=terminal)
-        lines = found.stdout.splitlines()
+        lines = unstyle(found.stdout).splitlines()
         first, second = (next(x for x in lines if f"{name}{number}" in x) for number in (0, 1))
         assert ("0.3" in first and "0.3" in second) == (width >= 60)
         assert ("1,234" in first and "5,678" in second) == (width >= 100)
@@ -285,6 +286,54 @@ def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
         assert max(map(len, lines)) <= max(width, len(name) + 3)
     piped = CliRunner().invoke(app, ["ls", str(tmp_path)])
     assert "1,234" in piped.stdout and "step_ms" in piped.stdout and piped.stderr == ""
+
+
+BY_STATE = ("cut", "steps", "status.json")  # what a state tells without a look inside
+
+
+def spoil(folder: RunFolder, what: str) -> None:
+    if what == "cell":
+        folder.steps_path.write_text(folder.steps_path.read_text().replace("\n2,", "\nx,"))
+    elif what == "header":
+        folder.steps_path.write_text(folder.steps_path.read_text().replace("loss", "los", 1))
+    elif what == "cut":
+        folder.steps_path.write_text(folder.steps_path.read_text().split("\n3,")[0] + "\n")
+    elif what == "steps":
+        folder.steps_path.unlink()
+    else:
+        (folder.path / what).write_text("")
+
+
+@pytest.mark.parametrize("what", ["cell", "header", "cut", "steps", "status.json", "config.yaml"])
+def test_a_damaged_run_is_named_and_the_others_are_read(what: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deepstack.cli import app
+
+    for name in ("a", "b", "c"):
+        make_run(tmp_path / "study" / name, f"model: {{depth: {ord(name)}}}\n")
+    spoil(RunFolder(tmp_path / "study" / "b"), what)
+    table = runs_table(find_runs(tmp_path))
+    assert table["state"].tolist() == ["done", "damaged", "done"]
+    assert table["model.depth"].tolist()[::2] == [97, 99] and table["loss"].isna()[1]
+    found = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert found.exit_code == 0 and found.stdout.count("done") == 2
+    (said,) = found.stderr.splitlines()
+    assert said.startswith("run b is damaged: ")
+    assert said.endswith(f"`deepstack verify {tmp_path / 'study' / 'b'}` says more")
+    assert (Run(tmp_path / "study" / "b").state == "damaged") == (what in BY_STATE)
+
+
+def test_layers_that_are_none_give_no_unsafe_advice(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.write_layers({"grad_norm": np.ones((3, 5))}, [1, 2, 3])
+    for data in (np.random.default_rng(0).bytes(200), b"", b"PK\3\4 and no more"):
+        (folder.layers_dir / "grad_norm.npy").write_bytes(data)
+        with pytest.raises(ResourceError, match=r"grad_norm\.npy: is no array.*verify") as caught:
+            Run(folder.path).layers("grad_norm")
+        assert "pickle" not in str(caught.value)
+    assert Run(folder.path).damage() is None
+    assert "grad_norm.npy" in str(Run(folder.path).damage(layers=True))
 
 
 def test_records_import_neither_torch_nor_pandas() -> None:

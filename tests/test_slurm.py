@@ -221,7 +221,7 @@ def test_a_sweep_writes_an_array_of_what_is_left_to_do(tmp_path: Path) -> None:
     config = next((tmp_path / "s" / "slurm").glob("*d1*.yaml"))
     done = RunFolder(tmp_path / "s" / config.stem)
     done.write_config(config.read_text())
-    done.write_status("done", 1)
+    done.write_status("done", 0)
     second = subprocess.run(command, capture_output=True, text=True)
     assert "--array=0-0" in directives(Path(second.stdout.strip()))
     refused = subprocess.run(

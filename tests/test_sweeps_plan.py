@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app, sweep_tables
 from deepstack.cli.sweep_display import clock, seconds_left, summary
-from deepstack.config import Config, parse_study, with_overrides
+from deepstack.config import Config, parse_study, to_yaml, with_overrides
+from deepstack.errors import ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Progress, plan, probe, seconds_per_run
+from deepstack.sweeps import Cell, Local, Pool, Progress, is_wanted, plan, probe, seconds_per_run
 from deepstack.sweeps.plan import Names
-from deepstack.training import run_name
+from deepstack.training import run_name, train
 
 STUDY = """
 model: {d_model: 8}
@@ -62,6 +63,23 @@ def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
     shown = dry_run(file)
     assert "train.batch_size" in shown.stdout and "2*" in shown.stdout
     assert "3 runs: 3 new" in shown.stderr
+
+
+def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
+    base = parse_study(STUDY).base
+    cells = plan(base, {"model.depth": [1, 2, 3]}, study="s", out=tmp_path)
+    for cell in cells[:2]:
+        cell.folder.write_config(to_yaml(cell.config))
+        cell.folder.write_status("done", 3)
+    cells[1].folder.status_path.write_text("{")
+    cells = plan(base, {"model.depth": [1, 2, 3]}, study="s", out=tmp_path)
+    assert [cell.state for cell in cells] == ["damaged", "damaged", "new"]
+    assert [is_wanted(cell) for cell in cells] == [False, False, True]
+    first, second, _ = Pool(cells, Local(cells, "s", tmp_path, 1)).progress
+    assert "steps.csv: goes to step 0, but status.json says done at step 3" in first.message
+    assert "status.json: is no JSON" in second.message
+    with pytest.raises(ResourceError, match="the same command trains it anew"):
+        train(cells[0].config, study="s", out=tmp_path)
 
 
 def test_a_gpu_study_is_not_timed_where_there_is_no_gpu(

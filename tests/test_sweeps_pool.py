@@ -23,7 +23,7 @@ class Actor:
     def __init__(self, cell: Cell, script: dict[int, int], writes: str | None) -> None:
         self.script, self.code, self.signals = script, script.get(0), list[int]()
         cell.folder.write_config(to_yaml(cell.config))
-        cell.folder.write_status(writes or "running", 3)
+        cell.folder.write_status(writes or "running", 0)
 
     def poll(self) -> int | None:
         return self.code

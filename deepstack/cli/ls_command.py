@@ -25,13 +25,14 @@ def ls(
 ) -> None:
     """List runs: state, what varies among them, last loss and model update."""
     from deepstack.cli.tables import emit
-    from deepstack.records import find_runs, runs_table
+    from deepstack.records import find_runs, run_rows
 
-    table = runs_table(find_runs(directory))
-    first = ["run", "state", *(["study"] if table["study"].nunique() > 1 else [])]
-    first += [
-        "model_update",
-        "loss",
-        *(str(name) for name in table if name not in (*LAST, "study")),
-    ]
-    emit(table.to_dict("records"), json, first=first)
+    runs = find_runs(directory)
+    rows = run_rows(runs)
+    several = len({row["study"] for row in rows}) > 1
+    first = ["run", "state", *(["study"] if several else []), "model_update", "loss"]
+    first += [name for name in rows[0] if name not in (*LAST, "study")]
+    emit(rows, json, first=first)
+    for run, row in zip(runs, rows, strict=True):
+        if row["state"] == "damaged":
+            typer.echo(f"run {run.name} is damaged: {run.damage()}", err=True)

@@ -19,6 +19,7 @@ COLOURS = {
     "done": "green",
     "running": "cyan",
     "diverged": "red",
+    "damaged": "red",
     "failed": "red",
     "out_of_memory": "red",
     "interrupted": "yellow",
@@ -70,7 +71,7 @@ def summary(progress: Sequence[Progress], elapsed: float) -> str:
     """'12 of 24 done, 1 failed; 0:03:20 so far, about 0:04:10 left'."""
     states = Counter(entry.state for entry in progress)
     parts = [f"{states.pop('done', 0):,} of {len(progress):,} done"]
-    ends = ("diverged", "failed", "out_of_memory", "interrupted")
+    ends = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
     parts += [f"{states[name]:,} {name.replace('_', ' ')}" for name in ends if states[name]]
     left = seconds_left(progress, elapsed)
     about = "" if left is None else f", about {clock(left)} left"
@@ -104,7 +105,16 @@ def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "state", "step", "loss", "‖ΔF‖", "left"):
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
-    order = ("running", "failed", "out_of_memory", "diverged", "interrupted", "waiting", "new")
+    order = (
+        "running",
+        "damaged",
+        "failed",
+        "out_of_memory",
+        "diverged",
+        "interrupted",
+        "waiting",
+        "new",
+    )
     chosen = sorted(
         progress, key=lambda e: order.index(e.state) if e.state in order else len(order)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,21 +54,9 @@ class Stacked:
     by_seed: dict[str, list[dict[int, float]]]
 
 
-def logged(run: Run) -> pd.DataFrame | None:
-    """attribution.csv of a run without a torn last line, or None."""
-    import pandas as pd
-
-    try:
-        data = run.folder.log("attribution", ("step",)).path.read_bytes()
-    except FileNotFoundError:
-        return None
-    table = pd.read_csv(io.BytesIO(data[: data.rfind(b"\n") + 1])) if b"\n" in data else None
-    return table if table is not None and len(table) else None
-
-
 def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     """The runs that have an attribution.csv with a row.  Raises NothingMatchedError for none."""
-    found = {run: table for run in runs if (table := logged(run)) is not None}
+    found = {run: run.attribution for run in runs if len(run.attribution)}
     if not found:
         raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.records import Run, find_runs
 from deepstack.records.files import replace
@@ -32,20 +32,26 @@ def draw(
     A folder with several studies gets the charts of each one in a folder of its own: figures/ in
     the study, or `out`/<study>.  Charts compare the runs of one study.
 
-    `say` gets a sentence for each chart that these runs do not allow. Returns what was written.
-    Raises NothingMatchedError when there are no runs or nothing could be drawn, ConfigError for
+    `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
+    these runs do not allow. Returns what was written.  Raises NothingMatchedError when there are no
+    runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
     an unknown chart or a reference.csv that cannot be used.
     """
     names = list(dict.fromkeys(charts)) if charts else CHARTS.names()
     functions = {name: CHARTS[name] for name in names}
-    runs = find_runs(directory)
     studies: dict[Path, list[Run]] = {}
-    for run in runs:
-        studies.setdefault(run.path.parent, []).append(run)
     written: list[Path] = []
     skipped: list[str] = []
+    for run in find_runs(directory):
+        members = studies.setdefault(run.path.parent, [])
+        if wrong := run.damage(layers=True):
+            skipped.append(f"run {run.name} is left out: {wrong}")
+        else:
+            members.append(run)
+    several = len(studies) > 1
     for study, members in studies.items():
-        several = len(studies) > 1
+        if not members:
+            continue
         base = study if several else Path(directory)
         target = base / "figures" if out is None else Path(out) / (study.name if several else "")
         options = Options(at_step, diagnostic or "grad_norm", read_reference(directory, members))
@@ -55,11 +61,13 @@ def draw(
             except NothingMatchedError as error:
                 where = f"{study.name}: " if several else ""
                 skipped.append(f"{where}{name} is not drawn: {error}")
-                say(skipped[-1])
                 continue
             written += save(chart, target, name)
-    if not written:
-        raise NothingMatchedError("\n".join(skipped))
+    if not written:  # the error says it all
+        whole = any(studies.values())
+        raise (NothingMatchedError if whole else ResourceError)("\n".join(skipped))
+    for line in skipped:
+        say(line)
     return written
 
 

@@ -11,6 +11,7 @@ from deepstack.records.checksums import (
 )
 from deepstack.records.files import sync_folder, trouble
 from deepstack.records.folder import (
+    ENDED,
     EVALS_COLUMNS,
     STATES,
     STEPS_COLUMNS,
@@ -18,10 +19,11 @@ from deepstack.records.folder import (
     RunFolder,
 )
 from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
-from deepstack.records.run import Run, find_runs, load_runs, runs_table, varying
+from deepstack.records.run import Run, find_runs, load_runs, run_rows, runs_table, varying
 
 __all__ = [
     "CHECKSUMS",
+    "ENDED",
     "EVALS_COLUMNS",
     "STATE",
     "STATES",
@@ -39,6 +41,7 @@ __all__ = [
     "mapping",
     "number_text",
     "problems",
+    "run_rows",
     "runs_table",
     "sha256",
     "sync_folder",

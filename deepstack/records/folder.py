@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ STEPS_COLUMNS = (
 TIMING_COLUMNS = ("step", "step_ms", "peak_memory_mb")
 EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
+ENDED = ("done", "diverged")
 STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted")
 
 
@@ -157,6 +159,49 @@ class RunFolder:
     def read_columns(self) -> dict[str, Any]:
         return _load_json(self.columns_path)
 
+    def read_state(self) -> str | None:
+        """The state in status.json; None where there is none yet.
+
+        Raises ResourceError where it cannot be read, or says that more was done than is there.
+        """
+        status = self.read_status()
+        state, step = status.get("state"), status.get("step")
+        if state not in (None, *STATES):
+            raise damaged(self.status_path, f"found state {state!r}")
+        if state in ENDED and not self.ends_at(step):
+            last = self.last_row().get("step", "0")
+            why = f"goes to step {last}, but status.json says {state} at step {step}"
+            raise damaged(self.steps_path, why)
+        return state
+
+    def ends_at(self, step: object) -> bool:
+        """Whether the last row of steps.csv is that of a run's last step; a probe may skip some."""
+        said = self.last_row().get("step", "0")
+        last = int(said) if said.isdecimal() else 0
+        if last == step or not isinstance(step, int):
+            return last == step
+        beat = self.read_config().get("log", {}).get("every", 1)
+        return isinstance(beat, int) and beat > 1 and last == max(step - step % beat, min(step, 1))
+
+    def last_row(self) -> dict[str, str]:
+        """The cells of the last whole row of steps.csv; empty where there is none.
+
+        Only both ends of the file are read, and no lock is needed.
+        """
+        try:
+            with files.reading(self.steps_path) as file:
+                names = file.readline()
+                file.seek(max(len(names), os.fstat(file.fileno()).st_size - 4096))
+                rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise ResourceError(f"{self.steps_path}: {error.strerror}") from error
+        cells = rows[-1].decode("ascii", "replace").split(",") if rows else [""]
+        if not cells[0].isdecimal():
+            return {}
+        return dict(zip(names.decode("ascii", "replace").strip().split(","), cells, strict=False))
+
     def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
         """The append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
 
@@ -196,18 +241,33 @@ class RunFolder:
 
         Raises KeyError when the run has none of that name.
         """
-        import numpy as np
-
         try:
             # Steps first: whatever is written in between only adds records behind them.
-            steps = np.load(self.layers_dir / "steps.npy", allow_pickle=False)
-            values = np.load(self.layers_dir / f"{name}.npy", allow_pickle=False)
+            steps = self._read_array("steps")
+            values = self._read_array(name)
         except FileNotFoundError:
             raise KeyError(name) from None
-        except (OSError, ValueError, EOFError, MemoryError) as error:
-            raise ResourceError(f"{self.layers_dir}/{name}.npy: {error}") from error
         records = min(len(steps), len(values))
         return steps[:records], values[:records]
+
+    def _read_array(self, name: str) -> np.ndarray:
+        """layers/<name>.npy.  Raises FileNotFoundError, ResourceError."""
+        import numpy as np
+
+        path = self.layers_dir / f"{name}.npy"
+        try:
+            with files.reading(path) as file:
+                found = np.lib.format.read_array(file, allow_pickle=False)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ResourceError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, EOFError, MemoryError) as error:
+            # what numpy says of it advises to run what the file may hold
+            raise damaged(path, "is no array of numbers") from error
+        if found.ndim != (1 if name == "steps" else 2):
+            raise damaged(path, "is no array as a run has it")
+        return found
 
     def layer_names(self) -> list[str]:
         """Names of the per-layer diagnostics that are complete (steps.npy is there)."""
@@ -228,6 +288,12 @@ class RunFolder:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
+def damaged(path: Path, why: str) -> ResourceError:
+    """The error of a file that is not what a run wrote."""
+    folder = path.parent.parent if path.suffix == ".npy" else path.parent
+    return ResourceError(f"{path}: {why}; `deepstack verify {shlex.quote(str(folder))}` says more")
+
+
 def _npy(array: np.ndarray) -> bytes:
     import numpy as np
 
@@ -243,9 +309,9 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ResourceError(f"{path}: {error}") from error
+        raise damaged(path, f"is no JSON ({error})" if data else "is empty") from error
     if not isinstance(found, dict):
-        raise ResourceError(f"{path}: expected a JSON object")
+        raise damaged(path, "is no JSON object")
     return found
 
 
@@ -279,7 +345,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         found = yaml.load(files.read(path) or b"", Loader=Loader)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ResourceError(f"{path}: {' '.join(str(error).split())}") from error
+        raise damaged(path, f"is no YAML ({' '.join(str(error).split())})") from error
     if not isinstance(found, dict):
-        raise ResourceError(f"{path}: expected a mapping")
+        raise damaged(path, "is no mapping")
     return found

@@ -21,10 +21,9 @@ from deepstack.records.checksums import (
     plain_file,
     sha256,
 )
-from deepstack.records.folder import STATES, RunFolder
+from deepstack.records.folder import ENDED, STATES, RunFolder
 from deepstack.records.run import find_runs
 
-ENDED = ("done", "diverged")
 SIGNS = ("status.json", "meta.json", "steps.csv")
 
 
@@ -128,7 +127,7 @@ def _status(found: Inspection) -> dict[str, Any]:
         return status
     row = _last_row(folder)
     last = int(row.get("step", "0"))
-    if state in ENDED and step != last:
+    if state in ENDED and not _ends_at(folder, step):
         say(f"status.json: {state} at step {step}, but the last row of steps.csv is step {last}")
     elif state in ("running", "interrupted") and step > last:
         say(f"status.json: saved at step {step}, but the last row of steps.csv is step {last}")
@@ -254,10 +253,17 @@ def _is_beheaded(path: Path) -> bool:
 
 def _last_row(folder: RunFolder) -> dict[str, str]:
     """The cells of the last complete row of steps.csv; empty where there is none."""
-    lines = _lines(folder.steps_path)
-    if len(lines) < 2 or not lines[-1].split(",")[0].isdecimal():
+    try:
+        return folder.last_row()
+    except DeepstackError:  # why is said where the file is read
         return {}
-    return dict(zip(lines[0].split(","), lines[-1].split(","), strict=False))
+
+
+def _ends_at(folder: RunFolder, step: int) -> bool:
+    try:
+        return folder.ends_at(step)
+    except DeepstackError:
+        return False
 
 
 def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:

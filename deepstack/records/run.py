@@ -10,13 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepstack.errors import NothingMatchedError
+from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
     STEPS_COLUMNS,
     TIMING_COLUMNS,
     RunFolder,
+    damaged,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
 NOT_THE_EXPERIMENT = ("name", "runtime")
 # What runs of any study are told apart by.
 ALWAYS = ("model.scheme", "model.depth", "seed")
+LOGGED = (
+    "step", "loss", "grad_norm", "model_update", "val_loss", "val_loss_masked", "step_ms"
+)  # fmt: skip
 
 
 class Run:
@@ -75,9 +79,13 @@ class Run:
     def state(self) -> str:
         """done, diverged, failed, out_of_memory, interrupted, or running while someone works.
 
-        A folder that says `running` and that nobody holds was killed: it is `interrupted`.
+        A folder that says `running` and that nobody holds was killed: it is `interrupted`.  One
+        whose status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
-        state = str(self.status.get("state", "interrupted"))
+        try:
+            state = self.folder.read_state() or "interrupted"
+        except ResourceError:
+            return "damaged"
         if state == "running" and self.folder.holder() is None:
             return "interrupted"
         return state
@@ -98,6 +106,26 @@ class Run:
         table = _read_csv(self.folder.timing_path, TIMING_COLUMNS)
         latest = table.drop_duplicates("step", keep="last")
         return latest.sort_values("step", ignore_index=True)
+
+    @cached_property
+    def attribution(self) -> pd.DataFrame:
+        """A row a step at which ‖ΔF‖ was attributed; empty where it never was."""
+        path = self.folder.log("attribution", ("step",)).path
+        return _read_csv(path, ("step",))
+
+    def damage(self, *, layers: bool = False) -> str | None:
+        """Why this run cannot be read, or None; `layers` are many files, and are looked at on wish.
+
+        What can be read need not be what was written: that takes `inspect`.
+        """
+        try:
+            self.folder.read_state()
+            _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
+            if layers:
+                _ = self.attribution, [self.layers(name) for name in self.layer_names()]
+        except ResourceError as error:
+            return str(error)
+        return None
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
@@ -136,7 +164,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row a run of what `find_runs` finds below `path`: the table of `runs_table`.
+    """One row a run of what `find_runs` finds below `path`: `run_rows` as a table.
 
     Raises NothingMatchedError when there is none.
     """
@@ -144,19 +172,30 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """`run_rows` as a table."""
+    import pandas as pd
+
+    return pd.DataFrame(run_rows(runs))
+
+
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One row a run: study, run, state, what varies, and the last value of what was logged.
+
+    A run that cannot be read is `damaged`, and has no values.
 
     A column is what varies inside some study; scheme, depth and seed also where studies differ.
 
     `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
     evaluation's, `step_ms` the median over steps.
     """
-    import pandas as pd
-
-    keys = varying_in_studies(runs)
+    broken = [run for run in runs if run.damage()]
+    keys = varying_in_studies([run for run in runs if run not in broken])
     rows: list[dict[str, Any]] = []
     for run in runs:
         row: dict[str, Any] = {"study": run.study, "run": run.name, "state": run.state}
+        if run in broken:
+            rows.append(row | {"state": "damaged"} | dict.fromkeys([*keys, *LOGGED]))
+            continue
         row |= {key: _plain(run.flat_config.get(key)) for key in keys}
         row["step"] = int(run.steps["step"].iloc[-1]) if len(run.steps) else 0
         row |= {name: _last(run.steps, name) for name in ("loss", "grad_norm", "model_update")}
@@ -164,7 +203,7 @@ def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
         row["val_loss_masked"] = _last(run.evals, "loss_masked")
         row["step_ms"] = float(run.timing["step_ms"].median()) if len(run.timing) else None
         rows.append(row)
-    return pd.DataFrame(rows)
+    return rows
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
@@ -248,7 +287,13 @@ def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     if not complete:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})
     names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
-    return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
+    if missing := [name for name in columns[:2] if name not in names]:
+        raise damaged(path, f"has no column {missing[0]}")
+    try:
+        return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
+    except (ValueError, OverflowError) as error:
+        why = str(error).splitlines()[0]
+        raise damaged(path, f"is no table of numbers ({why})") from error
 
 
 def _dtype(name: str) -> str:

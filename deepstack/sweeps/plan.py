@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, PluginError
+from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.model import build_model, without_defaults
-from deepstack.records import Run, RunFolder
+from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, refuse_missing_plugins
 
 MOST_CELLS = 100_000
-FINISHED = ("done", "diverged")
+FINISHED = ENDED
 RUN_AGAIN = ("failed", "out_of_memory")
 
 
@@ -30,7 +30,7 @@ RUN_AGAIN = ("failed", "out_of_memory")
 class Cell:
     """One run of a sweep: its configuration, its folder, and what it will take.
 
-    state: 'new', or what the folder's run says; parameters: a number; memory: bytes.  values: the
+    state: 'new', or that of the folder's run; parameters: a number; memory: bytes.  values: the
     swept keys' own; overridden: what an override of the sweep's file set besides.
     """
 
@@ -52,7 +52,9 @@ class Cell:
 
 
 def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
-    """Whether a sweep runs the cell: not what is done, what failed only when asked to."""
+    """Whether a sweep runs the cell: not what is done or damaged, what failed only if asked to."""
+    if cell.state == "damaged":
+        return False
     return cell.state not in FINISHED and (cell.state not in RUN_AGAIN or cell.state in retry)
 
 
@@ -156,9 +158,12 @@ def plan(
             vocab_size = estimated.vocab_size(config)
             parameters = estimated.parameters(config, vocab_size)
         if name in there:
-            refuse_missing_plugins(config, out / study)
-            folder = choose_folder(config, out / study, estimated.task(config))
-            state = Run(folder.path).state if folder.exists() else "new"
+            try:
+                refuse_missing_plugins(config, out / study)
+                folder = choose_folder(config, out / study, estimated.task(config))
+                state = Run(folder.path).state if folder.exists() else "new"
+            except ResourceError:
+                state = "damaged"
         cells.append(
             Cell(
                 config=config,

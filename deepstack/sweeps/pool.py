@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from deepstack import config as conf
 from deepstack.errors import ResourceError
 from deepstack.model import with_defaults
-from deepstack.records import Run, RunFolder, files
+from deepstack.records import Run, RunFolder
 from deepstack.sweeps.launcher import Launcher, Process
 from deepstack.sweeps.plan import FINISHED, Cell, is_wanted
 
@@ -75,6 +75,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.progress = [Progress(cell, cell.state) for cell in self.cells]
+        for entry in self.progress:
+            if entry.state == "damaged":
+                entry.message = Run(entry.cell.folder.path).damage() or ""
 
     def run(self) -> list[Progress]:
         """Run what is not done, in order; returns when no process is left.
@@ -197,15 +200,13 @@ class Pool:
 
     def _read(self, entry: Progress) -> None:
         """Step, loss and model update from the last row on disk; no lock is needed for that."""
-        with contextlib.suppress(OSError, ValueError, IndexError, ResourceError):
+        with contextlib.suppress(ValueError, ResourceError):
             entry.step, entry.loss, entry.model_update = last_row(entry.cell.folder)
 
 
 def last_row(folder: RunFolder) -> tuple[int, float, float]:
     """(step, loss, model update) of the last whole row of steps.csv; ValueError for none."""
-    with files.reading(folder.steps_path) as file:
-        names = file.readline().decode().strip().split(",")
-        file.seek(max(0, folder.steps_path.stat().st_size - 2048))
-        rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
-    row = dict(zip(names, rows[-1].decode().split(","), strict=True))
+    row = folder.last_row()
+    if not {"loss", "model_update"} <= row.keys():
+        raise ValueError(f"{folder.steps_path}: no whole row")
     return int(row["step"]), float(row["loss"]), float(row["model_update"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
-from deepstack.records import Run, RunFolder, damage, number_text, problems
+from deepstack.records import ENDED, Run, RunFolder, damage, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
@@ -33,8 +33,6 @@ from deepstack.training.environment import choose_device, choose_threads, enviro
 from deepstack.training.loop import train
 from deepstack.training.meta import environment_changes
 from deepstack.training.observer import Observer, Row, Started
-
-ENDED = ("done", "diverged")
 
 Stop = Callable[[], int | None]
 

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from deepstack import config as conf
+from deepstack.errors import ResourceError
 from deepstack.model import Layer, Transformer, build_model
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
@@ -86,7 +87,11 @@ def held_folder(
         def hold() -> list[str | None]:
             folder = choose_folder(config, study, task)
             stack.enter_context(folder.lock())
-            return [str(folder.path), folder.read_status().get("state")]
+            try:
+                return [str(folder.path), folder.read_state()]
+            except ResourceError as error:
+                away = "`deepstack rm` puts the run away, and the same command trains it anew"
+                raise ResourceError(f"{error}; {away}") from error
 
         path, state = processes.led(hold)
         yield (RunFolder(path) if processes.first else SilentFolder(path)), state
