@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
+from typer.testing import CliRunner
 
+from deepstack.cli import app
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.plots.fit import power_law, power_law_of_seeds
@@ -81,6 +83,19 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
         (path / "status.json").write_text("")
     with pytest.raises(ResourceError, match=f"run {paths[0].name} is left out"):
         draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
+
+
+def test_figures_lie_in_the_study(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "study")
+    for folder, figures in ((tmp_path, run.parent), (run.parent, run.parent), (run, run)):
+        written = draw(folder, ["loss_vs_step"])
+        assert {path.parent.resolve() for path in written} == {figures / "figures"}
+
+
+def test_a_refusal_is_said_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    result = CliRunner().invoke(app, ["plot", "frontier", str(tmp_path)])
+    assert result.exit_code == 7 and result.stderr.count("frontier is not drawn") == 1
 
 
 @pytest.mark.parametrize("count", [0, 1])

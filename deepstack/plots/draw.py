@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.records import Run, find_runs
+from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.files import replace
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def draw(
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Draw charts (default: all) of the runs below a folder into `out` (default: its figures/).
+    """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
-    A folder with several studies gets the charts of each one in a folder of its own: figures/ in
-    the study, or `out`/<study>.  Charts compare the runs of one study.
+    Charts compare the runs of one study; those of several go to `out`/<study>.  One run alone has
+    its figures/ in its own folder.
 
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow. Returns what was written.  Raises NothingMatchedError when there are no
@@ -52,7 +52,7 @@ def draw(
     for study, members in studies.items():
         if not members:
             continue
-        base = study if several else Path(directory)
+        base = Path(directory) if RunFolder(directory).exists() else study
         target = base / "figures" if out is None else Path(out) / (study.name if several else "")
         options = Options(at_step, diagnostic or "grad_norm", read_reference(directory, members))
         for name, function in functions.items():
