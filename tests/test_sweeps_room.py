@@ -95,7 +95,7 @@ def test_the_host_memory_of_runs_on_gpus_counts() -> None:
 
 @pytest.mark.parametrize(
     ("text", "bytes_"),
-    [("8GB", 8 * GB), ("512MiB", 2**29), ("1.5 kb", 1500), ("300", 300), ("0.5", 50), ("1", 100)],
+    [("8GB", 8 * GB), ("512MiB", 2**29), ("1.5 kb", 1500), ("300B", 300), ("0.5", 50), ("1", 100)],
 )
 def test_a_budget_is_a_size_or_a_share(
     text: str, bytes_: int, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +108,12 @@ def test_a_budget_is_a_size_or_a_share(
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1e9", "8XB", "1 0"])
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(ConfigError, match="--memory: found"):
+        memory_budget(text)
+
+
+@pytest.mark.parametrize("text", ["1.5", "300"])
+def test_a_size_has_a_unit(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {text}GB"):
         memory_budget(text)
 
 

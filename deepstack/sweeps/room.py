@@ -127,7 +127,12 @@ def memory_budget(given: str | None = None) -> int:
             "is free such as 0.5"
         )
     number = float(match[1])
-    return int(number * (available_memory() if not match[2] and number <= 1 else unit))
+    if not match[2] and number > 1:
+        raise ConfigError(
+            f"--memory: found {given!r}, a size without a unit; did you mean {match[1]}GB? A share "
+            "of what is free is at most 1"
+        )
+    return int(number * (unit if match[2] else available_memory()))
 
 
 def visible_gpus() -> list[Gpu]:
