@@ -51,18 +51,38 @@ def dry_run(file: Path, *words: str) -> Any:
 
 
 def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
-    *rows, whole = json.loads(dry_run(file, "--json", "--workers", "2").stdout)
+    rows = json.loads(dry_run(file, "--json", "--workers", "2").stdout)
     keys = ["model.scheme", "model.depth", "train.lr", "train.batch_size", "state", "steps"]
     assert [[row[key] for key in keys] for row in rows] == [
         ["post_ln", 1, 1e-3, 4, "new", 3],
         ["deepnorm", 1, 1e-3, 4, "new", 3],
         ["deepnorm", 2, 1e-4, "2*", "new", 3],
     ]
-    assert whole["run"] == "3 to run, 2 at a time, 1 left out" and whole["steps"] == 9
     assert all(row["memory_mb"] > 300 and row["minutes"] is not None for row in rows)
-    shown = dry_run(file)
+    shown = dry_run(file, "--workers", "2")
+    (whole,) = (line for line in shown.stdout.splitlines() if "at a time" in line)
+    assert whole.split()[:10] == "3 to run, 2 at a time, 1 left out".split() and " 9 " in whole
     assert "train.batch_size" in shown.stdout and "2*" in shown.stdout
     assert "3 runs: 3 new" in shown.stderr
+
+
+def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -> None:
+    study = (
+        STUDY.split("  grid")[0]
+        + """
+  grid: {model.scheme: [post_ln, deepnorm], seed: [1, 0], train.lr: [1e-3, 1e-4]}
+  zip: {model.depth: [1, 2], train.batch_size: [4, 2]}
+"""
+    )
+    cells = plan(parse_study(study), study="s", out=tmp_path)
+    progress = [Progress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells]
+    rows = sweep_tables.result_rows(progress, nested=False)
+    head = "validation loss (‖ΔF‖)"
+    assert [(row[head], row["train.lr"]) for row in rows] == [
+        (scheme, lr) for scheme in ("post_ln", "deepnorm") for lr in ("0.001", "0.0001")
+    ]
+    assert set(rows[0]) == {head, "train.lr", "1", "2"}
+    assert rows[1]["2"] == "s0 lr 0.0001 at 0\ns1 lr 0.0001 at 0"
 
 
 def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from deepstack.cli.tables import emit, text
 from deepstack.config import Study, values
-from deepstack.records import Run, runs_table
+from deepstack.records import Run, run_rows
 from deepstack.sweeps import Cell, Progress, Room, is_wanted, seconds_per_run
 from deepstack.training import device_is_here
 
@@ -21,7 +21,7 @@ LONG = 500
 def plan_rows(
     study: Study, cells: Sequence[Cell], workers: int, retry: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """What would be run: one row a run, a last one for the whole; times from a short probe.
+    """What would be run: one row a run, times from a short probe; a last one, for the whole.
 
     A column a swept key, and one a key that an override sets; its values there end in '*'.
     """
@@ -66,9 +66,12 @@ def plan_rows(
 
 
 def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the plan; a long one as plain columns, which are ready at once."""
+    """Print the plan, as JSON its runs alone; a long one as columns that are ready at once."""
     if as_json or len(rows) <= LONG:
-        emit(rows, as_json)
+        # a run's name says scheme, depth and seed already
+        first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
+        first = ["run", "state", "minutes", *first]
+        emit(rows[:-1] if as_json else rows, as_json, first=first)
         return
     names = list(rows[0])
     table = [names, *([text(row[name]) for name in names] for row in rows)]
@@ -107,32 +110,54 @@ def shown(value: Any) -> Any:
 
 
 def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
-    """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run."""
+    """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run.
+
+    A row for each scheme and each value of the other swept keys; seeds stand below each other.
+    """
     runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
     if nested:
-        return runs_table(runs).to_dict("records") if runs else []
-    table: dict[str, dict[str, list[str]]] = {}
+        return run_rows(runs) if runs else []
+    table: dict[tuple[str, ...], dict[str, list[str]]] = {}
     depths = sorted({e.cell.config.model.depth for e in progress})
-    for entry in progress:
+    others = other_keys(progress)
+    for entry in sorted(progress, key=lambda e: e.cell.config.seed):
         model = entry.cell.config.model
-        cells = table.setdefault(model.scheme, {})
-        cells.setdefault(str(model.depth), []).append(outcome(entry))
+        row = (model.scheme, *(text(shown(entry.cell.values.get(key))) for key in others))
+        table.setdefault(row, {}).setdefault(str(model.depth), []).append(outcome(entry))
+    names, schemes = ("validation loss (‖ΔF‖)", *others), list({row[0]: None for row in table})
     return [
-        {"validation loss (‖ΔF‖)": scheme} | {str(d): merged(cells.get(str(d), [])) for d in depths}
-        for scheme, cells in table.items()
+        dict(zip(names, row, strict=True))
+        | {str(depth): merged(table[row].get(str(depth), [])) for depth in depths}
+        for row in sorted(table, key=lambda row: schemes.index(row[0]))
     ]
+
+
+def other_keys(progress: Sequence[Progress]) -> list[str]:
+    """The swept keys that scheme, depth and seed do not determine."""
+    known: dict[tuple[str, int, int], dict[str, Any]] = {}
+    found: dict[str, None] = {}
+    for entry in progress:
+        config, values = entry.cell.config, entry.cell.values
+        first = known.setdefault((config.model.scheme, config.model.depth, config.seed), values)
+        found |= {key: None for key, value in values.items() if value != first.get(key)}
+    return list(found)
 
 
 def outcome(entry: Progress) -> str:
     """'2.91 (3.4)', or the state of a run that is not done."""
+    run = Run(entry.cell.folder.path)
+    if entry.state == "damaged" or (entry.state == "done" and run.damage()):
+        return "damaged"
     if entry.state != "done":
         return f"{entry.state} at {entry.step}"
-    evals = Run(entry.cell.folder.path).evals
+    evals = run.evals
+    if not len(evals):
+        return "-"
     masked = evals["loss_masked"].iloc[-1] if "loss_masked" in evals else float("nan")
     loss = masked if masked == masked else evals["loss"].iloc[-1]
     return f"{loss:.3f} ({entry.model_update:.3g})"
 
 
 def merged(cells: list[str]) -> str:
-    """Seeds and other settings of one scheme and depth, below each other."""
+    """The seeds of one row and depth, below each other."""
     return "\n".join(cells) if cells else "-"
