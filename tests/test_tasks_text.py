@@ -211,7 +211,7 @@ def make_dangling_in_folder(folder: Path) -> Path:
         (make_fifo, "is a FIFO; allowed: a regular file or a folder"),
         (make_folder_with_fifo, "pipe is a FIFO"),
         (make_loop, "cannot read"),
-        (make_dangling_in_folder, "no such file or folder"),
+        (make_dangling_in_folder, "gone: a link to nothing"),
         (make_file(b""), "is empty"),
         (make_file(b"abc\xffdef"), "not UTF-8 text: byte 0xff at position 3"),
         (make_file("\u00fc".encode("latin-1") * 9), "not UTF-8 text: byte 0xfc at position 0"),

@@ -229,10 +229,17 @@ def read_corpus(path: str | None) -> Corpus:
             content = _read(root, path)
     except FileNotFoundError as error:
         there = "" if os.path.isabs(path) else f" (seen from {_printable(os.getcwd())})"
+        inside = str(error.filename)
+        if inside != str(root):
+            raise _refusal(
+                f"{_printable(path)} cannot be read for {_printable(inside)}: a link to nothing, "
+                "or gone since; allowed: files that are there"
+            ) from error
         raise _refusal(f"no such file or folder: {_printable(path)}{there}") from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _refusal(f"cannot read {_printable(path)}: {reason}") from error
+        where = getattr(error, "filename", None) or path
+        raise _refusal(f"cannot read {_printable(str(where))}: {reason}") from error
     if not content:
         raise _refusal(f"{_printable(path)} is empty; allowed: UTF-8 text")
     return Corpus(name, content)
