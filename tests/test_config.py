@@ -123,6 +123,12 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
     "override without =": ("", ["model.depth"],
      "model.depth on the command line: found 'model.depth'; allowed key=value"),
+    "key and value apart": ("", ["model.depth", "12"],
+     "model.depth on the command line: found 'model.depth'; allowed key=value, such as "
+     "model.depth=48; did you mean model.depth=12?"),
+    "a key without its value": ("", ["model.dept"],
+     "model.dept on the command line: found 'model.dept'; allowed key=value, such as "
+     "model.depth=48; did you mean model.depth=VALUE?"),
     "override of nothing": ("", ["=3"], "=3 on the command line: found '=3'; allowed key=value"),
     "override, unknown key": ("", ["model.detph=3"],
      "model.detph=3 on the command line: model.detph: found the unknown key … did you mean "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -39,11 +40,12 @@ def plot(
     from deepstack.plots import CHARTS, draw
 
     *charts, directory = words
-    if not Path(directory).is_dir():
-        if directory in CHARTS:
-            raise ConfigError(
-                f"plot: no folder given; try: deepstack plot {' '.join(words)} results/"
-            )
+    if not Path(directory).is_dir() and directory in CHARTS:
+        folders = [word for word in charts if word not in CHARTS]
+        named = [word for word in words if word in CHARTS]
+        said = shlex.join(["deepstack", "plot", *named, *(folders or ["results/"])])
+        what = "the folder comes last" if folders else "no folder given"
+        raise ConfigError(f"plot: {what}; try: {said}")
     written = draw(
         directory,
         charts or None,

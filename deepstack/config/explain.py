@@ -205,6 +205,13 @@ def meant_key(path: Path) -> str | None:
     return _near(last.get(far) or _ELSEWHERE[far], section)
 
 
+def meant_in_full(path: Path) -> str | None:
+    """`meant_key` with its section: what is to be typed on a command line."""
+    meant, section = meant_key(path), _dotted(path[:-1])
+    within = f"{section}.{meant}"
+    return within if meant and (within in keys() or within in sections()) else meant
+
+
 def _near(dotted: str, section: str) -> str:
     return dotted.removeprefix(section + ".") if section else dotted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.config import estimate
-from deepstack.config.explain import meant_key, raise_all, validate
+from deepstack.config.explain import keys, meant_in_full, raise_all, validate
 from deepstack.config.schema import Config
 from deepstack.config.yaml_reader import (
     MAX_BYTES,
@@ -99,8 +99,12 @@ def read_tree(
     tree, problems = read(text, source)
     if tree.value is None:
         tree.value = {}
-    for override in overrides:
-        parsed = parse_override(override)
+    words = ["", *overrides, ""]
+    for i, override in enumerate(overrides, start=1):
+        if are_apart(words[i - 1], override):
+            continue  # said with its key
+        apart = are_apart(override, words[i + 1])
+        parsed = parse_override(override, words[i + 1] if apart else "VALUE")
         if isinstance(parsed, Problem):
             problems.append(parsed)
         else:
@@ -108,15 +112,25 @@ def read_tree(
     return tree, problems
 
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
-    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quoted'."""
+def are_apart(key: str, value: str) -> bool:
+    """Whether two words are a key and its value with no '=' between them."""
+    known = keys()
+    apart = key in known and value not in known and value != "" and "=" not in value
+    return apart and value.isprintable() and len(value) <= 40
+
+
+def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], Node] | Problem:
+    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quoted'.
+
+    hinted: what a hint has behind the key of a text that is a key alone.
+    """
     label = place_of(text)
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     path = tuple(key.split("."))
     if not equals or not all(path):
-        meant = meant_key(path) if not equals and all(path) else None
-        hint = f"; did you mean {meant}=VALUE?" if meant else ""
+        meant = meant_in_full(path) if not equals and all(path) else None
+        hint = f"; did you mean {meant}={hinted}?" if meant else ""
         return Problem(label, "", f"found {quoted(text)}; allowed key=value, such as "
                        f"model.depth=48{hint}")  # fmt: skip
     if len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
