@@ -119,9 +119,12 @@ def named(families: list[str]) -> str:
 
 
 def diagnostic_rows() -> list[dict[str, Any]]:
-    """Name, symbol and sentence of every diagnostic: every step's and every layer's."""
+    """Name, symbol and sentence of every diagnostic: every step's and every layer's.
+
+    The names are those of files, which `plot --diagnostic` takes.
+    """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
-    from deepstack.diagnostics.layers import SYMBOLS
+    from deepstack.diagnostics.layers import SYMBOLS, file_names
 
     rows = [
         {"name": name, "symbol": symbol, "beat": "every step", "description": sentence}
@@ -129,12 +132,13 @@ def diagnostic_rows() -> list[dict[str, Any]]:
     ]
     return rows + [
         {
-            "name": name,
+            "name": file,
             "symbol": SYMBOLS[name],
             "beat": "every layer",
             "description": first_sentence(function),
         }
         for name, function in DIAGNOSTICS.items()
+        for file in file_names(name)
     ]
 
 

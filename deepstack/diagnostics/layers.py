@@ -26,7 +26,7 @@ def diagnostic(
     """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer.
 
     It may also give part -> (depth,), for some of `parts`, none of them where there is nothing to
-    say: each becomes a file of its own, `<name>_<part>`.
+    say: each becomes a file of its own, `<name>_<part>`.  One value a layer has parts=().
     """
 
     def register(function: Diagnostic) -> Diagnostic:
@@ -37,31 +37,31 @@ def diagnostic(
     return register
 
 
-@diagnostic("grad_norm", "‖∂L/∂θ_l‖")
+@diagnostic("grad_norm", "‖∂L/∂θ_l‖", parts=())
 def grad_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the probe loss's gradient by the trained parameters of each layer."""
     return snapshot.grad_norm
 
 
-@diagnostic("matrix_grad_norm", "‖∂L/∂W_l‖")
+@diagnostic("matrix_grad_norm", "‖∂L/∂W_l‖", parts=())
 def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the probe loss's gradient by the trained weight matrices of each layer."""
     return snapshot.matrix_grad_norm
 
 
-@diagnostic("param_norm", "‖θ_l‖")
+@diagnostic("param_norm", "‖θ_l‖", parts=())
 def param_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the parameters of each layer."""
     return snapshot.param_norm
 
 
-@diagnostic("param_update_norm", "‖θ_l,t − θ_l,t−1‖")
+@diagnostic("param_update_norm", "‖θ_l,t − θ_l,t−1‖", parts=())
 def param_update_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the change that the last step made to the parameters of each layer."""
     return snapshot.param_update_norm
 
 
-@diagnostic("stream_norm", "‖x_l‖")
+@diagnostic("stream_norm", "‖x_l‖", parts=())
 def stream_norm(snapshot: Snapshot) -> Tensor:
     """Mean over probe tokens of ‖x_l‖₂, the stream that leaves each layer."""
     return snapshot.stream[1:].mean(dim=-1)
@@ -105,6 +105,11 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
             parts = enumerate(snapshot.sublayers)
             values |= {f"{name}_{part}": value[:, i] for i, part in parts}
     return values
+
+
+def file_names(name: str) -> list[str]:
+    """The files that a diagnostic may become: itself, or one a part."""
+    return [f"{name}_{part}" for part in PARTS[name]] or [name]
 
 
 def describe() -> dict[str, tuple[str, str, str]]:

@@ -62,7 +62,7 @@ def ln_jacobian(snapshot: Snapshot) -> Tensor:
     return snapshot.norm_slope.mean(dim=-1)
 
 
-@diagnostic("grad_norm_predicted", "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)")
+@diagnostic("grad_norm_predicted", "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)", parts=())
 def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     """matrix_grad_norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
 
@@ -89,7 +89,7 @@ def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     return (snapshot.matrix_grad_norm[-1] * falling).to(snapshot.matrix_grad_norm.dtype)
 
 
-@diagnostic("update_to_weight", "‖θ_l,t − θ_l,t−1‖/‖θ_l‖")
+@diagnostic("update_to_weight", "‖θ_l,t − θ_l,t−1‖/‖θ_l‖", parts=())
 def update_to_weight(snapshot: Snapshot) -> Tensor:
     """Norm of the last step's change of each layer's parameters over the norm of the parameters."""
     return snapshot.param_update_norm / snapshot.param_norm

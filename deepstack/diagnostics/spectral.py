@@ -69,7 +69,7 @@ def spectral_norm(snapshot: Snapshot) -> dict[str, Tensor]:
     return operator_norms(snapshot)
 
 
-@diagnostic("spectral_log_product", "Σ ln ‖W‖₂")
+@diagnostic("spectral_log_product", "Σ ln ‖W‖₂", parts=())
 def spectral_log_product(snapshot: Snapshot) -> Tensor:
     """Sum over the matrices of each layer of ln ‖W‖₂: the logarithm of a Lipschitz bound."""
     return torch.stack([norms.log() for norms in operator_norms(snapshot).values()]).sum(dim=0)

@@ -15,7 +15,7 @@ from deepstack.diagnostics.snapshot import Snapshot
 AT_ONCE = 2**20
 
 
-@diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π")
+@diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π", parts=())
 def angular_distance(snapshot: Snapshot) -> Tensor:
     """(1/π) arccos(x_{l−1}·x_l/(‖x_{l−1}‖‖x_l‖)), mean over probe tokens: how far a layer turns x.
 
@@ -34,7 +34,7 @@ def angular_distance(snapshot: Snapshot) -> Tensor:
     return in_chunks(snapshot.states, angle, overlap=1)
 
 
-@diagnostic("effective_rank", "erank X_l")
+@diagnostic("effective_rank", "erank X_l", parts=())
 def effective_rank(snapshot: Snapshot) -> Tensor:
     """exp(−Σ p_i ln p_i), p_i = σ_i/Σσ, σ the singular values of the centred tokens of x_l.
 
@@ -57,7 +57,7 @@ def effective_rank(snapshot: Snapshot) -> Tensor:
     return in_chunks(snapshot.states[1:], rank)
 
 
-@diagnostic("rank_collapse", "‖X_l − 1x̄ᵀ‖/‖X_l‖")
+@diagnostic("rank_collapse", "‖X_l − 1x̄ᵀ‖/‖X_l‖", parts=())
 def rank_collapse(snapshot: Snapshot) -> Tensor:
     """‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of a sequence's tokens, mean over sequences: 0 where all are alike.
 
