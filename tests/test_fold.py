@@ -278,6 +278,8 @@ def test_export_writes_a_model_that_runs(
     (facts,) = json.loads(result.stdout)
     assert facts == json.loads((tmp_path / "model" / "weights.json").read_text())
     config = load_config(tmp_path / "model" / "weights.yaml", [])
+    written = [*(tmp_path / "model").iterdir(), *runs[name].glob("checkpoint/*/*")]
+    assert len({path.stat().st_mode for path in written}) == 1
     assert not RunFolder(tmp_path / "model").exists()  # below results/ it is not listed as a run
     again = load_export(tmp_path / "model")
     weights = RunFolder(runs[name])

@@ -67,6 +67,8 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
             except SafetensorError as error:  # how it reports what the disk refused
                 raise OSError(str(error)) from error
         (draft / STATE).write_text(state)
+        for name in parts:  # safetensors makes files of the user's alone
+            shutil.copymode(draft / STATE, draft / f"{name}.safetensors")
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
         (draft / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
         for path in draft.iterdir():
