@@ -70,6 +70,15 @@ def test_rows_can_be_taken_more_rarely(tmp_path: Path) -> None:
     assert problems(run.folder) == []
 
 
+@pytest.mark.parametrize("words", [["rerun", "--check"], ["export", "--to", "x"]])
+def test_a_probed_run_is_not_trained_again(words: list[str], tmp_path: Path) -> None:
+    probed(tmp_path / "run", 1)
+    result = CliRunner().invoke(app, [words[0], str(tmp_path / "run"), *words[1:]])
+    assert result.exit_code == 2
+    assert "measured by deepstack.probe, not trained by deepstack" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
     for depth in (2, 4):
         for seed in (0, 1):

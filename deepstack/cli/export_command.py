@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,7 +113,9 @@ def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
     from deepstack.plugins import require_plugins
     from deepstack.tasks import task_of
     from deepstack.training import checkpoint as ckpt
+    from deepstack.training import refuse_probed
 
+    refuse_probed(folder)
     require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
     config = conf.load_config(folder.config_path, [])
     damaged: list[str] = []
@@ -170,4 +173,5 @@ def write(
         except SafetensorError as error:  # how it reports what the disk refused
             raise OSError(str(error)) from error
         paths.config.write_text(config, encoding="utf-8")
+        shutil.copymode(paths.config, paths.weights)  # safetensors makes files of the user's alone
         paths.about.write_text(jsonlib.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from deepstack.training.environment import (
 )
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
-from deepstack.training.meta import choose_folder, refuse_missing_plugins, run_name
+from deepstack.training.meta import choose_folder, refuse_missing_plugins, refuse_probed, run_name
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
 from deepstack.training.trial import timed_steps
@@ -31,6 +31,7 @@ __all__ = [
     "mean_loss",
     "memory_limit",
     "refuse_missing_plugins",
+    "refuse_probed",
     "run_name",
     "timed_steps",
     "to_device",

@@ -103,6 +103,15 @@ def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
     return conf.same_experiment(without_defaults(stored), without_defaults(config))
 
 
+def refuse_probed(folder: RunFolder) -> None:
+    """Raise ConfigError for a run that `deepstack.probe` has made, of a model not deepstack's."""
+    if "hidden" in folder.read_meta():
+        raise ConfigError(
+            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
+            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+        )
+
+
 def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Every difference between two environments, as 'torch was …, is …'."""
     return [

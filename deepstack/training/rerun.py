@@ -31,7 +31,7 @@ from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import choose_device, choose_threads, environment, git_state
 from deepstack.training.loop import train
-from deepstack.training.meta import environment_changes
+from deepstack.training.meta import environment_changes, refuse_probed
 from deepstack.training.observer import Observer, Row, Started
 
 Stop = Callable[[], int | None]
@@ -151,6 +151,7 @@ def described(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, l
         )
     if started_by_torchrun():
         raise ConfigError("rerun: found several processes (torchrun); allowed one")
+    refuse_probed(folder)
     meta = folder.read_meta()
     if "environment" not in meta:
         raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
