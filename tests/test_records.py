@@ -17,6 +17,7 @@ from deepstack.records import (
     Run,
     RunFolder,
     number_text,
+    trouble,
 )
 
 
@@ -264,6 +265,11 @@ def test_a_full_disk_is_a_resource_error_and_leaves_a_prefix(
         for row in ROWS:
             log.write(row)
     monkeypatch.undo()
+    with (
+        pytest.raises(ResourceError, match=r"refused: Permission denied$"),
+        trouble(tmp_path / "refused"),
+    ):
+        raise PermissionError(13, "Permission denied")
     log.close()
     assert reference.startswith(path.read_bytes())
     write_rows(path, ROWS)

@@ -24,6 +24,11 @@ PATIENCE_SECONDS = 0.6
 # A link is not followed (its target would be written over), a pipe not waited for.
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+_NOT_OF_SPACE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+    errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+
 _held: set[int] = set()
 
 
@@ -40,7 +45,10 @@ os.register_at_fork(after_in_child=_forget_locks_in_child)
 
 @contextlib.contextmanager
 def trouble(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a ResourceError with path, cause and free space."""
+    """Turn what the disk refuses into a ResourceError with path, cause and free space.
+
+    The space is left out where it has nothing to do with the cause.
+    """
     try:
         yield
     except OSError as error:
@@ -48,7 +56,8 @@ def trouble(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError, StopIteration):
             there = next(folder for folder in (path, *path.parents) if folder.is_dir())
             free = shutil.disk_usage(there).free
-            space = f" ({free / 1e6:.0f} MB free)"
+            if error.errno not in _NOT_OF_SPACE:
+                space = f" ({free / 1e6:.0f} MB free)"
         raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
 
 
