@@ -21,6 +21,7 @@ from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training.beats import snapshot_steps
+from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
 
@@ -35,6 +36,32 @@ def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> N
     assert data_of(one) == data_of(two)
     other = deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path / "c")
     assert data_of(other)["steps.csv"] != data_of(one)["steps.csv"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "masked", "said"),
+    [
+        (2.2412, 2.24120002, "loss 2.241 (unigram 3)"),
+        (2.2412, 2.2512, "loss 2.241 (on [MASK] 2.251; unigram there 3)"),
+        (2.2412, None, "loss 2.241 (unigram 3)"),
+    ],
+)
+def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: str) -> None:
+    assert validation({"loss": loss, "loss_masked": masked, "unigram_loss": 3.0}) == said
+
+
+def test_the_pace_is_that_of_plain_steps() -> None:
+    pace = Pace(few=3)
+    for seconds in (9.0, 5.0):
+        pace.add({"step_ms": 1000 * seconds})
+        assert pace.text(100) == ""
+    for _ in range(3):
+        pace.add({"step_ms": 20.0})
+        pace.add({"loss": 1.0})
+    assert pace.text(100) == "20 ms/step  2 s left"
+    for _ in range(50):
+        pace.add({"step_ms": 1234.5})
+    assert pace.text(100) == "1234 ms/step  123 s left"
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from deepstack.training import Observer, PlainLines, Row, Started
+from deepstack.training.observer import Pace, validation
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -60,13 +61,13 @@ class Display(Observer):
         self.updates: list[float] = []
         self.gradients: list[float] = []
         self.row: Row = {}
+        self.pace = Pace()
         self.last_evaluation: Row = {}
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}"),
-            TimeRemainingColumn(),
             console=console,
             expand=True,
         )
@@ -93,9 +94,9 @@ class Display(Observer):
         self.losses.append(row["loss"] or 0.0)
         self.updates.append(row["model_update"] or 0.0)
         self.gradients.append(row["grad_norm"] or 0.0)
-        speed = self.progress.tasks[0].speed
-        pace = f"{1000 / speed:.0f} ms/step" if speed else ""
-        self.progress.update(self.task, completed=step, pace=pace)
+        self.pace.add(row)
+        left = self.run.steps - step if self.run else 0
+        self.progress.update(self.task, completed=step, pace=self.pace.text(left))
 
     def evaluated(self, step: int, row: Row) -> None:
         self.last_evaluation = row
@@ -111,8 +112,6 @@ class Display(Observer):
 
     def summary(self) -> Text:
         """The last validation loss beside what it is compared with."""
-        from deepstack.training.observer import validation
-
         if not self.last_evaluation:
             return Text("")
         return Text(f"validation {validation(self.last_evaluation)}")

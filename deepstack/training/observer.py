@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +41,7 @@ class Observer:
         """The model stands; first_step is 1, or the step after the checkpoint."""
 
     def stepped(self, step: int, row: Row) -> None:
-        """A row of steps.csv was written."""
+        """A row of steps.csv was written; `step_ms` is what the step alone took, without looks."""
 
     def evaluated(self, step: int, row: Row) -> None:
         """A row of evals.csv was written."""
@@ -77,6 +80,30 @@ class Observers(Observer):
             observer.finished(state, step)
 
 
+class Pace:
+    """What is left of a run, by the median time of its latest steps.
+
+    The first steps have most of the looks and what is made once; a mean would never forget them.
+    """
+
+    def __init__(self, few: int = 10, latest: int = 50) -> None:
+        self.few = few
+        self.times: deque[float] = deque(maxlen=latest)
+
+    def add(self, row: Row) -> None:
+        """Take up a step's time."""
+        if (milliseconds := row.get("step_ms")) is not None:
+            self.times.append(milliseconds)
+
+    def text(self, steps_left: int) -> str:
+        """'12 ms/step  34 s left'; nothing before a few steps are known."""
+        if len(self.times) < self.few:
+            return ""
+        each = statistics.median(self.times)
+        digits = 0 if each >= 10 else 1
+        return f"{each:.{digits}f} ms/step  {each * steps_left / 1000:.0f} s left"
+
+
 class PlainLines(Observer):
     """One line an event, a step's line at most every `seconds`: for a pipe, a file, a job's log."""
 
@@ -84,8 +111,7 @@ class PlainLines(Observer):
         self.seconds = seconds
         self.run: Started | None = None
         self._shown = time.monotonic()
-        self._began: float | None = None
-        self._first = 1
+        self._pace = Pace()
 
     def line(self, text: str) -> None:
         """Where a line goes: to be overridden."""
@@ -99,18 +125,16 @@ class PlainLines(Observer):
 
     def stepped(self, step: int, row: Row) -> None:
         now = time.monotonic()
-        if self._began is None:  # from the first row on: start-up and step 0 are no part of it
-            self._began, self._first = now, step
+        self._pace.add(row)
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
             return
         self._shown = now
-        pace = (now - self._began) / max(step - self._first, 1)
-        left = pace * (self.run.steps - step)
-        self.line(
+        text = (
             f"step {step}/{self.run.steps}  loss {number(row['loss'])}  "
             f"‖ΔF‖ {number(row['model_update'])}  ‖g‖ {number(row['grad_norm'])}  "
-            f"{pace * 1000:.0f} ms/step  {left:.0f} s left"
+            f"{self._pace.text(self.run.steps - step)}"
         )
+        self.line(text.rstrip())
 
     def evaluated(self, step: int, row: Row) -> None:
         self.line(f"step {step}  validation {validation(row)}")
@@ -145,7 +169,9 @@ def validation(row: Row) -> str:
     """'loss 2.9 (on [MASK] 3.1; unigram there 3.2)': a row with what it is compared with."""
     text = f"loss {number(row['loss'])}"
     notes, there = [], ""
-    if row.get("loss_masked") not in (None, row["loss"]):  # else that is all that is predicted
+    loss, masked = row["loss"], row.get("loss_masked")
+    # Where all that is predicted is [MASK], both are one number but for rounding.
+    if masked is not None and not (loss is not None and math.isclose(loss, masked, rel_tol=1e-5)):
         notes.append(f"on [MASK] {number(row['loss_masked'])}")
         there = " there"
     if row.get("unigram_loss") is not None:

@@ -99,7 +99,7 @@ class Recorder:
             row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
             self.steps.write(row)
             self.timing.write((step, milliseconds, memory))
-            self.observer.stepped(step, row)
+            self.observer.stepped(step, {**row, "step_ms": milliseconds})
             if bad := self._diverged(row):
                 self.divergence = Divergence(step, *bad)
                 break
