@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,17 @@ from deepstack.training.together import (
 TOLERANCE = 1e-2
 # Bytes that a file of a checkpoint may have whatever the model: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
+
+
+def cause(found: Divergence, place: Culprit) -> str:
+    """'step 3: loss is nan, first not finite in layer 2, forward': what status.json has too."""
+    text = f"step {found.step}: {found.quantity} is {found.value:.4g}"
+    if math.isfinite(found.value):
+        return f"{text}, more than train.max_loss"
+    if place.layer is not None:
+        return f"{text}, first not finite in layer {place.layer}, {place.where}"
+    named = place.where in ("embedding", "head")
+    return f"{text}, first not finite in the {place.where}" if named else text
 
 
 class Job:
@@ -343,6 +355,7 @@ class Job:
             )
             if self.processes.first:
                 ckpt.keep_only(self.folder, -1)
+            self.observer.said(cause(found, place))
         self.observer.finished("done" if found is None else "diverged", step)
         self.processes.wait()  # until the folder says how the run ended
         return self.result()
