@@ -180,7 +180,8 @@ class RunFolder:
         last = int(said) if said.isdecimal() else 0
         if last == step or not isinstance(step, int):
             return last == step
-        beat = self.read_config().get("log", {}).get("every", 1)
+        log = self.read_config().get("log")
+        beat = log.get("every") if isinstance(log, dict) else None
         return isinstance(beat, int) and beat > 1 and last == max(step - step % beat, min(step, 1))
 
     def last_row(self) -> dict[str, str]:
