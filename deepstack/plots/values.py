@@ -92,16 +92,18 @@ def points_of(
 ) -> list[Point]:
     """The mean over seeds at each depth; runs whose value is None are left out.
 
-    A point is diverged when one of its runs is, and saturated when it lies above `ceiling`.
+    A point is diverged when one of its runs is, or one that was left out, and saturated when it
+    lies above `ceiling`.
     """
     points = []
     for depth in depths:
-        found = [(run, v) for run in members(depth) if (v := value(run)) is not None]
+        there = members(depth)
+        found = [(run, v) for run in there if (v := value(run)) is not None]
         mean = spread_of([v for _, v in found])
         if not mean.n:
             continue
         mark = ""
-        if any(diverged(run) for run, _ in found):
+        if any(map(diverged, there)):
             mark = "diverged"
         elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
             mark = "saturated"
