@@ -19,6 +19,7 @@ from deepstack.records import RunFolder
 from deepstack.sweeps import Cell
 from deepstack.sweeps.needs import as_sent
 from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
+from deepstack.training import run_name
 
 MEBI = 2**20
 
@@ -54,6 +55,13 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
         *more,
     ]
     assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
+
+
+def test_a_task_finds_the_folder_that_the_array_calls_its_own(tmp_path: Path) -> None:
+    names = [run_name(Config()), f"{run_name(Config())}-2"]
+    cells = [cell_of(tmp_path, name) for name in names]
+    write_array(cells, "s", tmp_path)
+    assert [cell.folder.exists() for cell in cells] == [False, True]
 
 
 def test_a_gpu_is_asked_for_where_a_run_uses_one(tmp_path: Path) -> None:

@@ -13,14 +13,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from deepstack import config as conf
+from deepstack import train
 from deepstack.cli import app, sweep_tables
 from deepstack.cli.sweep_display import clock, seconds_left, summary
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Local, Pool, Progress, is_wanted, plan, probe, seconds_per_run
-from deepstack.sweeps.plan import Names
-from deepstack.training import run_name, train
+from deepstack.sweeps import (
+    Cell,
+    Local,
+    Pool,
+    Progress,
+    expand,
+    is_wanted,
+    plan,
+    probe,
+    seconds_per_run,
+)
+from deepstack.sweeps.plan import Bare
+from deepstack.training import run_name
 
 STUDY = """
 model: {d_model: 8}
@@ -184,10 +196,45 @@ def test_what_there_is_no_patience_for_is_not_timed(
 )
 def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
     config = with_overrides(Config(), values)
-    names = Names()
+    bare = Bare()
     for seed in (0, 1):
         cell = with_overrides(config, {"seed": seed})
-        assert names(cell) == run_name(cell)
+        assert conf.run_name(bare(cell)) == run_name(cell)
+
+
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of which the first six digits are the same for all."""
+    digest = conf.identity.digest
+    monkeypatch.setattr(conf.identity, "digest", lambda config: "0" * 6 + digest(config)[6:])
+
+
+def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_path: Path) -> None:
+    base = parse_study(STUDY).base
+    rates = [1e-3, 2e-3, 1e-3, 3e-3]
+    expected = dict(zip(rates, ("", "-2", "", "-3"), strict=True))
+    assert [config.train.lr for config in expand(base, {"train.lr": rates})] == list(expected)
+
+    def folders() -> dict[float, str]:
+        cells = plan(base, {"train.lr": rates}, study="s", out=tmp_path)
+        name = run_name(base)
+        return {cell.config.train.lr: cell.folder.name.removeprefix(name) for cell in cells}
+
+    assert folders() == folders() == expected
+    # one that is there already keeps its name, and the others give way
+    run = train(with_overrides(base, {"train.lr": 2e-3}), study="s", out=tmp_path)
+    assert folders() == {1e-3: "-2", 2e-3: "", 3e-3: "-3"}
+    cells = {
+        cell.config.train.lr: cell
+        for cell in plan(base, {"train.lr": rates}, study="s", out=tmp_path)
+    }
+    # the last is the first to begin
+    cells[3e-3].claim()
+    last = train(cells[3e-3].config, study="s", out=tmp_path)
+    assert last.path == cells[3e-3].folder.path and run.path == cells[2e-3].folder.path
+    assert folders() == {1e-3: "-2", 2e-3: "", 3e-3: "-3"}
+    run.path.rename(tmp_path / "elsewhere")  # its name is free again
+    assert train(cells[3e-3].config, study="s", out=tmp_path).path == last.path
 
 
 def test_a_long_plan_is_plain_columns_with_the_same_words(

@@ -15,11 +15,11 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError, ResourceError
-from deepstack.model import build_model, without_defaults
+from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
 from deepstack.tasks import Task, task_of
-from deepstack.training import choose_folder, refuse_missing_plugins
+from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
 MOST_CELLS = 100_000
 FINISHED = ENDED
@@ -49,6 +49,16 @@ class Cell:
         per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
         layers = sum(conf.depths(self.config))
         return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
+
+    def claim(self) -> None:
+        """Let a folder whose name has a number say whose it is, so that `train` finds it too.
+
+        Another run has the name without the number.  Raises ResourceError as `train` would.
+        """
+        numbered = self.folder.name.startswith(f"{run_name(self.config)}-")
+        if numbered and not self.folder.exists():
+            with self.folder.lock():
+                self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
 
 
 def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
@@ -97,14 +107,19 @@ def _expanded(
             f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {MOST_CELLS:,}: "
             "give fewer values"
         )
-    names = Names()
-    cells: dict[str, tuple[conf.Config, str, conf.Combination]] = {}
+    cells: list[tuple[conf.Config, str, conf.Combination]] = []
+    called: dict[str, list[conf.Config]] = {}  # six digits of a hash: two cells may be called alike
+    bare_of = Bare()
     for combination in base.combinations():
         with of_the_run(combination):
             cell = conf.with_overrides(base.base, combination.settings)
-        name = names(cell)
-        cells.setdefault(name, (cell, name, combination))
-    return list(cells.values())
+        bare = bare_of(cell)
+        name = conf.run_name(bare)
+        alike = called.setdefault(name, [])
+        if not any(conf.same_experiment(bare, other) for other in alike):
+            alike.append(bare)
+            cells.append((cell, name, combination))
+    return cells
 
 
 @contextmanager
@@ -120,13 +135,13 @@ def of_the_run(combination: conf.Combination) -> Iterator[None]:
         raise ConfigError(f"{where}{error}", key=error.key) from None
 
 
-class Names:
-    """`training.run_name`, without asking the same task and scheme for their defaults again."""
+class Bare:
+    """`without_defaults`, without asking the same task and scheme for their defaults again."""
 
     def __init__(self) -> None:
         self._known: dict[str, conf.Config] = {}
 
-    def __call__(self, config: conf.Config) -> str:
+    def __call__(self, config: conf.Config) -> conf.Config:
         # what is left of the options depends on nothing else
         task, model = config.task, config.model
         key = f"{task!r} {model.scheme} {json.dumps(model.scheme_options, sort_keys=True)}"
@@ -135,7 +150,7 @@ class Names:
             bare = self._known[key] = without_defaults(config)
         options = {"scheme_options": bare.model.scheme_options}
         model = model.model_copy(update=options)
-        return conf.run_name(config.model_copy(update={"task": bare.task, "model": model}))
+        return config.model_copy(update={"task": bare.task, "model": model})
 
 
 def plan(
@@ -152,18 +167,22 @@ def plan(
     estimated = Estimates()
     there = names_in(out / study)
     cells = []
+    taken: set[str] = set()
     for config, name, combination in _expanded(base, grid):
-        folder, state = RunFolder(out / study / name), "new"
+        state = "new"
         with of_the_run(combination):
             vocab_size = estimated.vocab_size(config)
             parameters = estimated.parameters(config, vocab_size)
         if name in there:
             try:
                 refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, estimated.task(config))
+                folder = choose_folder(config, out / study, estimated.task(config), taken)
                 state = Run(folder.path).state if folder.exists() else "new"
             except ResourceError:
-                state = "damaged"
+                folder, state = RunFolder(out / study / name), "damaged"
+        else:
+            folder = free_folder(out / study, name, taken)
+        taken.add(folder.path.name)
         cells.append(
             Cell(
                 config=config,

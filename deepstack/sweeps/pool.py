@@ -137,6 +137,8 @@ class Pool:
     def _start(self, entry: Progress) -> None:
         self._read(entry)
         entry.first_step = entry.step
+        with contextlib.suppress(ResourceError):  # the run will say so itself
+            entry.cell.claim()
         entry.process = self.launcher.start(entry.cell)
         entry.state, entry.began = "running", time.monotonic()
 

@@ -98,6 +98,7 @@ def write_array(
     if not str(folder).isprintable() or '"' in str(folder):
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
     for cell in cells:
+        cell.claim()
         files.replace(folder / f"{cell.folder.name}.yaml", as_sent(cell).encode())
     script = free_name(folder)
     words = [sys.executable, "-m", "deepstack"]

@@ -11,7 +11,13 @@ from deepstack.training.environment import (
 )
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
-from deepstack.training.meta import choose_folder, refuse_missing_plugins, refuse_probed, run_name
+from deepstack.training.meta import (
+    choose_folder,
+    free_folder,
+    refuse_missing_plugins,
+    refuse_probed,
+    run_name,
+)
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
 from deepstack.training.trial import timed_steps
@@ -27,6 +33,7 @@ __all__ = [
     "choose_threads",
     "cores",
     "device_is_here",
+    "free_folder",
     "make_optimizer",
     "mean_loss",
     "memory_limit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,36 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
             plugins.require_plugins(folder.read_meta().get("plugins", []), str(path))
 
 
-def choose_folder(config: conf.Config, study: Path, task: Task) -> RunFolder:
-    """The folder of this very run: where it was trained before, else the first free name."""
+def choose_folder(
+    config: conf.Config, study: Path, task: Task, taken: Collection[str] = ()
+) -> RunFolder:
+    """The folder of this very run: where it was trained before, else the first free name.
+
+    taken: the names that other runs will have.
+    """
     name = run_name(config)
+    for folder in folders_called(study, name):
+        if folder.exists():
+            if is_same_run(folder, config, task):
+                return folder
+            refuse_changed_data(folder, config, task)
+    return free_folder(study, name, taken)
+
+
+def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
+    """The folder of that name and those of the same name with a number, in their order."""
+    yield RunFolder(study / name)
+    numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
+    for number in sorted(int(text) for text in numbers if text.isascii() and text.isdigit()):
+        yield RunFolder(study / f"{name}-{number}")
+
+
+def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
+    """The first folder of that name, or of it with a number, which is no run's and not taken."""
     for number in range(1, 1000):
-        folder = RunFolder(study / (name if number == 1 else f"{name}-{number}"))
-        if not folder.exists() or is_same_run(folder, config, task):
+        numbered = name if number == 1 else f"{name}-{number}"
+        if numbered not in taken and not (folder := RunFolder(study / numbered)).exists():
             return folder
-        refuse_changed_data(folder, config, task)
     raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
 
 
