@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -115,6 +120,26 @@ def test_a_run_that_another_process_holds_stays(out: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert rm(out, out / "two").exit_code == 0
+
+
+def test_who_waited_for_a_folder_that_went_away_holds_the_one_that_is_there(out: Path) -> None:
+    folder, asked = RunFolder(out / "one" / "d6"), Event()
+
+    def wait() -> int:
+        asked.set()
+        with folder.lock():
+            return folder.lock_path.stat().st_ino
+
+    with ThreadPoolExecutor(1) as threads, ExitStack() as moved:
+        moved.enter_context(folder.lock())
+        found = threads.submit(wait)
+        assert asked.wait(5)
+        sleep(0.1)
+        folder.path.rename(out / "gone")
+        with folder.lock():  # another one comes first
+            moved.close()
+            assert not futures.wait([found], 0.1).done
+        assert found.result(5) == folder.lock_path.stat().st_ino
 
 
 def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path) -> None:

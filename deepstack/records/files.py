@@ -173,17 +173,17 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises LockedError, naming the holder, when another process has it for longer than a moment.
     """
-    with trouble(path):
-        make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
-    _held.add(descriptor)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    descriptor = _opened(path)
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not _try_lock(descriptor, fcntl.LOCK_EX, path):
+        while not _try_lock(descriptor, fcntl.LOCK_EX, path) or not _is_at(descriptor, path):
             if time.monotonic() > deadline:
                 found = _describe(_read_holder(descriptor))
                 raise LockedError(f"{path.parent} is in use by {found}")
             time.sleep(0.02)
+            if not _is_at(descriptor, path):  # its folder was moved away while this one waited
+                _close(descriptor)
+                descriptor = _opened(path)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
             # A kill may once have come between making these folders and syncing their names.
@@ -193,9 +193,30 @@ def locked(path: Path) -> Iterator[None]:
             os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
         yield
     finally:
-        if descriptor in _held:
-            _held.discard(descriptor)
-            os.close(descriptor)
+        _close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the lock file, made where it is missing."""
+    with trouble(path):
+        make_folder(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
+    _held.add(descriptor)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    if descriptor in _held:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one of that path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def holder(path: Path) -> dict[str, object] | None:
