@@ -34,6 +34,7 @@ def test_parameter_count_is_that_of_the_model() -> None:
         ("model.depth=12", True),
         ("train.batch_size=32", True),
         ("task.seq_len=128", True),
+        ("train.eval_batches=100", True),
         ("model.dropout=0.1", True),
         ("model.d_ff=512", True),
         ("train.optimizer=sgd", False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from sample import some
 from small_runs import data_of, small, stop_at
 
 import deepstack
-from deepstack.config import disk_estimate, with_overrides
+from deepstack.config import Config, disk_estimate, memory_terms, with_overrides
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
+from deepstack.tasks import task_of
 from deepstack.training.beats import snapshot_steps
+from deepstack.training.evaluation import Evaluation
 from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
@@ -246,6 +249,25 @@ def test_schedules(schedule: str) -> None:
     after = {"constant": 1.0, "linear": (101 - 55) / 91, "inverse_sqrt": (10 / 55) ** 0.5}
     assert rates[54] == pytest.approx(train.lr * after[schedule])
     assert max(rates) == train.lr and min(rates) > 0
+
+
+@pytest.mark.parametrize("name", ["copy", "text"])
+def test_validation_batches_are_held_once(name: str) -> None:
+    settings = {"task.name": name, "train.batch_size": 4, "train.eval_batches": 300}
+    config = with_overrides(Config(), settings)
+    task = task_of(config)
+    expected = [task.validation_batch(i, 4) for i in range(300)]
+    size = sum(part.nbytes for batch in expected for part in batch)
+    tracemalloc.start()
+    found = Evaluation(task, config.train, torch.device("cpu"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert {len(batch.inputs) for batch in found.batches[:-1]} == {32}  # 2048 tokens at once
+    for key in ("inputs", "targets", "masked"):
+        both = [[getattr(b, key) for b in batches] for batches in (found.batches, expected)]
+        assert np.array_equal(*map(np.concatenate, both))
+    terms = memory_terms(with_overrides(config, {"runtime.device": "cpu"}), task.vocab_size)
+    assert size == terms["validation batches"] and peak < 1.7 * size
 
 
 def test_snapshots_are_at_log_spaced_steps() -> None:

@@ -154,6 +154,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "activations": activations(config, with_probe),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
+        "validation batches": 0 if on_gpu(config) else _held_out(config),
         "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
     }
     if train.spectral_penalty:
@@ -220,6 +221,12 @@ def saved_by_layers(config: Config, sizes: _Sizes) -> int:
 def saved_by_a_layer(sizes: _Sizes) -> int:
     """Bytes that one layer keeps for its backward pass."""
     return sum(size(sizes) for _, _, size in SAVED_BY_A_LAYER)
+
+
+def _held_out(config: Config) -> int:
+    """Bytes of the validation batches: int64 tokens and targets, and whether they are masked."""
+    a_sequence = 8 * positions(config) + 9 * config.task.seq_len
+    return config.train.eval_batches * config.train.batch_size * a_sequence
 
 
 def _carried(config: Config) -> bool:
@@ -307,7 +314,7 @@ def readable(size: float) -> str:
 
 SIZES = (
     "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
-    "train.batch_size", "log.probe_sequences", "model.decoder_depth",
+    "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
 )  # fmt: skip
 
 

@@ -47,19 +47,26 @@ class Evaluation:
     """
 
     def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:
-        batches = [task.validation_batch(i, train.batch_size) for i in range(train.eval_batches)]
         self.device = device
-        optimal = [task.optimal_loss(b) for b in batches]
-        known = [loss for loss in optimal if loss is not None]
+        size, count = train.batch_size, train.eval_batches
+        first = task.validation_batch(0, size)
+        # There may be many: each is drawn into its place, and nothing is kept twice.
+        whole = Batch(*(np.empty((count * len(a), *a.shape[1:]), a.dtype) for a in first))
+        known = []
+        for i in range(count):
+            batch = task.validation_batch(i, size) if i else first
+            for place, part in zip(whole, batch, strict=True):
+                place[i * size : (i + 1) * size] = part
+            if (optimal := task.optimal_loss(batch)) is not None:
+                known.append(optimal)
         # Every batch of a task predicts equally many positions, so a mean of means is the mean.
         floor = sum(known) / len(known) if known else None
-        whole = Batch(*map(np.concatenate, zip(*batches, strict=True)))
         floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
-        group = max(1, TOKENS_AT_ONCE[device.type] // batches[0].inputs.size)
+        group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
+        groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [
-            Batch(*map(np.concatenate, zip(*batches[i : i + group], strict=True)))
-            for i in range(0, len(batches), group)
+            Batch(whole.inputs[rows], whole.targets[rows], whole.masked[rows]) for rows in groups
         ]
 
     def measure(
