@@ -202,6 +202,26 @@ def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> No
         assert conf.run_name(bare(cell)) == run_name(cell)
 
 
+@pytest.mark.parametrize(
+    ("settings", "grid"),
+    [
+        ({}, {"task.mask_rate": [1, 1.0]}),
+        ({}, {"task.mask_split": [[1, 0, 0], [1.0, 0.0, 0], [1.0, 0.0, 0.0]]}),
+        ({"model.scheme": "post_ln"}, {"task.mask_rate": [1.0, 1]}),
+        ({"model.scheme": "hyper_connections"}, {"model.scheme_options.output_gain": [2, 2.0]}),
+    ],
+)
+def test_a_number_is_the_same_with_a_point(
+    settings: dict[str, Any], grid: dict[str, list[Any]]
+) -> None:
+    base = with_overrides(Config(), settings)
+    assert len(expand(base, grid)) == 1
+    ((key, values),) = grid.items()
+    (name,) = {run_name(with_overrides(base, {key: value})) for value in values}
+    # the one that was always written so
+    assert name == conf.run_name(with_overrides(base, {key: min(values, key=repr)}))
+
+
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes of which the first six digits are the same for all."""

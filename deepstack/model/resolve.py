@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from deepstack.config import Config, Task
-from deepstack.options import Option
+from deepstack.errors import ConfigError
+from deepstack.options import Option, validated
+from deepstack.registry import Registry
 from deepstack.schemes import SCHEMES, scheme_options
 from deepstack.tasks import TASKS, task_options
 
@@ -23,10 +26,16 @@ def with_defaults(config: Config) -> Config:
 
 
 def without_defaults(config: Config) -> Config:
-    """The configuration without the options that equal their defaults, as runs are compared."""
+    """The configuration without the options that equal their defaults, as runs are compared.
+
+    An option is written as the shortest number that says the same: 1 for 1.0 where both are.
+    """
     task, scheme = _defaults(config)
+    name, model = config.task.name, config.model
     return _with(
-        config, _news(config.task.options(), task), _news(config.model.scheme_options, scheme)
+        config,
+        _shortest(_news(config.task.options(), task), TASKS, name),
+        _shortest(_news(model.scheme_options, scheme), SCHEMES, model.scheme),
     )
 
 
@@ -51,6 +60,29 @@ def _plain(options: Sequence[Option]) -> dict[str, Any]:
 
 def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in usual or value != usual[key]}
+
+
+def _shortest(values: dict[str, Any], owners: Registry[Any], name: str) -> dict[str, Any]:
+    """The values with integers for whole numbers, where their owner's types tell no difference."""
+
+    def read(key: str, value: Any) -> str:
+        found = validated(owners[name], {key: value}, kind=owners.kind, name=name, section="")
+        return repr(found)
+
+    chosen = dict(values)
+    for key, value in values.items():
+        short = _whole(value)
+        with suppress(ConfigError):  # what is not allowed is told when it is built
+            if repr(short) != repr(value) and read(key, short) == read(key, value):
+                chosen[key] = short
+    return chosen
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(part) for part in value]
+    exact = isinstance(value, float) and value.is_integer() and abs(value) <= 2**53
+    return int(value) if exact else value
 
 
 def _with(config: Config, task: dict[str, Any], scheme: dict[str, Any]) -> Config:
