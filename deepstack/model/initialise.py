@@ -73,6 +73,9 @@ TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.e
 
 def truncated_normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
     """A normal cut at two of its standard deviations, which is scale once it has been cut."""
+    if not scale:
+        matrix.zero_()  # torch divides by it
+        return
     std = scale / TRUNCATED_STD
     torch.nn.init.trunc_normal_(matrix, 0.0, std, -2 * std, 2 * std, generator=rng)
 
