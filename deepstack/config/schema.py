@@ -25,6 +25,9 @@ _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
 
+# The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
+LEAST, LEAST_CLIP = 1.2e-38, 1e-30
+
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=64)]
 Scalar = bool | int | float | str
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
@@ -197,7 +200,7 @@ class Train(_Section):
     """The learning rate after warm-up."""
     betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] = (0.9, 0.98)
     """Decay rates of the moments of adam and adamw."""
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    eps: Annotated[float, Field(ge=LEAST, le=1)] = 1e-8
     """What is added to the square root of the second moment."""
     momentum: Fraction = 0.0
     """The momentum of sgd."""
@@ -209,7 +212,7 @@ class Train(_Section):
     """Decay of matrices and embeddings; biases, gains and scalars never decay."""
     spectral_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
-    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: dict[Role, Annotated[float, Field(ge=0, le=1e6)]] = {}
     """A factor on the learning rate of a role's parameters: {q: 0.5}."""
