@@ -22,7 +22,7 @@ from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
-from deepstack.training.beats import snapshot_steps
+from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.evaluation import Evaluation
 from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
@@ -274,6 +274,10 @@ def test_snapshots_are_at_log_spaced_steps() -> None:
     assert sorted(snapshot_steps("log", 40)) == [0, 1, 2, 3, 5, 8, 13, 21, 34, 40]
     assert sorted(snapshot_steps(15, 40)) == [0, 15, 30, 40]
     assert snapshot_steps(0, 40) == set()
+    assert sorted(evaluation_steps(0, 40)) == [0, 40] and len(evaluation_steps(15, 40)) == 4
+    for steps in (snapshot_steps(2, 10**9 - 1), evaluation_steps(2, 10**9 - 1)):
+        assert len(steps) == 5 * 10**8 + 1 and {0, 2, 10**9 - 1} <= steps  # and no memory for them
+        assert 3 not in steps and 10**9 not in steps
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln", "deepnorm", "deepnorm_adam", "ds_init"])

@@ -116,7 +116,6 @@ class Job:
         self.looks = Looks(config, self.folder, self.built, on_device, self.processes, self.update)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
-        self.snapshot_steps = self.looks.steps
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
         before = self.folder.read_meta()
         self._resume(before, environment, allow_env_change)
@@ -221,7 +220,7 @@ class Job:
             )
         )
         if self.first_step == 1:
-            if 0 in self.snapshot_steps:
+            if self.snapshot_is_due(0):
                 self.snapshot(0)
             self.evaluate(0)
         self.recorder.pause()
@@ -260,12 +259,16 @@ class Job:
         """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
         self.last_step = step
-        if step in self.snapshot_steps or step in self.evaluation_steps:
+        if self.snapshot_is_due(step) or step in self.evaluation_steps:
             self.recorder.flush()
 
     def diverged(self) -> bool:
         """Whether a row already written is non-finite or beyond the bound."""
         return self.recorder.divergence is not None
+
+    def snapshot_is_due(self, step: int) -> bool:
+        """Whether layers or roles are looked at after this step."""
+        return self.looks.is_due(step)
 
     def snapshot(self, step: int) -> None:
         """Look at layers and roles and write what was seen; training is not disturbed."""

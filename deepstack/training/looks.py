@@ -39,13 +39,12 @@ class Looks:
         self.inputs, self.targets = probe
         self.update = update
         self.layer_steps = snapshot_steps(config.log.layers_every, config.train.steps)
-        # At θ_0 nothing has moved: there is no row for step 0.
-        self.part_steps = snapshot_steps(config.log.attribution_every, config.train.steps) - {0}
-        self.steps = self.layer_steps | self.part_steps
+        self.part_steps = snapshot_steps(config.log.attribution_every, config.train.steps)
         self.parts = parts.parts_of(built.model, built.banks.all) if self.part_steps else []
         self._banks = [bank for bank in built.banks if bank.in_layers]
         kept = built.banks.all if self.parts else self._banks
-        self._initial = {b.key: on_host(b.values()) for b in kept} if self.steps else {}
+        looks = bool(self.layer_steps or self.part_steps)
+        self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
         self._before: list[Tensor] | None = None
         self._values: dict[str, list[Tensor]] = {}
         self._taken: list[int] = []
@@ -62,6 +61,14 @@ class Looks:
         """What the columns of attribution.csv are, but for the step; empty where there is none."""
         return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
+    def is_due(self, step: int) -> bool:
+        """Whether there is something to look at after this step."""
+        return step in self.layer_steps or self._attributes(step)
+
+    def _attributes(self, step: int) -> bool:
+        # At θ_0 nothing has moved: there is no row for step 0.
+        return step > 0 and step in self.part_steps
+
     def prepare(self, step: int) -> None:
         """Remember the parameters before a step after which layers are looked at."""
         here = step in self.layer_steps
@@ -76,7 +83,7 @@ class Looks:
             return
         if step in self.layer_steps:
             self._look(whole, step, [b.to(device) for b in before] if before else None)
-        if step in self.part_steps:
+        if self._attributes(step):
             self._attribute(whole, step)
 
     def _look(self, whole: Built, step: int, before: list[Tensor] | None) -> None:

@@ -43,7 +43,7 @@ def train(
             job.record(step, measured)
             if job.diverged():
                 break
-            if step in job.snapshot_steps:
+            if job.snapshot_is_due(step):
                 job.snapshot(step)
             if step in job.evaluation_steps:
                 job.evaluate(step)
