@@ -104,6 +104,26 @@ def test_with_overrides_changes_a_copy_and_validates() -> None:
     assert "seed: found 'x'" in str(error.value)
 
 
+@pytest.mark.parametrize("letter", ["\x7f", "\x85", "\ufeff", "\u2028", "\0", "\ud800"])
+def test_a_letter_that_cannot_be_read_back_is_refused(letter: str) -> None:
+    said = f"found the control character {letter!r}; allowed printable text"
+    text = f"a{letter}b"
+    for key, value in {
+        "task.path": text, "task.texts": ["a", text], "model.scheme_options.a": text
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            conf.with_overrides(conf.Config(), {key: value})
+        assert said in str(error.value) and key in str(error.value)
+    with pytest.raises(ValueError, match="allowed printable text"):
+        conf.Task(name="text", path=text)
+
+
+@pytest.mark.parametrize("letter", ["\t", "\n", "\r", "\u202e", "\u200b", "\xa0", "😀", "\\", '"'])
+def test_other_letters_are_read_back(letter: str) -> None:
+    given = conf.with_overrides(conf.Config(), {"task.path": letter, "task.texts": [f"a{letter}"]})
+    assert conf.parse_config(conf.to_yaml(given)) == given
+
+
 def test_configs_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         conf.Config().model.depth = 3  # type: ignore[misc]

@@ -11,8 +11,9 @@ from sample import some
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
+from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.transformer import sinusoidal
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import NORMS, SCHEMES
 from deepstack.speed import make_step
 from deepstack.training import make_optimizer, mean_loss
 
@@ -31,6 +32,27 @@ def test_the_stream_starts_at_unit_variance(positions: str) -> None:
     x0 = model.start(torch.arange(400)[None, :60] * 5 % 400)
     # sines and cosines have a mean: what is 1 is the second moment
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
+def test_every_scheme_starts_from_every_distribution(distribution: str) -> None:
+    for scheme in SCHEMES:
+        init = {"model__init__distribution": distribution, "model__scheme": scheme}
+        for name, values in built(model__depth=2, **init).banks.state().items():
+            assert values.isfinite().all(), (scheme, name)
+    fixup = built(model__scheme="fixup", model__init__distribution=distribution).banks.state()
+    assert not fixup["encoder.layers.feed_forward.w2"].any()
+
+
+@pytest.mark.parametrize("kind", list(NORMS))
+def test_every_scheme_has_gradients_in_bf16_without_gains(kind: str) -> None:
+    without = {"model__norm__kind": kind, "model__norm__gain": False, "model__depth": 2}
+    for scheme in SCHEMES:
+        model = built(model__scheme=scheme, **without).model
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(TOKENS).float().square().mean()
+        loss.backward()
+        assert loss.isfinite(), scheme
 
 
 # ResiDual's F is the sum of two streams that left a norm each; T-Fixup shrinks the table itself

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from deepstack.config.yaml_reader import refused
 
 Role = Literal[
     "q", "k", "v", "o", "w1", "w2", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
@@ -29,8 +39,18 @@ IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=64)]
-Scalar = bool | int | float | str
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+def _readable(value: Any) -> Any:
+    # what a file may not hold: the run's own config.yaml could not be read back
+    if isinstance(value, str) and (bad := next(filter(refused, value), None)):
+        text = "found the control character {bad}; allowed printable text"
+        raise PydanticCustomError("relation", text, {"bad": repr(bad)})
+    return value
+
+
+Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
 
 
 def _as_tuple(value: Any) -> Any:
