@@ -22,6 +22,7 @@ from deepstack.config import to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.speed import Processes
+from deepstack.training.together import SilentFolder
 
 SCRIPT = str(Path(__file__).with_name("parallel_runs.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -196,6 +197,17 @@ def test_shares_are_equal_and_cover_the_batch() -> None:
     with pytest.raises(ConfigError, match=r"found 2, of which 3 processes .* nearest: 3$") as error:
         processes.share(2)
     assert error.value.key == "train.batch_size"
+
+
+def test_nothing_is_written_to_a_folder_that_another_process_holds(tmp_path: Path) -> None:
+    folder = SilentFolder(tmp_path / "run")
+    folder.write_config("seed: 0\n")
+    folder.write_meta({})
+    folder.write_columns({})
+    folder.write_status("running", 0)
+    folder.write_layers({"stream_norm": np.ones((1, 2))}, [0])
+    folder.log("steps", ["step"]).open().write({"step": 1})
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_torchrun_there_is_no_group(tmp_path: Path) -> None:

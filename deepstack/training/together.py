@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ class SilentFolder(RunFolder):
     def write_text(self, path: Path, text: str) -> None:
         """Nothing."""
 
-    def _write_array(self, path: Path, array: ArrayLike) -> None:
+    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
         """Nothing."""
 
     def read_meta(self) -> dict[str, Any]:
