@@ -18,8 +18,9 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
 
     y_l is the output of layer l, a Pre-LN layer, and y_0 the embedding; every y_k has a norm of its
     own.  W, trained, starts as the mean, 1/(l + 1) each; it is kept as its difference from that.
-    x_1 = LN(y_0), and a norm follows x_{N+1}.  Layer l reads l tensors: time and memory grow as
-    N^2, and no two layers are the same to a compiler.
+    x_1 = LN(y_0), and a norm follows x_{N+1}.  The paper trains a weight W_0^(1) of that LN(y_0)
+    too, and the authors' code keeps y_0 without a norm.  Layer l reads l tensors: time and memory
+    grow as N^2, and no two layers are the same to a compiler.
     """
 
     families = FAMILIES

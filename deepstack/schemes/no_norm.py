@@ -63,8 +63,9 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
 class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
-    No norm; the paper needs no warm-up (train.warmup_steps: 0).  In a decoder of M layers that
-    reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
+    No norm; the paper needs no warm-up (train.warmup_steps: 0), and takes lr min(1, sqrt(4000/t)),
+    which cannot be written: without warm-up `inverse_sqrt` is lr/sqrt(t).  In a decoder of M layers
+    that reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
     starts at (9N)^(-1/4), as in the authors' code where both sides share it.
     """
 
@@ -101,7 +102,9 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
     Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix, before the
     activation and after the last matrix.  The paper's classifier starts at 0 too; here the head is
     the configuration's.  Of L branches (2N; 2N + 3M with a decoder) of m matrices, the others
-    start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer.
+    start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at L^(-1/6), as the authors' Transformer,
+    but for these: theirs draws q, k, v as one Xavier matrix (3d, d), smaller by sqrt(2), has no
+    biases in linear maps, no scalar before W_o, and one shift more at the end of each stack.
     """
 
     families = FAMILIES
