@@ -240,7 +240,8 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
         if key not in different:
             form = FORMS.get(key, f"{short(key)} {{}}")
             # Of a file its name, not where it lies.
-            items.append(form.format(text(runs[0].flat_config[key]).rpartition("/")[2]))
+            said = form.format(text(runs[0].flat_config[key]).rpartition("/")[2])
+            items.append("1 step" if said == "1 steps" else said)
     items += [f"{short(key)} follows N" for key in follows]
     return [item.replace(" ", "\u00a0") for item in items if item]
 
