@@ -124,7 +124,7 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
     assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
     assert fits["standard_error"].max() < 1e-6
     assert fits["n"].tolist() == [4] * 4
-    assert words(chart).count("DeepNorm: 0.50 ± 0.00") == 2
+    assert words(chart).count("DeepNorm: 0.500 ± 0.000") == 2
     points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
     assert points["x"].tolist() == list(DEPTHS)
     assert points["y"].tolist() == pytest.approx([update(d, 5) for d in DEPTHS], rel=1e-6)

@@ -27,10 +27,11 @@ class Fit(NamedTuple):
     seeds: int = 1
 
     def __str__(self) -> str:
-        """`0.52 ± 0.03`, or without an error the number of points."""
+        """`0.52 ± 0.03`, `0.486 ± 0.003`, or without an error the number of points."""
         if math.isnan(self.standard_error):
             return f"{self.exponent:.2f} ({self.n} points)"
-        return f"{self.exponent:.2f} ± {self.standard_error:.2f}"
+        digits = 2 if self.standard_error >= 0.005 else 3
+        return f"{self.exponent:.{digits}f} ± {self.standard_error:.{digits}f}"
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
@@ -89,7 +90,7 @@ def exponent_title(fits: Sequence[Fit | None]) -> str:
     if seeds == {1}:
         return "exponent of N, ± standard error of the line"
     if 1 in seeds:
-        return "exponent of N, ± standard error over seeds, of one seed of the line"
+        return "exponent of N, ± standard error over seeds or of the line"
     return f"exponent of N, ± standard error over {'–'.join(map(str, sorted(seeds)))} seeds"
 
 
