@@ -136,9 +136,9 @@ class _Replayed:
             self.said(f"a step cannot be replayed: {recording.refused}")
         elif before is not None:
             self.recorded = None
-            trim_memory()
             with torch.inference_mode():
                 self.bound = bound(recording, self.may_join)
+            trim_memory()
             self.joins = bool(self.bound.joint)
             settle = weakly(self.settle) if self.joins else None
             self.measured = Measured(*self.bound.made)._replace(settle=settle)
@@ -293,7 +293,8 @@ def padded(size: int) -> int:
 def trim_memory() -> None:
     """Give memory that was freed back to the system, where the C library can be asked to.
 
-    The recorded step's results were freed one by one; the block for them all is a new one.
+    The recorded step's results were freed one by one, and what operations were tried on; the block
+    for them all is a new one.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
