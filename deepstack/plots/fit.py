@@ -15,9 +15,9 @@ from deepstack.plots.values import Point
 class Fit(NamedTuple):
     """y = exp(intercept)·x^exponent, through n points.
 
-    seeds: how many of them the line was fitted to, each its own, and standard_error is that of the
-    mean of their exponents; 1: standard_error is that of the one line, from its residuals, NaN for
-    fewer than three points.
+    seeds: of how many the exponents were fitted one by one, whose mean this is and whose standard
+    error; 1: one line through the means, its standard error from the residuals, NaN for fewer than
+    three points.
     """
 
     exponent: float

@@ -146,7 +146,7 @@ class _Joining:
         if not aligned or not all(self.fills(*pair) for pair in places):
             return None
         self._take({other.number: (p.number, self.sizes[p.number]) for p, other in places})
-        if self.apart or not whole([batch, probe]):
+        if self.apart or not in_whole_vectors([batch, probe]):
             return [batch, probe]
         results = {i: rows_of_both(p, probe.results[i]) for i, p in batch.results.items()}
         used = batch.used | probe.used
@@ -201,7 +201,7 @@ class _Joining:
         )  # fmt: skip
 
 
-def whole(calls: Sequence[Call]) -> bool:
+def in_whole_vectors(calls: Sequence[Call]) -> bool:
     """Whether no number of an operation on each by itself comes at the end of others, where it is
     computed otherwise than amid them: the rows of both would have another end."""
     if torch.Tag.pointwise not in calls[0].operation.tags:
