@@ -44,6 +44,30 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
         assert abs(a / b - 1).max() < tolerance, column
 
 
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("fused", [True, False])
+def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
+    model = build_model(config(model__scheme=name), vocab_size=11).model
+    take_ways(model, Ways(fused=fused, compiled=False, captured=False), 0, print)
+    through = model.last.through
+    tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
+    marks: list[str] = []
+    found: list[list[torch.Tensor]] = []
+    way: list[str] = []
+    for every in (5, 2):
+        model.zero_grad(set_to_none=False)
+        with model.parts(every, lambda: marks.append(way[-1])):
+            way.append("there")
+            loss = model(tokens).float().square().sum()
+            way.append("back")
+            loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients])
+    assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
+    assert all(map(torch.equal, *found))
+    assert model.last.through is through
+
+
 FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
 
 

@@ -225,17 +225,13 @@ def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[d
 @contextmanager
 def plain(model: Transformer) -> Iterator[None]:
     """Layers run one after the other, as modules: what forward-mode differentiation can follow."""
-    layers, stacks = model.layers, list(model.stacks.values())
+    layers = model.layers
     before = [(layer.running, layer.scheme._norms) for layer in layers]
-    ways = [stack.through for stack in stacks]
     for layer in layers:
         layer.fuse(False)
-    for stack in stacks:
-        stack.through = run_layers
     try:
-        yield
+        with model.another_way(lambda _: run_layers):
+            yield
     finally:
         for layer, (running, norms) in zip(layers, before, strict=True):
             layer.running, layer.scheme._norms = running, norms
-        for stack, through in zip(stacks, ways, strict=True):
-            stack.through = through

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
@@ -16,7 +16,7 @@ from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack
 from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
-from deepstack.speed import parameter, run_fused
+from deepstack.speed import Through, in_parts, parameter, run_fused
 
 
 class Transformer(nn.Module):
@@ -101,6 +101,22 @@ class Transformer(nn.Module):
         finally:
             for norm in self.batch_norms:
                 norm.statistics = "own"
+
+    @contextmanager
+    def another_way(self, change: Callable[[Through], Through]) -> Iterator[None]:
+        """Layers run another way inside the block, made of the one they ran."""
+        before = [(stack, stack.through) for stack in self.stacks.values()]
+        for stack, through in before:
+            stack.through = change(through)
+        try:
+            yield
+        finally:
+            for stack, through in before:
+                stack.through = through
+
+    def parts(self, every: int, between: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside the block `between` is called between so many layers, and on the way back."""
+        return self.another_way(lambda through: in_parts(through, every, between))
 
     def averages(self) -> dict[str, Tensor]:
         """What batch norms remember, each over all of them side by side; empty without them."""

@@ -4,7 +4,7 @@ from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
 from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on, small_products
-from deepstack.speed.layers import Through, compiled, recomputing, run_fused, run_layers
+from deepstack.speed.layers import Through, compiled, in_parts, recomputing, run_fused, run_layers
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
@@ -45,6 +45,7 @@ __all__ = [
     "collector_paused",
     "compiled",
     "global_norm",
+    "in_parts",
     "in_turn",
     "join",
     "layer_norms",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,12 @@ from deepstack.speed.step import Made, Measured, Probe, Update, weakly
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
 WARM_UP = 3
+# Of one graph, where a graph of all layers is too large.
+LAYERS = 250
+
+# parts(every, between): inside of the block, `between` is called between as many layers, on the way
+# through them and on the way back.
+Parts = Callable[[int, Callable[[], None]], AbstractContextManager[None]]
 
 
 def capture(
@@ -30,6 +36,7 @@ def capture(
     insist: bool = False,
     *,
     joint: bool = True,
+    parts: Parts | None = None,
 ) -> Made:
     """The update and the probe after it, whose fourth and later calls replay CUDA graphs of them.
 
@@ -41,14 +48,24 @@ def capture(
 
     joint: whether the probe may be measured beside the next call (`Measured.settle`), which must be
     False where anything that the model reads changes between two calls.
+    parts: between which layers graphs may be cut, if there is no memory for one of all layers.
     """
-    return _Captured(update, probe, said, insist, joint)
+    return _Captured(update, probe, said, insist, joint, parts)
+
+
+class Graphs(list[torch.cuda.CUDAGraph]):
+    """CUDA graphs of what was launched one after the other."""
+
+    def replay(self) -> None:
+        """Launch all of it again."""
+        for graph in self:
+            graph.replay()
 
 
 class _Graphs(NamedTuple):
-    gradients: torch.cuda.CUDAGraph
-    apply: torch.cuda.CUDAGraph
-    probe: torch.cuda.CUDAGraph | None
+    gradients: Graphs
+    apply: Graphs
+    probe: Graphs | None
     measured: Measured
 
 
@@ -60,8 +77,9 @@ class _Captured:
         said: Callable[[str], None],
         insist: bool,
         joint: bool,
+        parts: Parts | None,
     ) -> None:
-        self.update, self.probe, self.said = update, probe, said
+        self.update, self.probe, self.said, self.parts = update, probe, said, parts
         self.insist, self.joint = insist, joint and probe is not None
         self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
@@ -112,36 +130,47 @@ class _Captured:
         """Capture the step and the probe; this launches nothing."""
         torch.cuda.synchronize()
         began = time.perf_counter()
+        cause = self.attempt(None)
+        how = "CUDA graphs"
+        if cause and self.parts and "out of memory" in str(cause):
+            how += f" of {LAYERS} layers each"
+            cause = self.attempt(self.parts)
+        if cause is None:
+            self.said(f"captured a step as {how} in {time.perf_counter() - began:.1f} s")
+        elif not self.insist:
+            self.refused = True
+            why = str(cause).splitlines()[0]
+            self.said(f"kernels are launched one by one; a step cannot be captured: {why}")
+        elif isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        else:
+            raise ResourceError(
+                f"a step could not be captured as a CUDA graph: {cause}\n"
+                "to launch kernel by kernel: runtime.cuda_graph=false"
+            ) from cause
+
+    def attempt(self, parts: Parts | None) -> BaseException | None:
+        """Capture the step and the probe, or say why that failed."""
         # what runs beside the step must not share its memory
         pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
         random = torch.cuda.get_rng_state()
         try:
             first, found = captured(
-                lambda: self.update.gradients(self.inputs, self.targets), pools[0], self.stream
-            )
+                lambda: self.update.gradients(self.inputs, self.targets),
+                pools[0], self.stream, parts,
+            )  # fmt: skip
             second, measured = captured(lambda: self.update.apply(*found), pools[0], self.stream)
             third = None
             if self.probe is not None:
-                third, values = captured(self.probe, pools[1], self.beside)
+                third, values = captured(self.probe, pools[1], self.beside, parts)
                 measured = measured._replace(
                     probe=values, settle=weakly(self.settle) if self.joint else None
                 )
         except RuntimeError as error:
-            cause = error.__context__ or error  # what went wrong first, inside of the capture
             abandon(pools, random)
-            if not self.insist:
-                self.refused = True
-                why = str(cause).splitlines()[0]
-                self.said(f"kernels are launched one by one; a step cannot be captured: {why}")
-                return
-            if isinstance(cause, torch.OutOfMemoryError):
-                raise cause from None
-            raise ResourceError(
-                f"a step could not be captured as a CUDA graph: {cause}\n"
-                "to launch kernel by kernel: runtime.cuda_graph=false"
-            ) from cause
+            return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Graphs(first, second, third, measured)
-        self.said(f"captured a step as CUDA graphs in {time.perf_counter() - began:.1f} s")
+        return None
 
 
 @contextmanager
@@ -154,17 +183,30 @@ def on(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def captured(
-    function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream
-) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of what the function launches, and what it returns, in memory of the pool."""
-    graph = torch.cuda.CUDAGraph()
+    function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream, parts: Parts | None = None
+) -> tuple[Graphs, Any]:
+    """Graphs of what the function launches, and what it returns, in memory of the pool.
+
+    One graph, or where there are parts one of each: they share what lies in the pool, since they
+    are only ever launched one after the other.
+    """
+    graphs = Graphs()
     # The outer context leaves the capturing stream where the capture itself fails.
-    with (
-        torch.cuda.stream(torch.cuda.current_stream()),
-        torch.cuda.graph(graph, pool=pool, stream=stream),
-    ):
-        found = function()
-    return graph, found
+    with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as inside:
+
+        def begin() -> None:
+            inside.close()
+            graphs.append(torch.cuda.CUDAGraph())
+            inside.enter_context(torch.cuda.graph(graphs[-1], pool=pool, stream=stream))
+
+        begin()
+        if parts is None:
+            found = function()
+        else:
+            # a capture ends in the thread in which it began, in the backward pass too
+            with torch.autograd.set_multithreading_enabled(False), parts(LAYERS, begin):
+                found = function()
+    return graphs, found
 
 
 def abandon(pools: Sequence[Any], random: Tensor) -> None:

@@ -65,6 +65,34 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
     return run
 
 
+def in_parts(through: Through, every: int, between: Callable[[], None]) -> Through:
+    """Call `between` before every so many layers, and in the backward pass behind them."""
+
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        for first in range(0, len(layers), every):
+            between()
+            once_on_the_way_back(x, between)
+            x = through(layers[first : first + every], x, memory)
+        return x
+
+    return run
+
+
+def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:
+    """Call it in the backward pass, when the first gradient of the stream has come."""
+    came = False
+
+    def come(_: Tensor) -> None:
+        nonlocal came
+        if not came:
+            came = True
+            call()
+
+    for tensor in [x] if isinstance(x, Tensor) else x:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            tensor.register_hook(come)
+
+
 def compiled(
     said: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
 ) -> Through:

@@ -156,7 +156,8 @@ class Job:
         joint = not self.built.changes_by_step
         if self.ways.captured:
             insist = self.config.runtime.cuda_graph is True
-            return partial(capture, said=self.observer.said, insist=insist, joint=joint)
+            said, parts = self.observer.said, self.model.parts
+            return partial(capture, said=said, insist=insist, joint=joint, parts=parts)
         if self.ways.replayed:
             return partial(replaying, said=self.observer.said, joint=joint)
         return probed
