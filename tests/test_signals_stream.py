@@ -106,11 +106,12 @@ def test_spectral_norms_of_every_role(distribution: str) -> None:
 
 def test_power_iteration_is_as_exact_as_it_says() -> None:
     random = torch.Generator().manual_seed(1)
-    for shape, mean, most in (((1000, 32, 32), 1e-5, 3e-3), ((1000, 16, 64), 1e-5, 3e-3)):
+    for shape in ((1000, 32, 32), (1000, 16, 64), (2, 520, 520)):
         W = torch.randn(*shape, generator=random)
         exact = torch.linalg.matrix_norm(W.double(), ord=2)
         for matrices in (W, W.transpose(1, 2), 1e-6 * W):
             short = 1 - spectral_norms(matrices) / exact / (matrices.norm() / W.norm())
-            assert short.min() > -1e-5 and short.mean() < mean and short.max() < most
+            assert short.min() > -1e-5 and short.mean() < 1e-5 and short.max() < 5e-4
     assert spectral_norms(torch.zeros(2, 4, 4)).tolist() == [0.0, 0.0]
+    assert spectral_norms(torch.full((1, 4, 4), torch.nan)).isnan().all()
     assert torch.equal(spectral_norms(W), spectral_norms(W))

