@@ -179,6 +179,10 @@ def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
     assert set(chart.data["y"]) == {1.0}
     assert any("each at its greatest depth · seed 0" in text for text in words(chart))
+    for scheme in ("deepnorm", "post_ln"):
+        make_run(tmp_path / "t", scheme=scheme, depth=5, layers=np.ones((2, 5)))
+    chart = make_chart("grad_norm_by_layer", tmp_path / "t")  # the subtitle says it of both
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
 
 
 # --- drawing -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import Series, caption_of, chosen, split, spread, title_of
+from deepstack.plots.series import Series, caption_of, chosen, panels, split, title_of
 from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
@@ -273,20 +273,9 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     tables = tables_of(runs)
     used = list(tables)
     series, follows = split(used)
-    notes = []
-    if len(series) == 1:
-        depths = series[0].depths
-        panels = [(f"N = {d}", series[0].at(d)) for d in spread(depths, MOST_PANELS)]
-        if len(depths) > MOST_PANELS:
-            notes.append(f"{MOST_PANELS} of {len(depths)} depths")
-    else:
-        shown, left = chosen(series, MOST_PANELS)
-        panels = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])) for s in shown]
-        if any(len(s.depths) > 1 for s in shown):
-            notes.append("each at its greatest depth")
-        notes += left
+    shown, notes = panels(series, MOST_PANELS)
     stacks = []
-    for name, members in panels:
+    for name, members in shown:
         rows = joined(members, tables)
         steps = sorted({int(step) for step in rows["step"]})
         stacks.append(stack(name, [(step, rows[rows["step"] == step]) for step in steps]))

@@ -16,7 +16,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import SEED, caption_of, chosen, split, spread, title_of
+from deepstack.plots.series import SEED, caption_of, panels, split, spread, title_of
 from deepstack.plots.style import extent, log_axis, number, round_stride, shade
 from deepstack.plots.values import axis_label, overlay
 from deepstack.records import Run
@@ -57,19 +57,8 @@ def pick(runs: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[Run],
             f"{hint}there are: {', '.join(known)}"
         )
     series, _ = split(usable)
-    notes = []
-    picks: list[tuple[str, Run]]
-    if len(series) == 1:
-        depths = series[0].depths
-        picks = [(f"N = {depth}", series[0].at(depth)[0]) for depth in spread(depths, MOST_RUNS)]
-        if len(depths) > MOST_RUNS:
-            notes.append(f"{MOST_RUNS} of {len(depths)} depths")
-    else:
-        shown, left = chosen(series, MOST_RUNS)
-        picks = [(f"{s.label}, N = {s.depths[-1]}", s.at(s.depths[-1])[0]) for s in shown]
-        if any(len(s.depths) > 1 for s in shown):
-            notes.append("each at its greatest depth")
-        notes += left
+    shown, notes = panels(series, MOST_RUNS)
+    picks = [(label, members[0]) for label, members in shown]
     seeds = {int(run.get(SEED, 0)) for _, run in picks}
     if len(usable) > len(picks) and len(seeds) == 1:
         notes.append(f"seed {min(seeds)}")

@@ -288,6 +288,25 @@ def chosen(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str
     return kept, left_out([s.label for s in series if s not in kept])
 
 
+def panels(series: Sequence[Series], limit: int) -> tuple[list[tuple[str, list[Run]]], list[str]]:
+    """What has a panel of its own, label and runs, and notes on what has none.
+
+    Of one setting every depth; of several each at its greatest depth, named where there are others.
+    """
+    if len(series) == 1:
+        depths = series[0].depths
+        notes = [f"{limit} of {len(depths)} depths"] if len(depths) > limit else []
+        return [(f"N = {n}", series[0].at(n)) for n in spread(depths, limit)], notes
+    shown, left = chosen(series, limit)
+    several = len({n for s in shown for n in s.depths}) > 1
+    made = []
+    for s in shown:
+        n = s.depths[-1]
+        made.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
+    notes = ["each at its greatest depth"] if any(len(s.depths) > 1 for s in shown) else []
+    return made, notes + left
+
+
 def left_out(labels: Sequence[str]) -> list[str]:
     """A note on what a figure has no room for, by name."""
     names = "; ".join(labels[:MOST_NAMES])
