@@ -132,6 +132,8 @@ def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) ->
             return Difference(None, file, "the file", str(error), PRESENT)
         records.append(dict(zip(steps.tolist(), values, strict=True)))
     one, two = records
+    if end < float("inf"):  # of a run that was killed, the last records may not be there yet
+        end = min(end, max(one, default=0))
     return _walk(file, one, two, end, _layer_difference)
 
 

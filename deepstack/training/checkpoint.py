@@ -333,9 +333,3 @@ def sync_file(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def layer_records(values: Mapping[str, list[Tensor]], steps: list[int]) -> dict[str, Tensor]:
-    """The snapshots so far as tensors: name -> (records, depth), and their steps."""
-    stacked = {name: torch.stack(rows) for name, rows in values.items() if rows}
-    return stacked | {"steps": torch.tensor(steps, dtype=torch.int64)}

@@ -296,6 +296,7 @@ class Job:
         self.recorder.flush()
         if self.diverged():
             return
+        self.looks.write()
         for log in self._logs():
             log.flush()
         parts = {
@@ -335,6 +336,7 @@ class Job:
     def finish(self) -> Run:
         """Write what is left, keep the weights of a run that is done, and say how it ended."""
         self.recorder.flush()
+        self.looks.write()
         for log in self._logs():
             log.flush()
         found = self.recorder.divergence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import torch
@@ -11,12 +12,13 @@ from deepstack import config as conf
 from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
+from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
 from deepstack.speed import Processes
-from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.evaluation import mean_loss
+from deepstack.training.layer_records import LayerRecords
 from deepstack.training.together import whole_copy
 
 
@@ -46,8 +48,7 @@ class Looks:
         looks = bool(self.layer_steps or self.part_steps)
         self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
         self._before: list[Tensor] | None = None
-        self._values: dict[str, list[Tensor]] = {}
-        self._taken: list[int] = []
+        self._records = LayerRecords(folder)
         self.logs: list[AppendLog] = []
 
     def open(self, replay_from: int, tolerance: float) -> None:
@@ -102,11 +103,7 @@ class Looks:
         unknown = not_said_of(self.config.model)
         without = {n: v for n, v in values.items() if n.startswith(unknown)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
-        for name, value in values.items():
-            self._values.setdefault(name, []).append(value.cpu())
-        self._taken.append(step)
-        seen = {name: torch.stack(rows).numpy() for name, rows in self._values.items()}
-        self.folder.write_layers(seen, self._taken)
+        self._records.add(step, values)
 
     def _attribute(self, whole: Built, step: int) -> None:
         about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
@@ -120,7 +117,7 @@ class Looks:
 
     def records(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the looks so far."""
-        return ckpt.layer_records(self._values, self._taken)
+        return self._records.state()
 
     def largest_records(self) -> int:
         """Bytes that `records` cannot exceed: a number a layer, look and file of a diagnostic."""
@@ -129,11 +126,16 @@ class Looks:
 
     def load(self, records: Mapping[str, Tensor]) -> None:
         """Take from a checkpoint what `records` gave."""
-        self._taken = records["steps"].tolist()
-        self._values = {name: list(rows) for name, rows in records.items() if name != "steps"}
+        self._records.load(records)
+
+    def write(self) -> None:
+        """Bring the files of layers up to date: before a checkpoint, and at the end."""
+        self._records.write()
 
     def close(self) -> None:
-        """Close the logs."""
+        """Close the logs; of a run that failed, write what was seen last if the disk takes it."""
+        with contextlib.suppress(ResourceError):
+            self.write()
         for log in self.logs:
             log.close()
 

@@ -23,6 +23,7 @@ from deepstack.errors import ConfigError
 from deepstack.records import AppendLog, Run, RunFolder, write_checksums
 from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
+from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING
 from deepstack.training.observer import Observer
 from deepstack.training.opening import is_out_of_memory
@@ -131,8 +132,7 @@ class Probe:
         self.config = self._config(config)
         self.at = 0
         self._previous = self.subject.initial.clone()
-        self._values: dict[str, list[Tensor]] = {key: [] for key in LAYERS}
-        self._steps: list[int] = []
+        self._records = LayerRecords(self.folder)
         self._before: dict[nn.Parameter, Tensor] = {}
         self._start: dict[str, Tensor] = {}
         self._attribution: AppendLog | None = None
@@ -216,6 +216,7 @@ class Probe:
         try:
             recorder.flush()
             recorder.close()
+            self._records.write()
             if self._attribution is not None:
                 self._attribution.close()
             self._finish(recorder, error)
@@ -280,11 +281,7 @@ class Probe:
             "param_norm": subject.by_layer(lambda p: p),
             "param_update_norm": subject.by_layer(change),
         }
-        for key, value in found.items():
-            self._values[key].append(value.cpu())
-        self._steps.append(self.at)
-        seen = {name: torch.stack(rows).numpy() for name, rows in self._values.items()}
-        self.folder.write_layers(seen, self._steps)
+        self._records.add(self.at, found)
 
     def _prepare(self) -> None:
         """Remember the layers' parameters before a step after which there is a look."""
