@@ -146,7 +146,7 @@ def torn_line_kept() -> None:
     place = AppendLog._place
 
     def behind(self: AppendLog, line: bytes) -> None:
-        if b"\n" not in self._expected:
+        if b"\n" not in self.remaining:
             self._expected = b""
         place(self, line)
 

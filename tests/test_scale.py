@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import tracemalloc
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 from numpy.typing import ArrayLike
 
-from deepstack.records import RunFolder
+from deepstack.errors import DifferenceError
+from deepstack.records import AppendLog, RunFolder
 from deepstack.training.layer_records import LayerRecords
 
 
@@ -65,3 +68,34 @@ def test_records_of_layers_go_on_from_a_checkpoint(tmp_path: Path, looks: int) -
     alone.write()
     for path in whole.layers_dir.iterdir():
         assert path.read_bytes() == (folder.layers_dir / path.name).read_bytes()
+
+
+def peak(action: Callable[[], object]) -> int:
+    """Bytes that Python allocates at most at once for an action."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_written_again_and_checksums_take_no_memory_of_the_whole_log(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    rows = [(step, step / 7, 1.0) for step in range(40_000)]
+    with AppendLog(path, ("step", "loss", "lr")) as log:
+        for row in rows:
+            log.write(row)
+    whole = path.read_bytes()
+    log = AppendLog(path, ("step", "loss", "lr")).open(9)
+    assert peak(lambda: [log.write(row) for row in rows[10:2000]]) < len(whole) / 4
+    assert len(log.remaining) == len(whole) - log.offset_after(1999)
+    with pytest.raises(DifferenceError, match="on disk: 2000,"):
+        log.write((2000, 0.5, 1.0))
+    log.close()
+    assert path.read_bytes() == whole
+    for step in (-1, 0, 5, 20_000, 39_999, 50_000):
+        end = whole.find(f"\n{step + 1},".encode()) + 1 or len(whole)
+        assert log.offset_after(step) == end and log.last_upto(step) in (min(step, 39_999), None)
+        assert log.sha256_upto(step) == hashlib.sha256(whole[:end]).hexdigest()
+    assert peak(lambda: log.sha256_upto(39_999)) < len(whole) / 2

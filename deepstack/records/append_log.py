@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from deepstack.errors import DeepstackError, DifferenceError
-from deepstack.records.files import make_folder, read, sync_folder, trouble
+from deepstack.records.files import make_folder, reading, sync_folder, trouble
+
+# What is read of a log at once; a row has some hundred bytes.
+BLOCK = 2**16
 
 Value = float | int | None
 
@@ -67,6 +72,7 @@ class AppendLog:
         self.tolerated = 0
         self.last_step: int | None = None
         self._expected = b""
+        self._at = 0  # how much of it has been written again
         self._file: int | None = None
 
     def open(self, replay_from: int = -1) -> Self:
@@ -93,7 +99,7 @@ class AppendLog:
                 sync_folder(self.path.parent)
         if self.compared:
             done = max(_end_of(data, replay_from), len(header))
-            self._expected = data[done:]
+            self._expected, self._at = data[done:], 0
         else:
             done = data.rfind(b"\n") + 1
             self._cut(done)
@@ -122,30 +128,32 @@ class AppendLog:
 
     def _place(self, line: bytes) -> None:
         """Compare the line with the one expected here, then append what is not there yet."""
-        there = self._expected[: len(line)]
+        # A run may have as many rows to write again as it has time between two checkpoints, so
+        # what is left of them is not copied for each.
+        there = self._expected[self._at : self._at + len(line)]
         if not there:
             self._append(line)
         elif there == line[: len(there)]:
-            self._expected = self._expected[len(there) :]
+            self._at += len(there)
             if len(there) < len(line):
                 self._append(line[len(there) :])
         elif self.tolerance and (old := self._tolerable(line)) is not None:
             self.tolerated += 1
-            self._expected = self._expected[len(old) :]
-        elif self.tolerance and b"\n" not in self._expected:
+            self._at += len(old)
+        elif self.tolerance and self._expected.find(b"\n", self._at) < 0:
             # Without determinism a torn line cannot be completed, so it is written anew.
             assert self._file is not None
             with trouble(self.path):
                 size = os.fstat(self._file).st_size
-                os.ftruncate(self._file, size - len(self._expected))
-            self._expected = b""
+                os.ftruncate(self._file, size - len(self.remaining))
+            self._at = len(self._expected)
             self._append(line)
         else:
-            raise self._difference(_first_line(self._expected), line)
+            raise self._difference(self._next_line(), line)
 
     def _tolerable(self, line: bytes) -> bytes | None:
         """The complete line expected here when it equals `line` within the tolerance."""
-        old = _first_line(self._expected)
+        old = self._next_line()
         before, now = old.rstrip(b"\n").split(b","), line.rstrip(b"\n").split(b",")
         if not old.endswith(b"\n") or len(before) != len(now) or before[0] != now[0]:
             return None
@@ -160,7 +168,12 @@ class AppendLog:
     @property
     def remaining(self) -> bytes:
         """What lies on disk behind the last row written: empty once all is written again."""
-        return self._expected
+        return self._expected[self._at :]
+
+    def _next_line(self) -> bytes:
+        """The line on disk in whose place the next row is written."""
+        end = self._expected.find(b"\n", self._at) + 1
+        return self._expected[self._at : end or None]
 
     def flush(self) -> None:
         """Wait until the rows are on the disk itself: before a checkpoint that counts on them."""
@@ -190,20 +203,41 @@ class AppendLog:
 
     def offset_after(self, step: int) -> int:
         """Bytes up to and including the last complete row whose step is at most `step`."""
-        return _end_of(self._read(), step)
+        with self._reading() as file:
+            return _offset_after(file, step)
 
     def sha256_upto(self, step: int) -> str:
         """sha256 of the file up to `offset_after(step)`: what a checkpoint remembers of the log."""
-        data = self._read()
-        return hashlib.sha256(data[: _end_of(data, step)]).hexdigest()
+        found = hashlib.sha256()
+        with self._reading() as file:
+            left = _offset_after(file, step)
+            file.seek(0)
+            while data := file.read(min(left, BLOCK)):
+                found.update(data)
+                left -= len(data)
+        return found.hexdigest()
 
     def last_upto(self, step: int) -> int | None:
         """The step of the last row that is not behind `step`; None where there is no such row."""
-        data = self._read()
-        return _last_step(data[: _end_of(data, step)])
+        with self._reading() as file:
+            end = _offset_after(file, step)
+            file.seek(max(0, end - BLOCK))
+            return _last_step(file.read(min(end, BLOCK)))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[BinaryIO]:
+        """The file, to read in blocks: of a long run it is larger than the model."""
+        with trouble(self.path):
+            try:
+                file: BinaryIO = reading(self.path)
+            except FileNotFoundError:
+                file = io.BytesIO()
+            with file:
+                yield file
 
     def _read(self) -> bytes:
-        return read(self.path) or b""
+        with self._reading() as file:
+            return file.read()
 
     def _cut(self, size: int) -> None:
         """Remove what lies behind so many bytes."""
@@ -246,6 +280,22 @@ def _end_of(data: bytes, step: int) -> int:
             return end
         end = start
     return 0
+
+
+def _offset_after(file: BinaryIO, step: int) -> int:
+    """`_end_of` for a whole file, of which no more than its end is read where that is enough."""
+    size, length = file.seek(0, os.SEEK_END), BLOCK
+    while True:
+        start = max(0, size - length)
+        file.seek(start)
+        data = file.read(size - start)
+        if start == 0:
+            return _end_of(data, step)
+        # What stands before the first newline may be a part of a row: it is left out.
+        first = data.find(b"\n")
+        if first >= 0 and (end := _end_of(data[first:], step)) > 1:
+            return start + first + end
+        length *= 4
 
 
 def _last_step(rows: bytes) -> int | None:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import torch
 from numpy.typing import ArrayLike
@@ -47,8 +48,9 @@ class SilentLog(AppendLog):
     def write(self, row: object) -> None:
         """Nothing."""
 
-    def _read(self) -> bytes:
-        return b""
+    @contextmanager
+    def _reading(self) -> Iterator[BinaryIO]:
+        yield BytesIO()
 
 
 class SilentFolder(RunFolder):
