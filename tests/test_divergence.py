@@ -12,7 +12,7 @@ from small_runs import small
 from torch import Tensor
 
 import deepstack
-from deepstack.config import with_overrides
+from deepstack.config import Train, with_overrides
 from deepstack.diagnostics import Culprit, culprit
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -104,3 +104,29 @@ def test_the_status_of_a_diverged_run_names_it(
     status = run.status
     assert (status["quantity"], status["found_in"], status["first_bad_layer"]) == said
     assert told in run.folder.log_path.read_text()
+
+
+def test_a_replayed_run_names_what_diverged_as_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ‖ΔF‖ overflows in a last norm's gain while all layers, loss and gradients are finite; a
+    # replayed step knows it only in the midst of the next one, whose update breaks a layer.
+    rates = {6: 1e22, 7: 1e36}
+
+    def rate(train: Train, step: int) -> float:
+        return rates.get(step, 0.0)
+
+    monkeypatch.setattr("deepstack.training.job.learning_rate", rate)
+    given = small(
+        model__scheme="pre_ln", model__head="separate", train__optimizer="sgd", train__clip=None,
+        train__max_loss=1e38, train__trainable=["final_norm", "w2"],
+        train__lr_factors={"w2": 1e-15}, train__eval_every=0, log__layers_every=0,
+    )  # fmt: skip
+    ends, rows = [], []
+    for replay in (False, True):
+        own = with_overrides(given, {"runtime.replay": replay})
+        run = deepstack.train(own, out=tmp_path / str(replay))
+        ends.append({k: v for k, v in run.status.items() if k in ("step", "quantity", "found_in")})
+        rows.append((run.path / "steps.csv").read_bytes())
+    assert ends == [{"step": 6, "quantity": "model_update", "found_in": "none"}] * 2
+    assert rows[0] == rows[1]

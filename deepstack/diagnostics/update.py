@@ -38,6 +38,7 @@ class ModelUpdate:
     def __init__(self, model: Transformer, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
         self.initial = self.hidden()
+        self.size = torch.linalg.vector_norm(self.initial)
         self.previous = self.initial.clone()
 
     def hidden(self) -> Tensor:
@@ -54,7 +55,7 @@ class ModelUpdate:
             "model_update": moved.norm(dim=-1).mean(),
             "model_update_step": (current - self.previous).norm(dim=-1).mean(),
             "model_update_fro": frobenius,
-            "model_update_rel": frobenius / torch.linalg.vector_norm(self.initial),
+            "model_update_rel": frobenius / self.size,
         }
         self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
@@ -66,6 +67,7 @@ class ModelUpdate:
     def load(self, state: dict[str, Tensor]) -> None:
         """Take F_0 and F_{t−1} from a checkpoint."""
         self.initial.copy_(state["initial"])
+        self.size.copy_(torch.linalg.vector_norm(self.initial))
         self.previous.copy_(state["previous"])
 
 

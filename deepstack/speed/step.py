@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +22,8 @@ class Measured(NamedTuple):
     """What a step measures, as 0-d tensors on the device: nothing here waits for it.
 
     loss: of the batch before the update; grad_norm: before clipping; alive: 1.0 while every loss
-    and gradient norm so far was finite and no loss exceeded the bound; probe: what the probe
-    measured after the update, by name.
+    and gradient norm so far was finite, every model update before this step's too, and no loss
+    exceeded the bound; probe: what the probe measured after the update, by name.
     settle: None, or the probe is measured with the next step, and calling this measures it now;
     until either, `probe` holds older numbers.
     """
@@ -95,14 +97,17 @@ def make_step(
     non-finite or too large value the update is masked on the device, for good: the parameters
     stay as they were, and no value of the host is waited for.
 
-    probe: called after the update, measures the model.  share: called after the backward pass with
-    the loss of this process's part of the batch; makes gradients those of the whole batch and
-    returns its loss.  norm_of: the norm of all gradients then.
+    probe: called after the update, measures the model; after a 'model_update' that is not finite
+    the next update is masked too, which is begun before anyone has read it.
+    share: called after the backward pass with the loss of this process's part of the batch; makes
+    gradients those of the whole batch and returns its loss.  norm_of: the norm of all gradients
+    then.
     capture: makes of update and probe, everything but the learning rate, one graph of a GPU, say.
     """
 
     make_update = bare_step(optimizer)
     told: Any = optimizer  # of found_inf and grad_scale, which no class of torch's declares
+    moved = torch.zeros_like(alive)  # ‖ΔF‖ after the step before
 
     def gradients(inputs: Tensor, targets: Tensor) -> Found:
         banks.zero_gradients()
@@ -117,7 +122,8 @@ def make_step(
         return value, norm_of(trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
-        good = torch.isfinite(norm) & (value <= max_loss)  # False for a loss that is NaN
+        # Each is False for NaN.
+        good = (norm < math.inf) & (value <= max_loss) & (moved < math.inf)
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
         told.found_inf = 1.0 - alive
@@ -126,7 +132,13 @@ def make_step(
         make_update()
         return Measured(value, norm, alive.clone(), {})
 
-    run = capture(Update(gradients, apply), probe)
+    def watched(probe: Probe) -> dict[str, Tensor]:
+        found = probe()
+        if "model_update" in found:
+            moved.copy_(found["model_update"])
+        return found
+
+    run = capture(Update(gradients, apply), probe and partial(watched, probe))
 
     def step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
         set_learning_rate(optimizer, lr)
