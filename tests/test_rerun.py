@@ -146,6 +146,12 @@ def flip_weight(folder: RunFolder) -> None:
     (path.parent / "checksums.json").write_text(json.dumps(sums))
 
 
+def rows(folder: RunFolder, act: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of steps.csv."""
+    path = folder.steps_path
+    path.write_text("".join(act(path.read_text().splitlines(keepends=True))))
+
+
 CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
     "steps": (
         lambda f: change(f.steps_path, 2, "grad_norm"),
@@ -169,6 +175,24 @@ CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
     "a row too many": (
         lambda f: f.steps_path.write_text(f.steps_path.read_text() + "7,1,1,1,1,1,1,1\n"),
         "step 7 of steps.csv, the row",
+    ),
+    "a row twice": (
+        lambda f: rows(f, lambda lines: [*lines[:2], "2,1,9,9,9,9,9,9\n", *lines[2:]]),
+        "steps.csv, line 3",
+    ),
+    "rows in another order": (
+        lambda f: rows(f, lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]]),
+        "steps.csv, line 3",
+    ),
+    "half a row": (
+        lambda f: rows(
+            f, lambda lines: [*lines[:2], lines[2].rsplit(",", 5)[0] + "\n", *lines[3:]]
+        ),
+        "steps.csv, line 3",
+    ),
+    "a row of no step": (
+        lambda f: rows(f, lambda lines: [*lines, "nan,1,9,9,9,9,9,9\n"]),
+        "steps.csv, line 8",
     ),
     "a row too few": (
         lambda f: f.evals_path.write_text(
@@ -199,6 +223,19 @@ def test_a_difference_is_named(name: str, trained: dict[str, Path], tmp_path: Pa
     assert f"does not come out again: first at {place}" in result.stderr
     assert "  recorded: " in result.stderr and "  now:      " in result.stderr
     assert "also at" not in result.stderr
+
+
+def test_a_record_of_layers_that_is_there_twice_is_a_difference(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    for path in folder.layers_dir.glob("*.npy"):
+        values = np.load(path)
+        first = values[:1] if path.stem == "steps" else values[:1] + 1
+        np.save(path, np.concatenate([first, values]))
+    result = rerun(folder.path, "--check", "-q")
+    assert result.exit_code == 6
+    assert ".npy, the steps" in result.stderr
 
 
 def test_both_values_are_shown_and_training_stops_there(

@@ -84,12 +84,13 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
     found: list[Difference | None] = []
     for name in LOGS:
         one, two = read_table(old.path / name), read_table(new.path / name)
-        found.append(_walk(name, one.rows, two.rows, end, row_difference))
+        mine = [_walk(name, one.rows, two.rows, end, row_difference)]
         for column in dict.fromkeys((*one.columns, *two.columns)):
             there = _presence(column in one.columns), _presence(column in two.columns)
             if one.columns and two.columns and there[0] != there[1]:
-                found.append(Difference(None, name, f"column {column}", *there))
+                mine.append(Difference(None, name, f"column {column}", *there))
                 break
+        found += mine if any(mine) else [_lines_difference(name, old, new, end)]
     for name in sorted({*old.layer_names(), *new.layer_names()}):
         found.append(_layers_difference(name, old, new, end))
     return sorted((d for d in found if d is not None), key=earliest)
@@ -118,6 +119,19 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
     return count
 
 
+def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
+    """Where two logs part whose rows, taken by their steps, do not: a row twice, or a torn one."""
+    texts = [(read(folder.path / name) or b"").decode("ascii", "replace") for folder in (old, new)]
+    whole = end == float("inf")
+    one, two = (text.split("\n")[: None if whole else -1] for text in texts)
+    longest = max if whole else min
+    for i in range(longest(len(one), len(two))):
+        was, now = (lines[i] if i < len(lines) else ABSENT for lines in (one, two))
+        if was != now:
+            return Difference(None, name, f"line {i + 1}", was, now)
+    return None
+
+
 def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
     """The first record and layer in which a diagnostic differs."""
     file = f"layers/{name}.npy"
@@ -131,6 +145,8 @@ def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) ->
         except DeepstackError as error:
             return Difference(None, file, "the file", str(error), PRESENT)
         records.append(dict(zip(steps.tolist(), values, strict=True)))
+        if len(records[-1]) != len(values):  # of two of one step, one was not compared
+            return Difference(None, file, "the steps", "one twice", "each once")
     one, two = records
     if end < float("inf"):  # of a run that was killed, the last records may not be there yet
         end = min(end, max(one, default=0))
