@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ended_runs import copied, flip, train_three, verify
+from ended_runs import TINY, copied, flip, train_three, verify
 from record_runs import make_run
 
+import deepstack
+from deepstack.config import Config, with_overrides
 from deepstack.records import (
     EVALS_COLUMNS,
     Run,
@@ -241,6 +243,18 @@ def test_a_diverged_run_is_compared_with_its_last_row(
     assert "diverged with grad_norm" in problems(folder)[0]
     folder.write_json(folder.status_path, status)
     assert problems(folder) == []
+
+
+def test_a_flipped_bit_of_how_a_run_diverged_is_noticed(tmp_path: Path) -> None:
+    config = with_overrides(Config(), TINY | {"train.max_loss": 1.0, "log.layers_every": 0})
+    path = deepstack.train(config, out=tmp_path).folder.status_path
+    whole = path.read_bytes()
+    assert b"first_bad_layer" in whole
+    for bit in range(0, 8 * len(whole.rstrip()), 5):
+        flip(path, bit)
+        assert problems(RunFolder(path.parent)), whole[bit // 8 :]
+        path.write_bytes(whole)
+    assert problems(RunFolder(path.parent)) == []
 
 
 def test_checkpoints_that_a_kill_left_behind_are_judged_by_themselves(

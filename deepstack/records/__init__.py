@@ -8,6 +8,7 @@ from deepstack.records.checksums import (
     mapping,
     sha256,
     write_checksums,
+    write_end,
 )
 from deepstack.records.files import sync_folder, trouble
 from deepstack.records.folder import (
@@ -48,4 +49,5 @@ __all__ = [
     "trouble",
     "varying",
     "write_checksums",
+    "write_end",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,9 +13,10 @@ from deepstack.records.files import trouble
 from deepstack.records.folder import RunFolder
 
 CHECKSUMS = "checksums.json"
+STATUS = "status.json"
 STATE = "state.json"
 # Not log.txt, .lock and status.json: the first two say what people and processes did, and the
-# third keeps the sha256 of checksums.json itself.
+# third keeps the sha256 of checksums.json itself, which has one of all else that it says.
 DATA = ("config.yaml", "meta.json", "columns.json", "*.csv", "layers/*.npy", "checkpoint/*/*")
 
 
@@ -57,7 +59,9 @@ def damage(path: Path, largest: int | None = None) -> str | None:
     return None
 
 
-def write_checksums(folder: RunFolder, *, checkpoints: bool = True) -> str:
+def write_checksums(
+    folder: RunFolder, *, checkpoints: bool = True, status: Mapping[str, Any] | None = None
+) -> str:
     """Write checksums.json, {relative path: sha256} of all data of a run; return its own sha256.
 
     For a run that has ended, before status.json says so: status.json then keeps what this returns
@@ -70,8 +74,28 @@ def write_checksums(folder: RunFolder, *, checkpoints: bool = True) -> str:
             for name, path in data_files(folder).items()
             if checkpoints or not name.startswith("checkpoint/")
         }
+        if status is not None:
+            sums[STATUS] = status_sum(status)
         folder.write_json(folder.path / CHECKSUMS, sums)
         return sha256(folder.path / CHECKSUMS)
+
+
+def write_end(
+    folder: RunFolder, state: str, step: int, *, checkpoints: bool = True, **about: Any
+) -> None:
+    """Say in status.json how a run has ended, after the checksums of all that it has written.
+
+    checkpoints: as in `write_checksums`; about: what else status.json says.
+    """
+    said = {"state": state, "step": step, "error": None, **about}
+    digest = write_checksums(folder, checkpoints=checkpoints, status=said)
+    folder.write_status(state, step, checksums=digest, **about)
+
+
+def status_sum(status: Mapping[str, Any]) -> str:
+    """sha256 of what status.json says, but for the sha256 of checksums.json."""
+    said = {key: value for key, value in status.items() if key != "checksums"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def data_files(folder: RunFolder) -> dict[str, Path]:

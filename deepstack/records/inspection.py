@@ -14,12 +14,14 @@ from deepstack.records.append_log import number_text
 from deepstack.records.checksums import (
     CHECKSUMS,
     STATE,
+    STATUS,
     damage,
     data_files,
     is_data,
     mapping,
     plain_file,
     sha256,
+    status_sum,
 )
 from deepstack.records.folder import ENDED, STATES, RunFolder
 from deepstack.records.run import find_runs
@@ -154,6 +156,9 @@ def _compare_all(found: Inspection, status: dict[str, Any]) -> None:
         say(f"{CHECKSUMS}: unreadable ({error})")
         return
     there = data_files(folder)
+    wanted = sums.pop(STATUS, None)  # older versions have none
+    if status and wanted not in (None, status_sum(status)):
+        say(f"{STATUS}: changed (sha256 differs)")
     for name, wanted in sums.items():
         if not is_data(name):
             say(f"{CHECKSUMS}: names {name!r}, which is no file of a run")

@@ -15,7 +15,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.errors import Interrupted, ResourceError
 from deepstack.model import take_ways, with_defaults, without_defaults
-from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_checksums
+from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
     Made,
@@ -346,31 +346,19 @@ class Job:
             if self.processes.first:
                 ckpt.save(self.folder, ckpt.Checkpoint(step, weights, self._state(step)))
                 ckpt.keep_only(self.folder, step)
-            self.folder.write_status("done", step, checksums=self._checksums(True))
+                write_end(self.folder, "done", step)
         else:
             step = found.step
             place = self._culprit(found) if self.processes.size == 1 else Culprit("unknown")
-            self.folder.write_status(
-                "diverged",
-                step,
-                checksums=self._checksums(False),
-                quantity=found.quantity,
-                value=repr(found.value),
-                first_bad_layer=place.layer,
-                found_in=place.where,
-            )
+            about: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
+            about |= {"first_bad_layer": place.layer, "found_in": place.where}
             if self.processes.first:
+                write_end(self.folder, "diverged", step, checkpoints=False, **about)
                 ckpt.keep_only(self.folder, -1)
             self.observer.said(cause(found, place))
         self.observer.finished("done" if found is None else "diverged", step)
         self.processes.wait()  # until the folder says how the run ended
         return self.result()
-
-    def _checksums(self, checkpoints: bool) -> str | None:
-        """The sha256 of the checksums of what the run has written."""
-        if not self.processes.first:
-            return None
-        return write_checksums(self.folder, checkpoints=checkpoints)
 
     def _culprit(self, found: Divergence) -> Culprit:
         """Which layer of the bad step was the first: the step is made again, but for the update."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from deepstack.diagnostics import COLUMNS, describe
 from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, norm_of
 from deepstack.errors import ConfigError
-from deepstack.records import AppendLog, Run, RunFolder, write_checksums
+from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
@@ -233,20 +233,16 @@ class Probe:
         """Say in status.json how the run ended."""
         found = recorder.divergence
         if found is not None:
-            more = {"quantity": found.quantity, "value": repr(found.value), **self._sums()}
-            self.folder.write_status("diverged", found.step, **more)
+            more: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
+            write_end(self.folder, "diverged", found.step, **more)
         elif error is None:
-            self.folder.write_status("done", self.at, **self._sums())
+            write_end(self.folder, "done", self.at)
         elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
             self.folder.write_status("interrupted", self.at)
         elif is_out_of_memory(error):
             self.folder.write_status("out_of_memory", self.at, error=str(error))
         else:
             self.folder.write_status("failed", self.at, error=repr(error))
-
-    def _sums(self) -> dict[str, str]:
-        """What `deepstack verify` compares the files of an ended run with."""
-        return {"checksums": write_checksums(self.folder)}
 
     def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
         """One row of steps.csv: loss and gradient as found, the model update at θ_t."""
