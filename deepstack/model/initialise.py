@@ -161,12 +161,13 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
             for role, tensors in bank.by_role():
                 rows = [row for tensor in tensors for row in tensor]
                 for layer, row in enumerate(rows, start=1):
-                    if bank.start not in ("matrix", "table"):
-                        row.fill_(CONSTANTS.get(bank.start, bank.start))
+                    begin = bank.starts[layer - 1]
+                    if begin not in ("matrix", "table"):
+                        row.fill_(CONSTANTS.get(begin, begin))
                         continue
                     gain = gain_of[bank.stack or first](role, layer if bank.in_layers else 0)
                     rng = generator(seed, stream_number(bank, role, layer, first), row.device)
-                    if bank.start == "table":
+                    if begin == "table":
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
                     n_out, n_in = row.shape

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.parameter import RoleParameter, with_storage
+from deepstack.speed.parameter import RoleParameter, Start, with_storage
 
 # Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
 # optimizers round the last few numbers of a tensor, those that fill no vector register, in another
@@ -30,13 +31,22 @@ class Bank:
     plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
     or one an equal slice of the first axis of shape (the fused q, k, v).  stack: which layers
     ('encoder', 'decoder'); None for a parameter outside of the layers (embedding, head, …), whose
-    depth axis then has length 1.
+    depth axis then has length 1.  starts: how it starts in each layer; start: whether that is as a
+    matrix or a table, which decay, or as the first one.
     """
 
     def __init__(
-        self, key: str, first: RoleParameter, stack: str | None, parameters: list[nn.Parameter]
+        self,
+        key: str,
+        layers: Sequence[RoleParameter],
+        stack: str | None,
+        parameters: list[nn.Parameter],
     ) -> None:
-        self.key, self.roles, self.start = key, first.roles, first.start
+        first = layers[0]
+        self.key, self.roles = key, first.roles
+        self.starts: list[Start] = [layer.start for layer in layers]
+        drawn = (start for start in self.starts if start in ("matrix", "table"))
+        self.start = next(drawn, first.start)
         self.stack, self.parameters = stack, parameters
         self.shape = first.shape
 
@@ -120,7 +130,8 @@ class Banks:
         stack: str | None,
         stacked: bool,
     ) -> None:
-        first = owners[0][0].get_parameter(owners[0][1])
+        layers = [cast(RoleParameter, root.get_parameter(path)) for root, path in owners]
+        first = layers[0]
         assert isinstance(first, RoleParameter)
         count = len(owners) if stacked else 1
         size = math.prod(first.shape)
@@ -134,14 +145,14 @@ class Banks:
         for index, (root, name) in enumerate(owners):
             values, gradients = (t[index % count, :size] for t in chunks[index // count])
             path, _, attribute = name.rpartition(".")
-            view = with_storage(values.view(first.shape), first.roles, first.start)
+            view = with_storage(values.view(first.shape), first.roles, layers[index].start)
             view.grad = gradients.view(first.shape)
             setattr(root.get_submodule(path), attribute, view)
         self._gradients += [gradients for _, gradients in chunks]
         parts = [nn.Parameter(values) for values, _ in chunks]
         for part, (_, gradients) in zip(parts, chunks, strict=True):
             part.grad = gradients
-        self.all.append(Bank(key, first, stack, parts))
+        self.all.append(Bank(key, layers, stack, parts))
 
     def zero_gradients(self) -> None:
         """Set every gradient to zero, in place."""

@@ -37,7 +37,7 @@ class ShardedBank(Bank):
         start = min(processes.rank * self.chunk, rows)
         self.mine = slice(start, min(start + self.chunk, rows))
         self.key, self.roles, self.start = plain.key, plain.roles, plain.start
-        self.stack, self.shape = plain.stack, plain.shape
+        self.starts, self.stack, self.shape = plain.starts, plain.stack, plain.shape
         self.parameters = [
             nn.Parameter(local_part(p.detach()), requires_grad=p.requires_grad) for p in held
         ]
