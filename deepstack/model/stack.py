@@ -11,7 +11,16 @@ from deepstack import config as conf
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
-from deepstack.schemes import NORMS, Parts, Place, Scheme, StackNorm, Stream, find_scheme
+from deepstack.schemes import (
+    NORMS,
+    Parts,
+    Place,
+    Scheme,
+    StackNorm,
+    Stream,
+    find_scheme,
+    refuse_unfit,
+)
 from deepstack.speed import Through, run_layers
 
 
@@ -45,6 +54,7 @@ class Stack(nn.Module):
         self.schemes: list[Scheme] = [
             scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
         ]
+        refuse_unfit(self.schemes)
 
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())
