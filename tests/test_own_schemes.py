@@ -98,3 +98,40 @@ def test_a_scheme_that_does_not_call_super_is_told_to() -> None:
 
     with pytest.raises(PluginError, match=r"own: its __init__ does not call super\(\)\.__init__"):
         built()
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, h: Any) -> Any:
+        return 2 * h
+
+
+def with_slot(name: str) -> Any:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), something of G doubled."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.slots[name] = Doubled()
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + G(x))
+
+    return built().model.encoder.layers[0].attention
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_slot_of_queries_keys_or_values_may_be_filled_alone(name: str) -> None:
+    attention = with_slot(name)
+    x = torch.randn(2, 5, 16)
+    found = dict(zip("qkv", attention.project(x), strict=True))
+    attention.slots = {}
+    plain = dict(zip("qkv", attention.project(x), strict=True))
+    for key in "qkv":
+        assert torch.equal(found[key], (2 if key == name else 1) * plain[key])
+
+
+def test_a_slot_that_no_sublayer_has_is_refused() -> None:
+    with pytest.raises(PluginError, match="own: unknown slot 'after_activations'; did you mean"):
+        with_slot("after_activations")
+    with pytest.raises(PluginError, match="own: unknown slot 'before_cross_out'"):
+        with_slot("before_cross_out")  # an encoder has no cross-attention

@@ -18,6 +18,8 @@ class CrossAttention(nn.Module):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
     """
 
+    SLOTS = ("before_cross_out",)
+
     def __init__(
         self,
         d_model: int,
@@ -32,7 +34,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
         self.linear = parameterisation.linear
-        self.slots = taken(slots, ("before_cross_out",))
+        self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
         if fused:
             self.kv = parameter(2 * d_model, d_model, role=("cross_k", "cross_v"), start="matrix")
@@ -74,6 +76,8 @@ class MergedAttention(nn.Module):
     section 4.2.
     """
 
+    SLOTS = ("before_out",)
+
     def __init__(
         self,
         d_model: int,
@@ -87,7 +91,7 @@ class MergedAttention(nn.Module):
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
         self.linear = parameterisation.linear
-        self.slots = taken(slots, ("before_out",))
+        self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="q", start="matrix")
         self.k = parameter(d_model, d_model, role="k", start="matrix")
         self.v = parameter(d_model, d_model, role="v", start="matrix")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from deepstack import config as conf
+from deepstack.errors import PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
+from deepstack.registry import unknown
 from deepstack.schemes import (
     NORMS,
     Parts,
@@ -72,6 +74,7 @@ class Stack(nn.Module):
                 together = not apart & {"cross_k", "cross_v"}
                 made["cross_attention"] = CrossAttention(*sizes, fused=together, **common)
             made["feed_forward"] = FeedForward(d, d_ff, model.activation, model.dropout, **common)
+            refuse_unread(own, made)
             return made
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
@@ -106,3 +109,11 @@ class Stack(nn.Module):
             assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.given(memory), seen=seen)
         return self.leave(stream)
+
+
+def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:
+    """Raise PluginError where a scheme has filled a slot that no sublayer of its layer has."""
+    there = [name for sublayer in sublayers.values() for name in sublayer.SLOTS]
+    for name in scheme.slots:
+        if name not in there:
+            raise PluginError(f"the scheme {scheme.name}: {unknown('slot', name, there)}")

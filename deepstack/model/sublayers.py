@@ -84,6 +84,8 @@ class Attention(nn.Module):
     `attend_after`.  Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
+    SLOTS = ("q", "k", "v", "logits", "heads", "before_out")
+
     def __init__(
         self,
         d_model: int,
@@ -99,7 +101,7 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
         self.linear, self.product = parameterisation
-        self.slots = taken(slots, ("q", "k", "v", "logits", "heads", "before_out"))
+        self.slots = taken(slots, self.SLOTS)
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
         else:
@@ -149,9 +151,9 @@ class Attention(nn.Module):
         qkv = self.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        slots = self.slots
-        if "q" in slots:
-            q, k, v = slots["q"](q), slots["k"](k), slots["v"](v)
+        if slots := self.slots:
+            own = (slots.get(name, same) for name in ("q", "k", "v"))
+            q, k, v = (slot(h) for slot, h in zip(own, (q, k, v), strict=True))
         return q, k, v
 
     def out(self, y: Tensor) -> Tensor:
@@ -187,6 +189,8 @@ class FeedForward(nn.Module):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
+    SLOTS = ("before_activation", "after_activation")
+
     def __init__(
         self,
         d_model: int,
@@ -200,7 +204,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.linear, self.product = parameterisation
-        self.slots = taken(slots, ("before_activation", "after_activation"))
+        self.slots = taken(slots, self.SLOTS)
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
         self.operation = OPERATIONS.get(activation)  # None: no chain
         self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
@@ -232,6 +236,11 @@ class FeedForward(nn.Module):
 def bias_of(width: int, there: bool) -> RoleParameter | None:
     """The bias of a linear map, (width,), or None where the stack has none."""
     return parameter(width, role="bias", start="zero") if there else None
+
+
+def same(h: Tensor) -> Tensor:
+    """h, where a slot is empty."""
+    return h
 
 
 def taken(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
