@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.errors import PluginError
 from deepstack.registry import Registry
 
 Values = Tensor | Mapping[str, Tensor]
@@ -20,16 +21,29 @@ PARTS: dict[str, tuple[str, ...]] = {}
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
+def file_names(name: str) -> list[str]:
+    """The files that a diagnostic may become: itself, or one a part."""
+    return [f"{name}_{part}" for part in PARTS[name]] or [name]
+
+
 def diagnostic(
     name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
 ) -> Callable[[Diagnostic], Diagnostic]:
     """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer.
 
     It may also give part -> (depth,), for some of `parts`, none of them where there is nothing to
-    say: each becomes a file of its own, `<name>_<part>`.  One value a layer has parts=().
+    say: each becomes a file of its own, `<name>_<part>`.  One value a layer has parts=().  Raises
+    PluginError where a file of that name is another diagnostic's.
     """
 
     def register(function: Diagnostic) -> Diagnostic:
+        own = {name, *(f"{name}_{part}" for part in parts)}
+        for other in DIAGNOSTICS:
+            if other != name and (both := own & {other, *file_names(other)}):
+                raise PluginError(
+                    f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
+                    "another name"
+                )
         DIAGNOSTICS.register(name, function)
         SYMBOLS[name], UNITS[name], PARTS[name] = symbol, unit, parts
         return function
@@ -95,21 +109,24 @@ def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
 
 def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
+    depth, count = len(snapshot.grad_norm), len(snapshot.sublayers)
     for name, function in DIAGNOSTICS.items():
         value = function(snapshot)
         if isinstance(value, Mapping):
-            values |= {f"{name}_{part}": of_part for part, of_part in value.items()}
-        elif value.ndim == 1:
-            values[name] = value
+            found = {f"{name}_{part}": of_part for part, of_part in value.items()}
+        elif isinstance(value, Tensor) and value.shape == (depth, count):
+            found = {f"{name}_{part}": value[:, i] for i, part in enumerate(snapshot.sublayers)}
         else:
-            parts = enumerate(snapshot.sublayers)
-            values |= {f"{name}_{part}": value[:, i] for i, part in parts}
+            found = {name: value}
+        for file, one in found.items():
+            if not isinstance(one, Tensor) or one.shape != (depth,):
+                shape = f"{tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
+                raise PluginError(
+                    f"diagnostic {name!r}: found {shape} for {file}; allowed a tensor ({depth},), "
+                    f"one value a layer, or ({depth}, {count}), one a sublayer"
+                )
+        values |= found
     return values
-
-
-def file_names(name: str) -> list[str]:
-    """The files that a diagnostic may become: itself, or one a part."""
-    return [f"{name}_{part}" for part in PARTS[name]] or [name]
 
 
 def describe() -> dict[str, tuple[str, str, str]]:
