@@ -93,6 +93,13 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
             ("model_update", "forward", 3),
             "model_update is nan, first not finite in layer 3, forward",
         ),
+        # A stack that is not finite before its first step.
+        (
+            {"model__scheme": "t_fixup", "model__depth": 8}
+            | {"model__init": {"distribution": "normal", "std": 1e6}},
+            ("loss", "forward", 2),
+            "step 1: loss is nan, first not finite in layer 2, forward",
+        ),
     ],
 )
 def test_the_status_of_a_diverged_run_names_it(

@@ -48,6 +48,15 @@ def test_the_folder_says_how_the_loop_ended(
     assert (run.state, run.status["step"], len(run.steps)) == (state, 2, 2)
 
 
+def test_a_model_that_is_not_finite_at_first_has_diverged(tmp_path: Path) -> None:
+    model = encoder()
+    next(model.parameters()).data.fill_(float("nan"))
+    optimizer = adamw(model)
+    with deepstack.probe(model, batch_of(9), optimizer, out=tmp_path / "study" / "run") as probe:
+        loop(model, optimizer, 1, probe.step)
+    assert (probe.run.state, probe.run.status["step"]) == ("diverged", 1)
+
+
 def test_divergence_is_a_result(tmp_path: Path) -> None:
     model = encoder()
     optimizer = adamw(model)

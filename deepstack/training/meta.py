@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from deepstack import config as conf
 from deepstack import plugins
@@ -218,6 +221,12 @@ def columns_of(
         "defaults": option_defaults(config),
         # layers are numbered on from the one stack to the other
         "stacks": {side: place.depth for side, place in places(config.model).items()},
-        "f0_norm": float(update.initial.norm(dim=-1).mean()),
+        **f0_norm(update.initial),
         "references": task.references,
     }
+
+
+def f0_norm(initial: Tensor) -> dict[str, float]:
+    """Mean over tokens of ‖F_0‖₂, as columns.json has it: nothing where that is not finite."""
+    found = float(initial.norm(dim=-1).mean())
+    return {"f0_norm": found} if math.isfinite(found) else {}

@@ -24,7 +24,7 @@ from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
-from deepstack.training.meta import STEP_COLUMNS, TIMING
+from deepstack.training.meta import STEP_COLUMNS, TIMING, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.opening import is_out_of_memory
 from deepstack.training.recorder import Recorder
@@ -374,6 +374,6 @@ class Probe:
                 "label": self.name,
                 "normalised": self.subject.normalised,
             },
-            "f0_norm": float(self.subject.initial.norm(dim=-1).mean()),
+            **f0_norm(self.subject.initial),
             "references": {},
         }
