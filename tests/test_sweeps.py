@@ -22,7 +22,7 @@ from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
 from deepstack.sweeps.plan import count_parameters
 from deepstack.sweeps.starter import Starter
@@ -93,6 +93,15 @@ def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     table = deepstack.load_runs(tmp_path)
     assert list(table["model.depth"]) == [1, 2]
     assert table["model_update"].gt(0).all()
+
+
+def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)).  In this process alone, as in a notebook."""
+
+    config = with_overrides(BASE, {"model.scheme": "own"})
+    with pytest.raises(ConfigError, match=r"2 of 2 runs .* unknown scheme 'own'.*\n.*load_plugins"):
+        deepstack.sweep(config, {"seed": [0, 1]}, study="lib", out=tmp_path, workers=2)
 
 
 PLUGIN = """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.local import Local, default_workers
 from deepstack.sweeps.plan import plan, retry_states
@@ -37,7 +38,8 @@ def sweep(
     into `memory` ('8GB', a share such as '0.5'; default: most of what is free).  After max_hours
     nothing new starts and what runs saves and ends; a run that takes longer than run_timeout, in
     seconds a start, is ended and counts as failed.  Raises ConfigError before anything runs when
-    a cell is not valid.
+    a cell is not valid, and at the end where a run's process has refused to begin: schemes and
+    tasks of one's own reach it by `deepstack.plugins.load_plugins`.
     """
     base = config if isinstance(config, conf.Config) else config.base
     name = base.name or "sweep" if study is None else conf.checked_study(study)
@@ -46,5 +48,13 @@ def sweep(
     cells = plan(config, grid, study=name, out=Path(out))
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
-    Pool(cells, launcher, again, stop, show, seconds, run_timeout).run()
+    progress = Pool(cells, launcher, again, stop, show, seconds, run_timeout).run()
+    refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
+    if refused:
+        raise ConfigError(
+            f"{len(refused)} of {len(cells)} runs could not begin: "
+            f"{refused[0].message.removeprefix('deepstack: ')}\n"
+            "a scheme or a task that this process alone has registered is unknown in theirs: put "
+            "it into a file, and call deepstack.plugins.load_plugins([Path('my_file.py')])"
+        )
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
