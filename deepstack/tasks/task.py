@@ -94,7 +94,36 @@ class Task:
 
     def _batch(self, stream: int, index: int, batch_size: int, *, held_out: bool) -> Batch:
         random = np.random.default_rng([self.seed, stream, index])
-        return self.draw(random, batch_size, held_out)
+        batch = self.draw(random, batch_size, held_out)
+        if wrong := self._wrong(batch, batch_size):
+            raise PluginError(f"task {self.name!r}: {wrong}")
+        return batch
+
+    def _wrong(self, batch: Batch, batch_size: int) -> str:
+        """What is wrong with a batch that was drawn, or ''."""
+        if not isinstance(batch, Batch):
+            return f"draw gave {type(batch).__name__}; allowed a Batch(inputs, targets, masked)"
+        for name, kind in (("inputs", np.int64), ("targets", np.int64), ("masked", np.bool_)):
+            value, wanted = getattr(batch, name), np.dtype(kind)
+            if not isinstance(value, np.ndarray) or value.dtype != wanted:
+                found = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                return f"draw gave {name} of {found}; allowed a numpy array of {wanted}"
+            if value.ndim != 2 or len(value) != batch_size:
+                return f"draw gave {name} {value.shape}; allowed ({batch_size}, length)"
+        inputs, targets, masked = batch
+        if masked.shape != targets.shape:
+            return f"draw gave masked {masked.shape}; allowed the shape of targets {targets.shape}"
+        predicted = targets != IGNORE
+        if not predicted.any():
+            return "draw gave a batch with nothing to predict: every target is IGNORE"
+        if masked[~predicted].any():
+            return "draw gave masked where the target is IGNORE; allowed predicted positions alone"
+        for name, tokens in (("inputs", inputs), ("targets", targets[predicted])):
+            least, most = tokens.min(), tokens.max()
+            if least < 0 or most >= self.vocab_size:
+                bad = least if least < 0 else most
+                return f"draw gave {name} with {bad}; allowed 0 to {self.vocab_size - 1}"
+        return ""
 
 
 TaskFunction = Callable[..., Task]
