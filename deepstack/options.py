@@ -82,7 +82,9 @@ def _signature(
     function: Callable[..., Any], given: tuple[str, ...], what: str
 ) -> dict[str, tuple[Any, Any]]:
     """Option -> (annotation, default)."""
-    called = vars(function).get("__init__", function) if isinstance(function, type) else function
+    called = function
+    if isinstance(function, type):  # its own __init__, or the one that it inherits
+        called = next(vars(c)["__init__"] for c in function.__mro__ if "__init__" in vars(c))
     try:
         hints = get_type_hints(called, include_extras=True)
     except Exception as error:  # whatever evaluating a user's annotation raises

@@ -8,10 +8,10 @@ import pytest
 import torch
 from small_runs import small
 
-from deepstack.errors import PluginError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.schemes import Parts, Scheme, parameter
+from deepstack.schemes import SCHEMES, Parts, Scheme, parameter, scheme_options
 
 
 def built(depth: int = 3, **more: Any) -> Built:
@@ -135,3 +135,24 @@ def test_a_slot_that_no_sublayer_has_is_refused() -> None:
         with_slot("after_activations")
     with pytest.raises(PluginError, match="own: unknown slot 'before_cross_out'"):
         with_slot("before_cross_out")  # an encoder has no cross-attention
+
+
+def test_options_that_a_scheme_inherits_are_validated_as_its_own() -> None:
+    class Own(SCHEMES["branch_norm"], name="own", label="Own", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + 2 a_t G(x))."""
+
+    assert scheme_options("own") == scheme_options("branch_norm")
+    with pytest.raises(ConfigError, match="ramp_steps: found 0; allowed integer >= 1"):
+        built(model__scheme_options={"ramp_steps": 0})
+
+
+def test_an_option_without_a_default_or_a_type_is_refused() -> None:
+    with pytest.raises(PluginError, match="own: option 'a' needs a type annotation and a default"):
+
+        class Own(Scheme, name="own", label="Own", paper="none"):
+            """x <- LN(x + a G(x))."""
+
+            def __init__(self, layer: int, depth: int, parts: Parts, *, a: float) -> None:
+                super().__init__(layer, depth, parts)
+
+    assert "own" not in SCHEMES

@@ -118,6 +118,12 @@ class Scheme(nn.Module):
                 f"the scheme {name}: families is {cls.families!r}; allowed: some of "
                 f"{', '.join(FAMILIES)}"
             )
+        for key, option in inspect.signature(cls).parameters.items():
+            bare = option.annotation is option.empty or option.default is option.empty
+            if bare and option.kind is option.KEYWORD_ONLY:
+                raise PluginError(
+                    f"the scheme {name}: option {key!r} needs a type annotation and a default"
+                )
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 
