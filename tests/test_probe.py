@@ -199,6 +199,33 @@ def test_steps_and_layers_are_what_they_are_called(tmp_path: Path) -> None:
     assert len(run.timing) == 5 and (run.timing["step_ms"] > 0).all()
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 1e3)])
+def test_norms_of_a_model_in_half_precision_are_taken_in_full(
+    dtype: torch.dtype, scale: float, tmp_path: Path
+) -> None:
+    model = encoder().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 / scale)
+    x, out = batch_of(1).to(dtype), tmp_path / "study" / "run"
+    before = [p.detach().double() for p in model.layers[1].parameters()]
+    with deepstack.probe(model, x, optimizer, out=out, layers_every=1) as probe:
+        (scale * model(x).sum()).backward()  # of fp16, with a norm that fp16 does not know
+        optimizer.step()
+        probe.step(1.0)
+
+    def norm(tensors: Any) -> Any:
+        return pytest.approx(
+            torch.cat([t.double().flatten() for t in tensors]).norm().item(), rel=1e-6
+        )
+
+    run, own = probe.run, list(model.layers[1].parameters())
+    assert run.state == "done" and run.steps["grad_norm"][0] == norm(
+        [p.grad for p in model.parameters() if p.grad is not None]
+    )
+    assert run.layers("param_norm")[1][1, 1] == norm(p.detach() for p in own)
+    moved = [p.detach() - b for p, b in zip(own, before, strict=True)]
+    assert run.layers("param_update_norm")[1][1, 1] == norm(moved)
+
+
 def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
     model = encoder(dropout=0.0)
     start = copy.deepcopy(model)

@@ -292,10 +292,14 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """sqrt(sum ‖t‖²), 0-d, as the norm of the norms; NaN for none."""
+    """sqrt(sum ‖t‖²), 0-d, as the norm of the norms, in float32 at least; NaN for none."""
     if not tensors:
         return torch.tensor(float("nan"))
-    parts = torch._foreach_norm([t.detach() for t in tensors])
+    # one of float16 would overflow at 65504, one of bfloat16 have three digits
+    half = [t.detach() for t in tensors if t.dtype in (torch.float16, torch.bfloat16)]
+    full = [t.detach() for t in tensors if t.dtype not in (torch.float16, torch.bfloat16)]
+    parts = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in half]
+    parts += torch._foreach_norm(full) if full else []
     device = parts[0].device  # a model may lie on several
     return torch.linalg.vector_norm(torch.stack([part.to(device).float() for part in parts]))
 

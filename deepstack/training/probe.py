@@ -18,7 +18,7 @@ import yaml
 from torch import Tensor, nn
 
 from deepstack.diagnostics import COLUMNS, describe
-from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, norm_of
+from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
 from deepstack.errors import ConfigError
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.speed import Measured
@@ -268,7 +268,7 @@ class Probe:
             return
 
         def change(p: nn.Parameter) -> Tensor:
-            return p - before[p] if before else torch.zeros_like(p)
+            return as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
 
         # before the first step there is no gradient, whatever a model may still hold
         found = {
