@@ -156,3 +156,16 @@ def test_an_option_without_a_default_or_a_type_is_refused() -> None:
                 super().__init__(layer, depth, parts)
 
     assert "own" not in SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "said"),
+    [
+        ((3,), "ones", r"parameter\(3,\): found start='ones'; allowed a number, matrix, .* one"),
+        ((3,), torch.zeros(3), r"found start=tensor\(\[0., 0., 0.\]\); allowed a number"),
+        ((3,), "matrix", r"parameter\(3,\): found start='matrix'; allowed for two axes"),
+    ],
+)
+def test_a_start_that_is_none_is_refused(shape: Any, start: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=said):
+        parameter(*shape, role="scheme", start=start)

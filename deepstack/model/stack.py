@@ -21,7 +21,7 @@ from deepstack.schemes import (
     StackNorm,
     Stream,
     find_scheme,
-    refuse_unfit,
+    refuse_unlike,
 )
 from deepstack.speed import Through, run_layers
 
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         self.schemes: list[Scheme] = [
             scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
         ]
-        refuse_unfit(self.schemes)
+        refuse_unlike(self.schemes)
 
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())

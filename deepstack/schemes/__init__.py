@@ -2,7 +2,7 @@
 
 from deepstack.registry import import_all
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
-from deepstack.schemes.refusal import refuse_unfit
+from deepstack.schemes.refusal import refuse_unlike
 from deepstack.schemes.scheme import (
     FAMILIES,
     SCHEMES,
@@ -40,7 +40,7 @@ __all__ = [
     "Sublayer",
     "find_scheme",
     "parameter",
-    "refuse_unfit",
+    "refuse_unlike",
     "scheme_options",
     "visible",
     "with_options",

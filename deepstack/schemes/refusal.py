@@ -9,7 +9,7 @@ from deepstack.schemes.scheme import Scheme
 from deepstack.speed.parameter import RoleParameter
 
 
-def refuse_unfit(schemes: Sequence[Scheme]) -> None:
+def refuse_unlike(schemes: Sequence[Scheme]) -> None:
     """Raise PluginError where the schemes of a stack's layers cannot be given storage.
 
     A parameter over all layers is one tensor, a row a layer; so each layer needs the same ones.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from numbers import Real
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-Start = Literal["matrix", "table", "zero", "one"] | float
+from deepstack.errors import PluginError
+
+Word = Literal["matrix", "table", "zero", "one"]
+Start = Word | float
+WORDS: tuple[str, ...] = get_args(Word)
 
 
 class _WithRoles(type(nn.Parameter)):  # type: ignore[misc]
@@ -30,7 +35,19 @@ class RoleParameter(nn.Parameter, metaclass=_WithRoles):
 
 
 def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
-    """A parameter of this shape, without storage yet, with its role and the way it starts."""
+    """A parameter of this shape, without storage yet, with its role and the way it starts.
+
+    Raises PluginError for a start that is none, or a matrix that has not two axes.
+    """
+    known = start in WORDS if isinstance(start, str) else isinstance(start, Real)
+    if not known:
+        raise PluginError(
+            f"parameter{shape}: found start={start!r}; allowed a number, {', '.join(WORDS)}"
+        )
+    if start == "matrix" and len(shape) != 2:
+        raise PluginError(
+            f"parameter{shape}: found start='matrix'; allowed for two axes, (n_out, n_in)"
+        )
     roles = (role,) if isinstance(role, str) else role
     return with_storage(torch.empty(*shape, device="meta"), roles, start)
 
