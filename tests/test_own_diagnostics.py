@@ -10,6 +10,7 @@ from look import Look
 
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.errors import PluginError
+from deepstack.schemes import Scheme
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,16 @@ def test_a_file_of_another_diagnostic_is_not_overwritten() -> None:
         diagnostic("ln_input_attention", "o", parts=())(lambda snapshot: snapshot.param_norm)
     with pytest.raises(PluginError, match="its file grad_norm is also one of 'grad_norm'"):
         diagnostic("grad", "o", parts=("norm",))(lambda snapshot: {"norm": snapshot.param_norm})
+
+
+def test_a_scheme_that_drops_branches_in_training_is_looked_at_in_evaluation() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), in training x <- LN(x)."""
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x) if self.training else norm(x + G(x))
+
+    look = Look(model__scheme="own")
+    look.model.train()
+    gains = look.values()["effective_gain_attention"]
+    assert torch.isfinite(gains).all() and look.model.layers[0].scheme.training

@@ -13,6 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import variance
 from deepstack.schemes import Scheme, StackNorm
 
@@ -172,7 +173,8 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
 
     scheme.residual = residual  # type: ignore[method-assign]
     try:
-        last = scheme.layer(stream, *(lambda y: y for _ in scheme.sublayers))
+        with evaluating(scheme):  # as all that is measured: what it drops in training is there
+            last = scheme.layer(stream, *(lambda y: y for _ in scheme.sublayers))
     finally:
         del scheme.residual
     whole = len(found) == len(unknown) and isinstance(last, Tensor) and torch.equal(last, expected)
