@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import PluginError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
@@ -57,6 +57,8 @@ class Stack(nn.Module):
             scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
         ]
         refuse_unlike(self.schemes)
+        if not model.dropout:
+            refuse_dropout(self.schemes[0])
 
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())
@@ -109,6 +111,20 @@ class Stack(nn.Module):
             assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.given(memory), seen=seen)
         return self.leave(stream)
+
+
+def refuse_dropout(scheme: Scheme) -> None:
+    """Raise ConfigError for dropout of a scheme's own where the stack has none.
+
+    A stack without dropout is trained in evaluation mode, so that it would never drop anything.
+    """
+    for name, module in scheme.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
+            raise ConfigError(
+                f"model.dropout: found 0, under which {name} of the scheme {scheme.name} drops "
+                "nothing: a stack without dropout is trained in evaluation mode; allowed > 0",
+                key="model.dropout",
+            )
 
 
 def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:
