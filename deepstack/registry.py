@@ -110,6 +110,7 @@ def _normal(word: str) -> str:
 
 
 def _origin(obj: object) -> str:
+    obj = getattr(obj, "experiment", obj)  # a claim's: it is defined again as a function is
     name = getattr(obj, "__qualname__", None)
     return f"{getattr(obj, '__module__', '?')}.{name}" if name else repr(obj)
 

@@ -14,6 +14,7 @@ from sample import some
 from typer.testing import CliRunner
 
 from deepstack.cli import app
+from deepstack.errors import PluginError
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import claim, sure
@@ -286,6 +287,25 @@ def test_what_does_not_hold_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
     assert "| x\\*y\\* E[z] | 1 | 2 | differs |" in page
     assert "| \\|x\\| | ≤ 1 | 2.00 ± 0.10 | beside: differs |" in page
+
+
+def written(id: str, formula: str) -> None:
+    """A claim as a cell of a notebook has it, run once or again."""
+
+    def mine(seed: int) -> Finding:
+        return Finding([Part("one", 1.0, 1.0, 0.0)], "Nothing was done.")
+
+    mine.__doc__ = formula
+    claim(id, LAYER_CAKE)(mine)
+
+
+def test_a_claim_may_be_written_anew_but_not_in_the_place_of_another() -> None:
+    written("C0", "1 = 2.")
+    written("C0", "1 = 1.")
+    assert CLAIMS["C0"].formula == "1 = 1"
+    taken = r"'C11' is already taken by deepstack\.theory\.\w+\.\w+; choose another"
+    with pytest.raises(PluginError, match=taken):
+        written("C11", "1 = 1.")
 
 
 def test_a_plugin_can_add_a_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
