@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -306,6 +307,19 @@ def test_a_claim_may_be_written_anew_but_not_in_the_place_of_another() -> None:
     taken = r"'C11' is already taken by deepstack\.theory\.\w+\.\w+; choose another"
     with pytest.raises(PluginError, match=taken):
         written("C11", "1 = 1.")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "its experiment returned NoneType, no Finding"),
+        (Finding([], "Nothing."), "its Finding has no part that the claim states"),
+    ],
+)
+def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, said: str) -> None:
+    claim("C0", LAYER_CAKE)(lambda seed: given)
+    with pytest.raises(PluginError, match=f"claim C0: {said}"):
+        CLAIMS["C0"].measure()
 
 
 def test_a_plugin_can_add_a_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.errors import PluginError
 from deepstack.registry import Registry
 
 # Standard errors within which a prediction and a mean of draws agree, by their number less one:
@@ -147,8 +148,17 @@ class Claim:
     experiment: Experiment = field(repr=False)
 
     def measure(self, seed: int = 0) -> Finding:
-        """Make the experiment; the same seed gives the same numbers."""
-        return self.experiment(seed)
+        """Make the experiment; the same seed gives the same numbers.
+
+        Raises PluginError where it gives no Finding, or one that says nothing.
+        """
+        found = self.experiment(seed)
+        if not isinstance(found, Finding):
+            kind = type(found).__name__
+            raise PluginError(f"claim {self.id}: its experiment returned {kind}, no Finding")
+        if not any(part.stated for part in found.parts):
+            raise PluginError(f"claim {self.id}: its Finding has no part that the claim states")
+        return found
 
 
 CLAIMS: Registry[Claim] = Registry("claim")
