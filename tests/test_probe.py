@@ -226,6 +226,21 @@ def test_norms_of_a_model_in_half_precision_are_taken_in_full(
     assert run.layers("param_update_norm")[1][1, 1] == norm(moved)
 
 
+def test_a_layer_that_runs_three_times_has_three_streams(tmp_path: Path) -> None:
+    layer = encoder(1, first=True, dropout=0.0).layers[0]
+    model = nn.Sequential(layer, layer, layer)
+    x, norms = batch_of(1), []
+    with torch.no_grad():
+        y = x
+        for _ in range(3):
+            y = layer.eval()(y)
+            norms.append(y.norm(dim=-1).mean().item())
+    optimizer, out = adamw(model), tmp_path / "study" / "run"
+    with deepstack.probe(model, x, optimizer, out=out, layers=[layer] * 3) as probe:
+        loop(model, optimizer, 1, probe.step)
+    assert probe.run.layers("stream_norm")[1][0].tolist() == pytest.approx(norms)
+
+
 def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
     model = encoder(dropout=0.0)
     start = copy.deepcopy(model)

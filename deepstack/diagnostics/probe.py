@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from itertools import count
+from itertools import count, cycle
 from typing import Any, TypeVar
 
 import numpy as np
@@ -354,18 +354,22 @@ def outputs_of(
 ) -> Iterator[list[T | None]]:
     """What `take` makes of what each module gives, the last time it runs inside the block.
 
-    None where a module gives no tensor.
+    A module that is there several times, as a layer whose weights are shared, has a place for each
+    of its runs, in their order.  None where a module gives no tensor.
     """
     seen: list[T | None] = [None] * len(modules)
+    places: dict[nn.Module, list[int]] = {}
+    for index, module in enumerate(modules):
+        places.setdefault(module, []).append(index)
 
-    def hook(index: int) -> Callable[..., None]:
+    def hook(own: Iterator[int]) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             found = tensor_of(output)
-            seen[index] = None if found is None else take(found)
+            seen[next(own)] = None if found is None else take(found)
 
         return keep
 
-    handles = [module.register_forward_hook(hook(i)) for i, module in enumerate(modules)]
+    handles = [m.register_forward_hook(hook(cycle(own))) for m, own in places.items()]
     try:
         yield seen
     finally:
