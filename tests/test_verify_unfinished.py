@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ended_runs import copied, flip, train_three, verify
+from ended_runs import TINY, copied, flip, train_three, verify
 
-from deepstack.records import inspect, problems, write_checksums
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.records import files, find_runs, inspect, problems, write_checksums
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,35 @@ def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
     ]
     folder.steps_path.unlink()
     assert "steps.csv: missing" in problems(folder)
+
+
+class Kill(BaseException):
+    """The end of the process, as far as a run can tell."""
+
+
+def test_a_run_killed_amid_its_first_look_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = files.replace
+
+    def killed(path: Path, data: bytes) -> None:
+        if path.name == "steps.npy":
+            raise Kill
+        replace(path, data)
+
+    monkeypatch.setattr(files, "replace", killed)
+    with pytest.raises(Kill):
+        deepstack.train(with_overrides(Config(), TINY), out=tmp_path)
+    (run,) = find_runs(tmp_path)
+    assert list(run.folder.layers_dir.glob("*.npy")) and problems(run.folder) == []
+
+
+def test_the_steps_of_looks_that_are_lost_are_damage(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["interrupted"], tmp_path)
+    (folder.layers_dir / "steps.npy").unlink()
+    assert "layers/grad_norm.npy: unreadable (no steps.npy)" in problems(folder)
 
 
 def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(

@@ -211,7 +211,11 @@ def _read_all(found: Inspection) -> None:
                 folder.read_layers(path.stem)
             elif wrong := _rows_wrong(path, torn=found.state not in ENDED):
                 say(f"{name}: {wrong}")
-        except (OSError, DeepstackError, KeyError) as error:
+        except KeyError:
+            # of the first look, before any row, the steps come last: a kill may be ahead of them
+            if any(_lines(rows)[1:] for rows in (folder.steps_path, folder.evals_path)):
+                say(f"{name}: unreadable (no steps.npy)")
+        except (OSError, DeepstackError) as error:
             say(f"{name}: unreadable ({error})")
 
 
