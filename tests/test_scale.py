@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import ArrayLike
+from record_runs import REPOSITORY, python
 
 from deepstack.errors import DifferenceError
 from deepstack.records import AppendLog, RunFolder
@@ -99,3 +100,30 @@ def test_rows_written_again_and_checksums_take_no_memory_of_the_whole_log(tmp_pa
         assert log.offset_after(step) == end and log.last_upto(step) in (min(step, 39_999), None)
         assert log.sha256_upto(step) == hashlib.sha256(whole[:end]).hexdigest()
     assert peak(lambda: log.sha256_upto(39_999)) < len(whole) / 2
+
+
+DEEP = """
+import threading, torch, deepstack
+from deepstack.diagnostics.snapshot import take
+from deepstack.model import build_model
+
+small = ["model.depth=1000", "model.d_model=2", "model.n_heads=1"]
+config = deepstack.load_config("configs/quick.yaml", small)
+built = build_model(config, vocab_size=5)
+banks = [bank for bank in built.banks if bank.in_layers]
+torch.set_num_threads(1)
+
+def look():
+    tokens, same = torch.zeros(1, 2, dtype=torch.long), [bank.values() for bank in banks]
+    print(len(take(built.model, banks, tokens, lambda z: z.mean(), before=None, initial=same)))
+
+threading.stack_size(2**19)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
+    process = python(DEEP, cwd=REPOSITORY)
+    assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import measured, watching
+from deepstack.diagnostics.watch import let_go, measured, watching
 from deepstack.model import Transformer
 from deepstack.model.sublayers import NTK, FeedForward
 from deepstack.schemes import Scheme, visible
@@ -103,6 +103,8 @@ def take(
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
         found = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
+        value, x, memory = value.detach(), None, None
+        let_go(seen)
         lengths = iter(torch._foreach_norm([value.new_zeros(1) if g is None else g for g in found]))
     by_layer, of_matrices = [], []
     for layer in parameters:
@@ -143,7 +145,7 @@ def take(
                 param_update_norm=layer_norms([moved[i] for i in mine])
                 if moved
                 else torch.zeros_like(norms),
-                loss=value.detach(),
+                loss=value,
                 skip_loss=without[side] if without else None,
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,12 +50,25 @@ class Seen:
     """What one stack showed.
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
-    order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer.
+    order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer;
+    nodes: those of the graph that have hooks, see `let_go`.
     """
 
     states: list[Tensor] = field(default_factory=list)
     sublayers: list[Sublayer] = field(default_factory=list)
     entropy: dict[str, list[Tensor]] = field(default_factory=dict)
+    nodes: list[Any] = field(default_factory=list)
+
+
+def let_go(seen: Mapping[str, Seen]) -> None:
+    """Free the graph, whose last tensors are gone, from its end on.
+
+    A node with a hook is an object of Python's, and would free the one before it from within: with
+    ten thousand layers that is more than the stack of a process holds.  Held, each is freed alone.
+    """
+    for one in reversed(list(seen.values())):
+        while one.nodes:
+            one.nodes.pop()
 
 
 @contextmanager
@@ -93,7 +106,13 @@ def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
     ) -> Tensor:
         here = Sublayer(x.detach())
         seen.sublayers.append(here)
-        note(here.deltas, "in", x)
+
+        def note(name: str, y: Tensor) -> None:
+            if y.requires_grad:
+                hook(here.deltas, name, y)
+                seen.nodes.append(y.grad_fn)
+
+        note("in", x)
         read: list[bool] = []
         normed: list[tuple[Tensor, Tensor]] = []
 
@@ -107,9 +126,9 @@ def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
             z = z.view_as(z)  # a name of its own: other readers of z have no say in its gradient
             here.z = z.detach()
             here.norm = norms[-1] if isinstance(norms[-1], nn.Module) else None
-            note(here.deltas, "norm_in", z)
+            note("norm_in", z)
             out = norms[-1](z)
-            note(here.deltas, "norm_out", out)
+            note("norm_out", out)
             normed.append((z, out))
             return out
 
@@ -118,16 +137,15 @@ def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
         ends_in_norm = bool(normed) and out is normed[-1][1]
         here.sums = ends_in_norm and read == [True]
         if out.shape == x.shape:  # else x is not of the stream that G is added to
-            note(here.deltas, "sum", normed[-1][0] if ends_in_norm else out)
+            note("sum", normed[-1][0] if ends_in_norm else out)
         return out
 
     return residual
 
 
-def note(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
+def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
     """Let the backward pass put the norm of the gradient by x here."""
-    if x.requires_grad:
-        x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
+    x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
 
 
 def listen(module: nn.Module, found: list[Tensor]) -> list[Callable[[], None]]:
