@@ -6,7 +6,9 @@ import pytest
 
 from deepstack import config as conf
 from deepstack.config import estimate
+from deepstack.diagnostics.watch import TOGETHER
 from deepstack.errors import ConfigError
+from deepstack.speed import FEW_STEPS
 
 
 def test_parameter_count_is_that_of_the_model() -> None:
@@ -48,6 +50,38 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
     changed = conf.memory_estimate(conf.parse_config("", overrides=[override]), 257)
     assert changed > usual if more else changed < usual
     assert sum(conf.memory_terms(conf.Config(), 257).values()) == usual
+
+
+@pytest.mark.parametrize(
+    ("settings", "megabytes"),  # the peak of a run of these, replayed and not
+    [
+        ("model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4", (1230, 976)),
+        (
+            "model.scheme=real_former task.seq_len=1024 model.n_heads=4 model.depth=4 "
+            "train.batch_size=4",
+            (2479, 955),
+        ),
+        (
+            "model.scheme=dlcl model.depth=200 task.seq_len=32 train.batch_size=4",
+            (3709, 1398),
+        ),
+        ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
+        ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
+        (
+            "model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4",
+            (2158, 2157),
+        ),
+    ],
+)
+def test_memory_estimate_of_measured_runs(settings: str, megabytes: tuple[int, int]) -> None:
+    usual = ["runtime.device=cpu", "train.eval_batches=1", *settings.split()]
+    for replay, peak in zip(("true", "false"), megabytes, strict=True):
+        config = conf.parse_config("", overrides=[*usual, f"runtime.replay={replay}"])
+        assert 0.7 < conf.memory_estimate(config, 257) / 1e6 / peak < 1.5
+
+
+def test_the_estimate_knows_what_it_cannot_import() -> None:
+    assert (estimate.FEW_STEPS, estimate.LOOKED_AT_TOGETHER) == (FEW_STEPS, TOGETHER)
 
 
 def test_memory_estimate_of_a_known_run() -> None:

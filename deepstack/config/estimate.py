@@ -24,6 +24,9 @@ LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
+# from how many steps on `auto` replays them; of how many sublayers a look computes at a time
+FEW_STEPS = 50
+LOOKED_AT_TOGETHER = 128
 
 _FP32, _BF16 = 4, 2
 
@@ -73,6 +76,12 @@ def depths(config: Config) -> tuple[int, int]:
     model = config.model
     both = model.family == "encoder_decoder"
     return model.depth, (model.decoder_depth or model.depth) if both else 0
+
+
+def sublayers(config: Config) -> int:
+    """The sublayers of all layers: cross-attention is one where it is not merged."""
+    every, (_, beside) = sum(depths(config)), depths(config)
+    return 2 * every + (beside if config.model.decoder_attention == "separate" else 0)
 
 
 def positions(config: Config) -> int:
@@ -166,9 +175,11 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         # θ_0, kept by the host; held over the step: the weights before it
         kept = weights * (looked + (not on_gpu(config)))
         after = 0
-        if looked:  # gradients and differences of its own, and what the branches of sublayers gave
-            branches = 3 * depth * probe * positions(config) * config.model.d_model * _FP32
-            after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + branches
+        if looked:  # gradients and differences of its own, what the branches of sublayers gave, and
+            # what is computed of some sublayers at a time, with the stream of all layers once more
+            seen = 4 * depth + 6 * min(sublayers(config), LOOKED_AT_TOGETHER)
+            states = seen * probe * positions(config) * config.model.d_model * _FP32
+            after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * largest)
         during = terms["activations"] + terms["temporaries of the optimizer"]
@@ -212,10 +223,25 @@ def activations(config: Config, sizes: _Sizes) -> int:
 def saved_by_layers(config: Config, sizes: _Sizes) -> int:
     """Bytes that all layers keep; cross-attention as much as self-attention with its norm."""
     depth, beside = depths(config)
-    crossing = beside if config.model.decoder_attention == "separate" else 0
+    crossing = sublayers(config) - 2 * (depth + beside)
     share = {"attention": 1.0, "feed_forward": 0.0, "both": 0.5}
     attention = sum(share[where] * size(sizes) for where, _, size in SAVED_BY_A_LAYER)
-    return (depth + beside) * saved_by_a_layer(sizes) + int(crossing * attention)
+    layers = (depth + beside) * saved_by_a_layer(sizes) + int(crossing * attention)
+    return layers + saved_by_scheme(config, sizes)
+
+
+def saved_by_scheme(config: Config, sizes: _Sizes) -> int:
+    """Bytes that the three schemes keep which hand on more than the stream, as was measured."""
+    model, state = config.model, sizes.b * sizes.n * sizes.d * _FP32
+    if model.scheme == "dlcl":  # layer l stacks l states; a replayed step has the gradients' too
+        stacked = sum(depth * (depth + 3) // 2 for depth in depths(config))
+        return (1 + _replayed(config)) * stacked * state
+    if model.scheme == "real_former":  # logits and softmax of every layer, and those at work
+        return 2 * (sum(depths(config)) + 2) * sizes.b * sizes.h * sizes.n**2 * _FP32
+    if model.scheme == "hyper_connections":  # n streams as they are, normed, mixed, and added to
+        streams = model.scheme_options.get("streams", 4)
+        return 4 * sublayers(config) * (streams if isinstance(streams, int) else 4) * state
+    return 0
 
 
 def saved_by_a_layer(sizes: _Sizes) -> int:
@@ -233,7 +259,13 @@ def _carried(config: Config) -> bool:
     """Whether the probe's rows are kept with the batch's, as where they share a replayed step."""
     model, train, runtime = config.model, config.train, config.runtime
     plain = not model.dropout and train.precision == "fp32" and not runtime.recompute_every
-    return plain and not on_gpu(config) and config.log.probe_sequences <= train.batch_size
+    return plain and _replayed(config) and config.log.probe_sequences <= train.batch_size
+
+
+def _replayed(config: Config) -> bool:
+    """Whether a step is replayed on a CPU, as far as one can tell without torch."""
+    replay, enough = config.runtime.replay, config.train.steps >= FEW_STEPS
+    return not on_gpu(config) and (enough if replay == "auto" else replay)
 
 
 def on_gpu(config: Config) -> bool:
