@@ -29,6 +29,9 @@ from deepstack.training.meta import changed_data, refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.together import held_folder
 
+# An estimate of memory is at most this many times what a run takes (benchmarks/memory.py).
+SURELY = 1.5
+
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
@@ -49,6 +52,21 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
             f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "
             f"trained, {(free + there) / 1e6:,.1f} MB are free; give another folder with --out"
         )
+
+
+def memory_is_short(config: conf.Config, device: torch.device, vocab_size: int) -> str:
+    """What is said of a run that is likely to end for lack of memory, else ''.
+
+    Raises ResourceError where the machine's own cannot be enough: it would stand still for all.
+    """
+    needed, limit = conf.memory_estimate(config, vocab_size), memory_limit(device)
+    said = (
+        f"about {needed / 1e6:,.0f} MB of memory are needed and {limit / 1e6:,.0f} MB are here; "
+        "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
+    )
+    if device.type == "cpu" and needed > SURELY * conf.machine_memory():
+        raise ResourceError(said)
+    return said if needed > limit else ""
 
 
 @contextmanager
@@ -91,6 +109,8 @@ def open_job(
             return
         if processes.first and saves:
             refuse_full_disk(config, folder, task.vocab_size)
+        if processes.size == 1 and (short := memory_is_short(config, device, task.vocab_size)):
+            observer.said(short)
         if not folder.exists():
             if processes.first and (changed := changed_data(folder, config)):
                 observer.said(changed)
