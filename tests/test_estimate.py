@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from small_runs import small
+
+import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate
 from deepstack.diagnostics.watch import TOGETHER
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.speed import FEW_STEPS
+from deepstack.training import Observer
 
 
 def test_parameter_count_is_that_of_the_model() -> None:
@@ -130,3 +135,22 @@ def test_a_hidden_gpu_is_none(
 
 def test_machine_memory_is_plausible() -> None:
     assert 2**28 < conf.machine_memory() < 2**50
+
+
+@pytest.mark.parametrize(("limit", "lines"), [(10**8, 1), (10**12, 0)])
+def test_a_run_for_which_memory_is_short_says_so_at_its_start(
+    limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Listens(Observer):
+        def said(self, line: str) -> None:
+            heard.append(line)
+
+    heard: list[str] = []
+    monkeypatch.setattr("deepstack.training.opening.memory_limit", lambda _: limit)
+    deepstack.train(small(), out=tmp_path, observer=Listens())
+    found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
+    assert len(found) == lines
+    monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)
+    with pytest.raises(ResourceError, match=r"MB of memory are needed.*model\.depth"):
+        deepstack.train(small(seed=1), out=tmp_path / "refused")
+    assert not list((tmp_path / "refused").rglob("config.yaml"))

@@ -24,7 +24,7 @@ from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.evaluation import Evaluation
-from deepstack.training.observer import Observer, Pace, validation
+from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
 
@@ -331,25 +331,6 @@ def test_lack_of_memory_is_a_result_of_its_own(
     assert (status["phase"], status["step"]) == ("building the model", 0)
     assert 100 < status["estimate_mb"] < status["limit_mb"]
     assert "in building the model after step 0 (estimate" in str(caught.value)
-
-
-@pytest.mark.parametrize(("limit", "lines"), [(10**8, 1), (10**12, 0)])
-def test_a_run_for_which_memory_is_short_says_so_at_its_start(
-    limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Listens(Observer):
-        def said(self, line: str) -> None:
-            heard.append(line)
-
-    heard: list[str] = []
-    monkeypatch.setattr("deepstack.training.opening.memory_limit", lambda _: limit)
-    deepstack.train(small(), out=tmp_path, observer=Listens())
-    found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
-    assert len(found) == lines
-    monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)
-    with pytest.raises(ResourceError, match=r"MB of memory are needed.*model\.depth"):
-        deepstack.train(small(seed=1), out=tmp_path / "refused")
-    assert not list((tmp_path / "refused").rglob("config.yaml"))
 
 
 def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(

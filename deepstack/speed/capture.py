@@ -62,7 +62,7 @@ class Graphs(list[torch.cuda.CUDAGraph]):
             graph.replay()
 
 
-class _Graphs(NamedTuple):
+class _Recorded(NamedTuple):
     gradients: Graphs
     apply: Graphs
     probe: Graphs | None
@@ -83,7 +83,7 @@ class _Captured:
         self.insist, self.joint = insist, joint and probe is not None
         self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
-        self.graphs: _Graphs | None = None
+        self.graphs: _Recorded | None = None
         self.late = False  # whether the probe of the last call is still to be measured
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
@@ -103,7 +103,7 @@ class _Captured:
                 measured = measured._replace(probe=self.probe())
         return measured
 
-    def replay(self, graphs: _Graphs) -> Measured:
+    def replay(self, graphs: _Recorded) -> Measured:
         """Launch the step, and beside it the probe of the one before."""
         if self.late and graphs.probe is not None:
             now = torch.cuda.current_stream()
@@ -169,7 +169,7 @@ class _Captured:
         except RuntimeError as error:
             abandon(pools, random)
             return error.__context__ or error  # what went wrong first, inside of the capture
-        self.graphs = _Graphs(first, second, third, measured)
+        self.graphs = _Recorded(first, second, third, measured)
         return None
 
 

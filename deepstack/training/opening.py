@@ -6,7 +6,7 @@ import errno
 import gc
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from deepstack.training.meta import changed_data, refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.together import held_folder
 
-# An estimate of memory is at most this many times what a run takes (benchmarks/memory.py).
-SURELY = 1.5
+# What an estimate of memory may be, at the most, of what a run takes (benchmarks/memory.py).
+OVERESTIMATE = 1.5
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -54,19 +54,25 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
         )
 
 
-def memory_is_short(config: conf.Config, device: torch.device, vocab_size: int) -> str:
-    """What is said of a run that is likely to end for lack of memory, else ''.
+def refuse_short_memory(
+    config: conf.Config, device: torch.device, vocab_size: int, said: Callable[[str], None]
+) -> None:
+    """Raise ResourceError where the machine's memory cannot be enough; say where it may not be.
 
-    Raises ResourceError where the machine's own cannot be enough: it would stand still for all.
+    A machine without memory stands still, for everyone on it; a GPU ends the run by an error.
     """
+    on_cpu = device.type == "cpu"
     needed, limit = conf.memory_estimate(config, vocab_size), memory_limit(device)
-    said = (
-        f"about {needed / 1e6:,.0f} MB of memory are needed and {limit / 1e6:,.0f} MB are here; "
+    here = min(limit, conf.machine_memory()) if on_cpu else limit
+    if needed <= here:
+        return
+    short = (
+        f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
         "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
     )
-    if device.type == "cpu" and needed > SURELY * conf.machine_memory():
-        raise ResourceError(said)
-    return said if needed > limit else ""
+    if on_cpu and needed > OVERESTIMATE * conf.machine_memory():
+        raise ResourceError(short)
+    said(short)
 
 
 @contextmanager
@@ -109,8 +115,8 @@ def open_job(
             return
         if processes.first and saves:
             refuse_full_disk(config, folder, task.vocab_size)
-        if processes.size == 1 and (short := memory_is_short(config, device, task.vocab_size)):
-            observer.said(short)
+        if processes.size == 1:
+            refuse_short_memory(config, device, task.vocab_size, observer.said)
         if not folder.exists():
             if processes.first and (changed := changed_data(folder, config)):
                 observer.said(changed)
