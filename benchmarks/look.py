@@ -1,0 +1,53 @@
+"""What a look at every layer takes, beside a training step.
+
+python benchmarks/look.py [--config configs/bench_narrow.yaml] [--looks 3] [KEY=VALUE ...]
+
+Milliseconds of each step, not replayed, and of the look after it: wall clock, and the process's own
+time, which other work on the machine hardly changes.  The first of each sets things up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from deepstack.config import load_config
+from deepstack.training import Observer
+from deepstack.training.opening import open_job
+
+CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
+LEFT = ("train.eval_every=0", "log.layers_every=1", "runtime.replay=false")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--looks", type=int, default=3)
+    parser.add_argument("settings", nargs="*")
+    given = parser.parse_args()
+    config = load_config(given.config, [*LEFT, *given.settings])
+    names = ("step ms", "look ms", "step, own ms", "look, own ms")
+    print("".join(f"{name:>14}" for name in names))
+    with (
+        tempfile.TemporaryDirectory(prefix="deepstack-") as folder,
+        open_job(config, "look", Path(folder), Observer(), False, "") as job,
+    ):
+        job.begin()
+        for step in range(1, given.looks + 2):
+            clocks = [(time.perf_counter(), time.process_time())]
+            measured = job.step(*job.batch(step), job.learning_rate(step))
+            measured.loss.item()  # waits for a GPU
+            clocks.append((time.perf_counter(), time.process_time()))
+            job.record(step, measured)
+            job.looks.take(step)
+            clocks.append((time.perf_counter(), time.process_time()))
+            found = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
+            print("".join(f"{value:14.0f}" for value in found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
