@@ -21,6 +21,7 @@ from deepstack.cli.options import (
     load_plugins,
     located,
 )
+from deepstack.collector import collector_paused
 from deepstack.errors import ConfigError, Interrupted
 
 
@@ -54,7 +55,9 @@ def train(
         load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
-    from deepstack.training import train as train_run
+
+    with collector_paused():
+        from deepstack.training import train as train_run
 
     with (
         one_voice(),

@@ -94,10 +94,10 @@ def build_model(
             f"train.trainable: found {list(chosen)}, of which this model has none; it has {there}",
             key="train.trainable",
         )
-    keys = {bank.key for bank in trained}
-    for name, parameter in model.named_parameters():
+    left_out = {bank.key for bank in banks} - {bank.key for bank in trained}
+    for name, parameter in model.named_parameters() if left_out else ():
         key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
-        parameter.requires_grad_(key in keys)
+        parameter.requires_grad_(key not in left_out)
     built = Built(model, banks, trained, optim_of(config))
     if device.type != "meta":
         built.at_step(0)

@@ -16,7 +16,6 @@ from deepstack.speed.step import (
     Probe,
     Step,
     Update,
-    collector_paused,
     make_step,
     probed,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "attention_on",
     "capture",
     "choose_ways",
-    "collector_paused",
     "compiled",
     "global_norm",
     "in_parts",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,28 +109,36 @@ class Banks:
     ) -> None:
         self.all: list[Bank] = []
         self._gradients: list[Tensor] = []
-        inside = {id(p) for layers in stacks.values() for m in layers for p in m.parameters()}
-        for name, parameter in list(model.named_parameters()):
-            if id(parameter) not in inside:
-                self._allocate(name, [(model, name)], device, None, stacked)
+        in_stacks = {layer for layers in stacks.values() for layer in layers}
+        for path, module in list(model.named_modules(in_stacks)):  # none of those inside of them
+            self._allocate_all(path, [module], device, None, stacked)
         for stack, layers in stacks.items():
-            for name, _ in list(layers[0].named_parameters()):
-                owners: list[tuple[nn.Module, str]] = [(layer, name) for layer in layers]
-                self._allocate(f"{stack}.layers.{name}", owners, device, stack, stacked)
+            for path, _ in list(layers[0].named_modules()):
+                owners = [layer.get_submodule(path) for layer in layers]
+                inside = f"{stack}.layers" + (f".{path}" if path else "")
+                self._allocate_all(inside, owners, device, stack, stacked)
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[key] = buffer.to(device)
 
+    def _allocate_all(self, path: str, owners: list[nn.Module], *how: Any) -> None:
+        """A bank for each parameter that these modules themselves have, all by the same names."""
+        for name, parameter in owners[0]._parameters.items():
+            if parameter is not None:
+                key = f"{path}.{name}" if path else name
+                self._allocate(key, [owner._parameters for owner in owners], name, *how)
+
     def _allocate(
         self,
         key: str,
-        owners: list[tuple[nn.Module, str]],
+        owners: list[dict[str, nn.Parameter | None]],
+        name: str,
         device: torch.device,
         stack: str | None,
         stacked: bool,
     ) -> None:
-        layers = [cast(RoleParameter, root.get_parameter(path)) for root, path in owners]
+        layers = [cast(RoleParameter, owner[name]) for owner in owners]
         first = layers[0]
         assert isinstance(first, RoleParameter)
         count = len(owners) if stacked else 1
@@ -142,12 +150,11 @@ class Banks:
             (fresh(count, padded, device=device), torch.zeros(count, padded, device=device))
             for _ in range(len(owners) // count)
         ]
-        for index, (root, name) in enumerate(owners):
+        for index, (owner, layer) in enumerate(zip(owners, layers, strict=True)):
             values, gradients = (t[index % count, :size] for t in chunks[index // count])
-            path, _, attribute = name.rpartition(".")
-            view = with_storage(values.view(first.shape), first.roles, layers[index].start)
+            view = with_storage(values.view(first.shape), first.roles, layer.start)
             view.grad = gradients.view(first.shape)
-            setattr(root.get_submodule(path), attribute, view)
+            owner[name] = view
         self._gradients += [gradients for _, gradients in chunks]
         parts = [nn.Parameter(values) for values, _ in chunks]
         for part, (_, gradients) in zip(parts, chunks, strict=True):

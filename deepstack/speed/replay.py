@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.collector import collector_paused
 from deepstack.speed.gradients import written_at_once
 from deepstack.speed.joint import ALIGNMENT, Either, Operation, Pair, alike, joined
 from deepstack.speed.recording import (
@@ -35,7 +36,7 @@ from deepstack.speed.recording import (
     places_in,
     shapes_of,
 )
-from deepstack.speed.step import Made, Measured, Probe, Update, collector_paused, probed, weakly
+from deepstack.speed.step import Made, Measured, Probe, Update, probed, weakly
 from deepstack.speed.writing import callable_of
 
 aten = torch.ops.aten

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.collector import collector_paused
 from deepstack.speed.banks import Bank, Banks, global_norm
 from deepstack.speed.gpu_nodes import forget
 
@@ -172,19 +171,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep Python's collector of cycles from walking over every layer while a graph is built.
-
-    A graph of 1000 layers is many thousand objects and no cycle; walking over them again and again
-    costs a tenth of a step, and two thirds of building a model.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from deepstack import config as conf
+from deepstack.collector import collector_paused
 from deepstack.errors import DeepstackError, OutOfMemoryError, ResourceError
 from deepstack.model import build_model, with_defaults
 from deepstack.records import RunFolder
-from deepstack.speed import collector_paused, join, lost
+from deepstack.speed import join, lost
 from deepstack.tasks import task_of
 from deepstack.training.environment import (
     choose_device,
