@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -78,6 +79,7 @@ def validated(
     return result
 
 
+@cache
 def _signature(
     function: Callable[..., Any], given: tuple[str, ...], what: str
 ) -> dict[str, tuple[Any, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deepstack import config as conf
-from deepstack.config import yaml_reader
+from deepstack import yaml_reader
 from deepstack.errors import ConfigError
 
 # name -> (YAML, the parts of the message, in their order, with … between them)

@@ -348,6 +348,9 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     (encoder, {"every": 0}, "every: found 0"),
     (encoder, {"layers_every": "often"}, "layers_every: found 'often'"),
     (encoder, {"config": {"model.x": object()}}, "config: model.x: found object"),
+    (encoder, {"config": {"model.x": [1, [{}]]}}, "config: model.x: found dict"),
+    (encoder, {"config": {"model.depth.x": 1}}, "config: model.depth.x: found a key below"),
+    (encoder, {"config": {"task.name": "a\x07"}}, "config: task.name: found the control char"),
 ]
 
 

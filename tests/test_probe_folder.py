@@ -88,6 +88,22 @@ def test_a_probed_run_is_not_trained_again(words: list[str], tmp_path: Path) -> 
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
+    given = {
+        "task.words": ["on", "1e-3", "null", "a: b", "ä\n"],
+        "task.grid": ((1, 2.5), (True, None)),
+        "task.long": list(range(20_000)),
+        "train.beta": np.float64(0.1),
+        "train.clip": float("inf"),
+    }
+    model = encoder()
+    with deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run", config=given):
+        pass
+    run = Run(tmp_path / "run")
+    found = {key: run.get(key) for key in given}
+    assert found == given | {"task.grid": [[1, 2.5], [True, None]], "train.clip": "inf"}
+
+
 def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
     for depth in (2, 4):
         for seed in (0, 1):

@@ -26,7 +26,7 @@ from deepstack.config.study import Combination, Study, load_study, parse_study
 from deepstack.config.study_rules import Override
 from deepstack.config.study_schema import json_schema
 from deepstack.config.template import annotated_defaults
-from deepstack.config.write import to_yaml
+from deepstack.config.write import to_yaml, yaml_of
 
 __all__ = [
     "ROLES",
@@ -66,4 +66,5 @@ __all__ = [
     "values",
     "width_inside",
     "with_overrides",
+    "yaml_of",
 ]

@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from deepstack.config import estimate
 from deepstack.config.schema import IDENTIFIER, ROLES, RUN_NAME, Config
-from deepstack.config.yaml_reader import (
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+from deepstack.yaml_reader import (
     MAX_PROBLEMS,
     Node,
     Problem,
@@ -19,8 +21,6 @@ from deepstack.config.yaml_reader import (
     scalar,
     shorten,
 )
-from deepstack.errors import ConfigError
-from deepstack.registry import nearest
 
 Path = tuple[str | int, ...]
 Schema = dict[str, Any]

@@ -12,7 +12,9 @@ from typing import Any
 from deepstack.config import estimate
 from deepstack.config.explain import keys, meant_in_full, raise_all, validate
 from deepstack.config.schema import Config
-from deepstack.config.yaml_reader import (
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+from deepstack.yaml_reader import (
     MAX_BYTES,
     MAX_DEPTH,
     Node,
@@ -25,8 +27,6 @@ from deepstack.config.yaml_reader import (
     shorten,
     show,
 )
-from deepstack.errors import ConfigError
-from deepstack.registry import nearest
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from deepstack.config.schema import RUN_NAME
-from deepstack.config.yaml_reader import quoted
 from deepstack.errors import ConfigError
+from deepstack.yaml_reader import quoted
 
 LONGEST_NAME = 64
 

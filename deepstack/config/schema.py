@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.config.yaml_reader import refused
+from deepstack.yaml_reader import refused
 
 Role = Literal[
     "q", "k", "v", "o", "w1", "w2", "cross_q", "cross_k", "cross_v", "cross_o", "bias",

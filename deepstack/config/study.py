@@ -33,8 +33,8 @@ from deepstack.config.study_rules import (
     related,
     wrong_settings,
 )
-from deepstack.config.yaml_reader import Node, Problem
 from deepstack.errors import ConfigError
+from deepstack.yaml_reader import Node, Problem
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from deepstack.config.explain import keys, meant_key, sections, validate
-from deepstack.config.yaml_reader import Node, Problem, quoted, quoted_key, shorten
 from deepstack.registry import nearest
+from deepstack.yaml_reader import Node, Problem, quoted, quoted_key, shorten
 
 MAX_RUNS = 10_000
 MAX_AXES = 32

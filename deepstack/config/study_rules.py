@@ -8,8 +8,8 @@ from typing import Any
 
 from deepstack.config.explain import meant_key, sections
 from deepstack.config.study_axes import Axes, hint_of, is_known, put_at, wrong_value
-from deepstack.config.yaml_reader import Node, Problem, quoted, quoted_key, shorten
 from deepstack.registry import nearest
+from deepstack.yaml_reader import Node, Problem, quoted, quoted_key, shorten
 
 MAX_RULES = 100
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deepstack.config.schema import Config
-from deepstack.config.yaml_reader import scalar
+from deepstack.yaml_reader import scalar
 
 # what needs no quotes anywhere, also inside [a, b]
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
@@ -15,10 +15,15 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 
 def to_yaml(config: Config) -> str:
     """Every value as YAML; reading it gives an equal configuration."""
-    return "\n".join(_lines(config.model_dump(mode="json"), "")) + "\n"
+    return yaml_of(config.model_dump(mode="json"))
 
 
-def _lines(data: dict[str, Any], indent: str) -> Iterator[str]:
+def yaml_of(data: Mapping[str, Any]) -> str:
+    """Sections, lists, words and numbers as YAML."""
+    return "\n".join(_lines(data, "")) + "\n"
+
+
+def _lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in data.items():
         if isinstance(value, dict) and value:
             yield f"{indent}{_scalar(key)}:"
@@ -31,15 +36,15 @@ def _flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_scalar, value))}]"
+        return f"[{', '.join(map(_flow, value))}]"
     return _scalar(value)
 
 
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if not isinstance(value, str):
-        return repr(value)
+    if isinstance(value, (int, float)):  # those of NumPy's that are one of these too
+        return repr(float(value) if isinstance(value, float) else int(value))
     if _PLAIN.fullmatch(value) and isinstance(_read(value), str):
         return value
     return '"' + "".join(map(_escaped, value)) + '"'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack.errors import ResourceError
 from deepstack.records import files
 from deepstack.records.append_log import AppendLog
+from deepstack.yaml_reader import read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -317,36 +318,10 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    import re
-
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Plain scalars of YAML 1.2, as the config was written: 1e-05 is a number, on a word."""
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # a few of them could stand for gigabytes
-                raise yaml.YAMLError("found an alias, which no config has")
-            return super().compose_node(parent, index)
-
-    Loader.yaml_implicit_resolvers = {}  # in the place of those of YAML 1.1
-    for tag, pattern, first in (
-        ("tag:yaml.org,2002:null", r"(?:|~|null)$", ["", "~", "n"]),
-        ("tag:yaml.org,2002:bool", r"(?:true|false)$", list("tf")),
-        ("tag:yaml.org,2002:int", r"[-+]?\d+$", list("-+0123456789")),
-        (
-            "tag:yaml.org,2002:float",
-            r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$",
-            list("-+.0123456789"),
-        ),
-    ):
-        Loader.add_implicit_resolver(tag, re.compile(pattern, re.ASCII), first)
-    # YAML 1.1 would read 010 as eight.
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-    try:
-        found = yaml.load(files.read(path) or b"", Loader=Loader)
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise damaged(path, f"is no YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(found, dict):
-        raise damaged(path, "is no mapping")
+    root, problems = read(files.read(path) or b"", path.name, limit=None)
+    if problems:
+        raise damaged(path, f"is no YAML ({problems[0]})")
+    found = root.plain()
+    if not found or not isinstance(found, dict):
+        raise damaged(path, "is no mapping" if found else "is empty")
     return found

@@ -47,8 +47,9 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError when this very configuration was trained here with a plugin not loaded."""
     for path in study.glob(f"{run_name(config)}*"):
         folder = RunFolder(path)
-        if folder.exists() and is_same_experiment(folder, config):
-            plugins.require_plugins(folder.read_meta().get("plugins", []), str(path))
+        known = folder.read_meta().get("plugins", [])
+        if known and folder.exists() and is_same_experiment(folder, config):
+            plugins.require_plugins(known, str(path))
 
 
 def choose_folder(

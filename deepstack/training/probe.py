@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-import yaml
 from torch import Tensor, nn
 
+from deepstack import config as conf
+from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe
 from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
 from deepstack.errors import ConfigError
@@ -156,7 +157,7 @@ class Probe:
     def _begin(self) -> None:
         """Start the run folder, and look at the model as it is before the first step."""
         subject, folder = self.subject, self.folder
-        folder.write_config(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        folder.write_config(conf.yaml_of(self.config))
         folder.write_meta(self._meta())
         folder.write_columns(self._columns())
         folder.write_status("running", 0)
@@ -312,10 +313,12 @@ class Probe:
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
-            if not isinstance(value, (bool, int, float, str, list, tuple, type(None))):
-                kind = type(value).__name__
-                raise ConfigError(f"config: {key}: found {kind}; allowed numbers, words and lists")
-            inner[last] = list(value) if isinstance(value, tuple) else value
+                if not isinstance(inner, dict):
+                    raise ConfigError(f"config: {key}: found a key below the value of another one")
+            inner[last] = as_plain(key, value)
+        _, problems = yaml_reader.read(conf.yaml_of(nested), "config", limit=None)
+        if problems:
+            raise ConfigError(f"config: {problems[0].key}: {problems[0].text}")
         return nested
 
     def _meta(self) -> dict[str, Any]:
@@ -377,3 +380,13 @@ class Probe:
             **f0_norm(self.subject.initial),
             "references": {},
         }
+
+
+def as_plain(key: str, value: Any) -> Any:
+    """A value of a config, with lists for tuples; raises ConfigError for what no YAML has."""
+    if isinstance(value, (list, tuple)):
+        return [as_plain(key, inner) for inner in value]
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        kind = type(value).__name__
+        raise ConfigError(f"config: {key}: found {kind}; allowed numbers, words and lists")
+    return value

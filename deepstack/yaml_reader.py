@@ -103,11 +103,16 @@ class _SyntaxProblem(Exception):
     """What stops the reading at once."""
 
 
-def read(data: bytes | str, source: str) -> tuple[Node, list[Problem]]:
-    """The values of a YAML text and everything that is wrong with it; source names the text."""
+def read(
+    data: bytes | str, source: str, limit: int | None = MAX_BYTES
+) -> tuple[Node, list[Problem]]:
+    """The values of a YAML text and everything that is wrong with it.
+
+    source: what names the text in places.  limit: the bytes that it may have, None for any number.
+    """
     empty = Node({}, source, "an empty file")
     try:
-        text = _decode(data, source)
+        text = _decode(data, source, limit)
     except _SyntaxProblem as error:
         return empty, [error.args[0]]
     reader = _Reader(source)
@@ -176,12 +181,11 @@ def _decimal(text: str) -> int:
     return int(text) if len(text) <= 40 else 2**63
 
 
-def _decode(data: bytes | str, source: str) -> str:
+def _decode(data: bytes | str, source: str, limit: int | None) -> str:
     if isinstance(data, str):
         data = data.encode("utf-8", "surrogatepass")
-    if len(data) > MAX_BYTES:
-        size = f"{len(data)} bytes" if len(data) <= MAX_BYTES + 1 else f"{len(data):,} bytes"
-        size = f"more than {MAX_BYTES} bytes" if len(data) == MAX_BYTES + 1 else size
+    if limit is not None and len(data) > limit:
+        size = f"{len(data):,} bytes" if len(data) > limit + 1 else f"more than {limit} bytes"
         raise _SyntaxProblem(
             Problem(source, "", f"found {size}; allowed a configuration of at most 64 KiB")
         )
@@ -195,7 +199,7 @@ def _decode(data: bytes | str, source: str) -> str:
             found, hint = "found UTF-16", "; save the file as UTF-8"
         raise _SyntaxProblem(Problem(where, "", f"{found}; allowed UTF-8 text{hint}")) from None
     text = text.removeprefix("\ufeff")
-    if not text.isprintable():
+    if not text.replace("\n", "").isprintable():
         for index, letter in enumerate(text):
             if refused(letter):
                 where = _position(text[:index], source)
