@@ -10,8 +10,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from deepstack.errors import PluginError
+
+PREFIX = "deepstack_plugin_"
+"""What the names of plugins' modules begin with."""
 
 LOADED: dict[str, str] = {}
 """File name -> sha256 of every plugin loaded into this process: a run's meta.json keeps it."""
@@ -35,7 +39,7 @@ def load_plugins(paths: Iterable[Path]) -> None:
             continue
         if path.name in LOADED:
             raise PluginError(f"--plugin {path}: another plugin is called {path.name} already")
-        module = ModuleType(f"deepstack_plugin_{path.stem}")
+        module = ModuleType(f"{PREFIX}{path.stem}")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module
         try:
@@ -47,6 +51,15 @@ def load_plugins(paths: Iterable[Path]) -> None:
             raise PluginError(f"--plugin {at}: {type(error).__name__}: {error}") from error
         LOADED[path.name] = digest
         PATHS.append(path.resolve())
+
+
+def known_elsewhere(registered: Any) -> bool:
+    """Whether another process with the same plugins has a registered class or function too.
+
+    Not what a notebook's cell, or a package of somebody's own, has registered here.
+    """
+    room, *_ = registered.__module__.split(".")
+    return room == "deepstack" or room.startswith(PREFIX)
 
 
 def require_plugins(recorded: Iterable[dict[str, str]], where: str) -> None:

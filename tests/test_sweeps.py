@@ -95,13 +95,20 @@ def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     assert table["model_update"].gt(0).all()
 
 
-def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
+def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path: Path) -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)).  In this process alone, as in a notebook."""
 
     config = with_overrides(BASE, {"model.scheme": "own"})
-    with pytest.raises(ConfigError, match=r"2 of 2 runs .* unknown scheme 'own'.*\n.*load_plugins"):
+    with pytest.raises(ConfigError, match=r"scheme 'own' is known to this .*load_plugins"):
         deepstack.sweep(config, {"seed": [0, 1]}, study="lib", out=tmp_path, workers=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
+    config = with_overrides(BASE, {"model.depth": 10**5, "model.d_model": 2048})
+    with pytest.raises(ConfigError, match=r"1 of 1 runs could not begin: .*model.depth: found"):
+        deepstack.sweep(config, {"seed": [0]}, study="lib", out=tmp_path, workers=1)
 
 
 PLUGIN = """

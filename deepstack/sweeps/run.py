@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
+from deepstack import plugins
 from deepstack.errors import ConfigError
 from deepstack.records import Run
+from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers
-from deepstack.sweeps.plan import plan, retry_states
+from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import Pool, Progress
 from deepstack.sweeps.room import memory_budget
+from deepstack.tasks import TASKS
 
 
 def sweep(
@@ -38,14 +41,16 @@ def sweep(
     into `memory` ('8GB', a share such as '0.5'; default: most of what is free).  After max_hours
     nothing new starts and what runs saves and ends; a run that takes longer than run_timeout, in
     seconds a start, is ended and counts as failed.  Raises ConfigError before anything runs when
-    a cell is not valid, and at the end where a run's process has refused to begin: schemes and
-    tasks of one's own reach it by `deepstack.plugins.load_plugins`.
+    a cell is not valid, or names a scheme or a task that this process alone has registered
+    (those of one's own reach a run by `deepstack.plugins.load_plugins`), and at the end where a
+    run's process has refused to begin.
     """
     base = config if isinstance(config, conf.Config) else config.base
     name = base.name or "sweep" if study is None else conf.checked_study(study)
     again = retry_states(retry)
     budget = memory_budget(memory)
     cells = plan(config, grid, study=name, out=Path(out))
+    refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
     progress = Pool(cells, launcher, again, stop, show, seconds, run_timeout).run()
@@ -53,8 +58,23 @@ def sweep(
     if refused:
         raise ConfigError(
             f"{len(refused)} of {len(cells)} runs could not begin: "
-            f"{refused[0].message.removeprefix('deepstack: ')}\n"
-            "a scheme or a task that this process alone has registered is unknown in theirs: put "
-            "it into a file, and call deepstack.plugins.load_plugins([Path('my_file.py')])"
+            f"{refused[0].message.removeprefix('deepstack: ')}"
         )
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
+
+
+def refuse_local(cells: Sequence[Cell]) -> None:
+    """Raise ConfigError for a scheme, task or norm that the runs' own processes would not know."""
+    for cell in cells:
+        model, task = cell.config.model, cell.config.task.name
+        for kind, name, owner in (
+            ("scheme", model.scheme, SCHEMES[model.scheme]),
+            ("task", task, TASKS[task]),
+            ("norm", model.norm.kind, NORMS[model.norm.kind]),
+        ):
+            if not plugins.known_elsewhere(owner):
+                raise ConfigError(
+                    f"the {kind} {name!r} is known to this process alone, and each run of a sweep "
+                    "is another: put it into a file, and call "
+                    "deepstack.plugins.load_plugins([Path('my_file.py')])"
+                )
