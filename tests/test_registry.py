@@ -16,7 +16,7 @@ from deepstack.registry import Registry, import_all, nearest
 
 LITERALS = {
     "optimizer": ["adamw", "adam", "sgd"],
-    "schedule": ["constant", "linear", "inverse_sqrt"],
+    "schedule": ["constant", "linear", "cosine", "inverse_sqrt"],
     "distribution": ["xavier_normal", "xavier_uniform"],
     "head": ["tied", "separate", "bert"],
     "device": ["auto", "cpu", "cuda"],

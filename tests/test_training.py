@@ -241,16 +241,6 @@ def test_a_gpu_that_is_not_there_is_refused(
         deepstack.train(small(runtime__device="cuda"), out=tmp_path)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "inverse_sqrt"])
-def test_schedules(schedule: str) -> None:
-    train = small(train__steps=100, train__warmup_steps=10, train__schedule=schedule).train
-    rates = [learning_rate(train, t) for t in range(1, 101)]
-    assert rates[:10] == pytest.approx([train.lr * t / 10 for t in range(1, 11)])
-    after = {"constant": 1.0, "linear": (101 - 55) / 91, "inverse_sqrt": (10 / 55) ** 0.5}
-    assert rates[54] == pytest.approx(train.lr * after[schedule])
-    assert max(rates) == train.lr and min(rates) > 0
-
-
 @pytest.mark.parametrize("name", ["copy", "text"])
 def test_validation_batches_are_held_once(name: str) -> None:
     settings = {"task.name": name, "train.batch_size": 4, "train.eval_batches": 300}

@@ -81,7 +81,7 @@ def _only_with(
                 "value": value,
                 "key": key,
                 "given": info.data[other],
-                "usual": usual,
+                "usual": "null" if usual is None else usual,
                 "ok": " or ".join(allowed),
             },
         )
@@ -224,10 +224,12 @@ class Train(_Section):
     """What is added to the square root of the second moment."""
     momentum: Fraction = 0.0
     """The momentum of sgd."""
-    schedule: Literal["constant", "linear", "inverse_sqrt"] = "linear"
-    """The learning rate after warm-up; 'linear' falls towards 0, one step after the last."""
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
+    """The learning rate after warm-up; 'linear', 'cosine': to 0, one step after the last."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
     """Steps over which the learning rate rises linearly to lr."""
+    decay_period: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Steps P in the sqrt(P/(P + steps after warm-up)) of inverse_sqrt; null: the warm-up's."""
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Decay of matrices and embeddings; biases, gains and scalars never decay."""
     spectral_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
@@ -249,6 +251,11 @@ class Train(_Section):
     """Steps between evaluations on held-out batches; 0: only at the start and the end."""
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
+
+    @field_validator("decay_period")
+    @classmethod
+    def _decay_period_is_of_inverse_sqrt(cls, value: Any, info: Any) -> Any:
+        return _only_with(cls, info, value, "train.schedule", ("inverse_sqrt",))
 
     def lr_factor(self, role: str) -> float:
         """What lr is multiplied by for a role's parameters."""

@@ -63,8 +63,8 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
 class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
-    No norm; the paper needs no warm-up (train.warmup_steps: 0), and takes lr min(1, sqrt(4000/t)),
-    which cannot be written: without warm-up `inverse_sqrt` is lr/sqrt(t).  In a decoder of M layers
+    No norm; the paper needs no warm-up, and its code takes lr sqrt(4000/(4000 + t - 1))
+    (train.schedule: inverse_sqrt, warmup_steps: 0, decay_period: 4000).  In a decoder of M layers
     that reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
     starts at (9N)^(-1/4), as in the authors' code where both sides share it.
     """

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 # What changes no step's time: the seed is not in these sections.
 NO_MATTER = {
     "steps": 1, "lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "schedule": "constant", "max_loss": 1.0,
-    "warmup_steps": 0, "lr_factors": {}, "eval_every": 0, "eval_batches": 1,
+    "warmup_steps": 0, "decay_period": None, "lr_factors": {}, "eval_every": 0, "eval_batches": 1,
 }  # fmt: skip
 
 
