@@ -17,7 +17,7 @@ from sample import some
 
 import deepstack
 from deepstack import plugins
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config, machine_memory, memory_estimate, with_overrides
 from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
@@ -105,10 +105,19 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path) -> None:
+    config = with_overrides(BASE, {"model.d_model": 2048})
+    said = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
+    with pytest.raises(ConfigError, match=said):
+        deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
-    config = with_overrides(BASE, {"model.depth": 10**5, "model.d_model": 2048})
-    with pytest.raises(ConfigError, match=r"1 of 1 runs could not begin: .*model.depth: found"):
-        deepstack.sweep(config, {"seed": [0]}, study="lib", out=tmp_path, workers=1)
+    one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
+    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
+    with pytest.raises(ConfigError, match=r"1 of 1 runs could not begin: .* are needed"):
+        deepstack.sweep(BASE, {"model.depth": [depth]}, study="lib", out=tmp_path, workers=1)
 
 
 PLUGIN = """

@@ -113,6 +113,7 @@ def _expanded(
     for combination in base.combinations():
         with of_the_run(combination):
             cell = conf.with_overrides(base.base, combination.settings)
+            conf.refuse_absurd(cell)
         bare = bare_of(cell)
         name = conf.run_name(bare)
         alike = called.setdefault(name, [])
