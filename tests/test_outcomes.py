@@ -157,7 +157,7 @@ def test_the_figure_states_its_criterion_and_what_it_leaves_out(tmp_path: Path) 
     chart = make_chart("outcomes", tmp_path)
     caption = " ".join(words(chart)).replace("\u00a0", " ")
     assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption
-    assert "1 run without an outcome is left out" in caption
+    assert "left out: 1 run without an outcome" in caption
     assert "ReZero" not in set(chart.data["series"])
 
 

@@ -288,7 +288,7 @@ def draw_curves(
     if logarithmic and (values == 0).any():
         notes.append("zeros are not drawn")
     if stride > 1:
-        notes.append(f"every {stride}th step is drawn")
+        notes.append(f"one step in {stride} is drawn")
     figure = page.finish(title, title_of(runs, series), notes, entries + published)
     return Chart(figure, table.frame(), title)
 

@@ -24,6 +24,7 @@ from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
     Series,
     caption_of,
+    counted,
     depth_of,
     ordered,
     seeds_note,
@@ -180,7 +181,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     entries += band_handle(table)
     notes = caption_of(runs, follows) + look.notes(len(shown))
     if stride > 1:
-        notes.append(f"every {stride}th step of the training loss is drawn")
+        notes.append(f"one step in {stride} of the training loss is drawn")
     if at_once:
         notes.append(f"diverged before any finite training loss: {', '.join(at_once)}")
     if not any(row["kind"] in ("training", "validation") for row in table.rows):
@@ -273,7 +274,8 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
     notes = caption_of(final, follows)
     if len(final) < len(runs):
-        notes.append(f"{len(runs) - len(final)} unfinished runs are left out")
+        left = len(runs) - len(final)
+        notes.append(f"left out: {counted('{} unfinished runs', left)}")
     title = "Final validation loss against depth"
     figure = page.finish(title, title_of(final, series), notes, handles + published)
     return Chart(figure, table.frame(), title)

@@ -19,10 +19,11 @@ from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
     DEPTH,
     SCHEME,
-    SEED,
     caption_of,
+    counted,
     depth_of,
     differing,
+    one_a_seed,
     owners_told,
     scheme_label,
     setting,
@@ -112,8 +113,8 @@ class Cell:
 
 
 def cell_of(runs: Sequence[Run]) -> Cell:
-    """The cell of runs that have an outcome each; of several with one seed the last one counts."""
-    runs = list({run.get(SEED): run for run in runs}.values())
+    """The cell of runs that have an outcome each."""
+    runs = one_a_seed(runs)
     return Cell(
         tuple(outcome(run) or "" for run in runs),
         tuple(margin(run) if run.state == "done" else None for run in runs),
@@ -218,8 +219,7 @@ def map_notes(runs: Sequence[Run], shown: Sequence[Run], cells: Sequence[Cell]) 
     if counts[-1] > 1:
         notes.append(f"a box is divided among its {seeds} seeds")
     if left := len(runs) - len(shown):
-        words = "run without an outcome is" if left == 1 else "runs without an outcome are"
-        notes.append(f"{left} {words} left out")
+        notes.append(f"left out: {counted('{} runs', left)} without an outcome")
     return notes
 
 

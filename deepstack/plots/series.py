@@ -19,6 +19,8 @@ DATA = "data"
 COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
 MOST_NAMES = 12
 
+ENDED = ("done", "diverged")
+
 # How often something is looked at is no part of what is looked at.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # These mark different experiments even where each depth happens to have only one of them.
@@ -56,13 +58,22 @@ class Series:
         return sorted({depth_of(run) for run in self.runs})
 
     def at(self, depth: int) -> list[Run]:
-        """Its runs of one depth, by seed."""
-        found = [run for run in self.runs if depth_of(run) == depth]
+        """Its runs of one depth, by seed, one a seed."""
+        found = one_a_seed([run for run in self.runs if depth_of(run) == depth])
         return sorted(found, key=lambda run: int(run.get(SEED, 0)))
 
 
 def depth_of(run: Run) -> int:
     return int(run.get(DEPTH, 0))
+
+
+def one_a_seed(runs: Sequence[Run]) -> list[Run]:
+    """Of runs of one setting and depth one a seed: the last that came to an end, or else the last.
+
+    A run that was only looked at otherwise is no further sample of what is averaged.
+    """
+    ended = sorted(runs, key=lambda run: run.state in ENDED)
+    return list({run.get(SEED): run for run in ended}.values())
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -181,12 +192,20 @@ def short(key: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A config value in a label."""
+    """A config value in a label: `0.001`, `on`, `(0.9, 0.98)`."""
     if value is None:
         return "none"
+    if isinstance(value, (list, tuple)):
+        return "(" + ",\u00a0".join(map(text, value)) + ")"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def counted(form: str, value: object) -> str:
+    """A form with its value: `3 steps` of `{} steps`, and `1 step`."""
+    words = form.format(value)
+    return words.removesuffix("s") if str(value) == "1" and form.endswith("s") else words
 
 
 def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
@@ -240,10 +259,17 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
         if key not in different:
             form = FORMS.get(key, f"{short(key)} {{}}")
             # Of a file its name, not where it lies.
-            said = form.format(text(runs[0].flat_config[key]).rpartition("/")[2])
-            items.append("1 step" if said == "1 steps" else said)
+            items.append(counted(form, text(runs[0].flat_config[key]).rpartition("/")[2]))
     items += [f"{short(key)} follows N" for key in follows]
+    if left := _repeated(runs):
+        items.append(f"left out: {counted('{} runs', left)} with the seed of another")
     return [item.replace(" ", "\u00a0") for item in items if item]
+
+
+def _repeated(runs: Sequence[Run]) -> int:
+    """How many runs have setting, depth and seed of another."""
+    keys = [DEPTH, SEED, *differing(runs)]
+    return len(runs) - len({tuple(_hashable(setting(run, k)) for k in keys) for run in runs})
 
 
 def _set_otherwise(run: Run) -> list[str]:
@@ -325,7 +351,7 @@ def spread(values: Sequence[Any], limit: int) -> list[Any]:
 
 
 def _join(*parts: tuple[str | None, str]) -> str:
-    return ", ".join(form.format(value) for value, form in parts if value is not None)
+    return ", ".join(counted(form, value) for value, form in parts if value is not None)
 
 
 def _determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:

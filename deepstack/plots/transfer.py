@@ -15,7 +15,7 @@ from deepstack.plots.frontier import LR, lr_of
 from deepstack.plots.loss import final_loss, masked, validation_levels, where
 from deepstack.plots.outcomes import places
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import caption_of, depth_of, seeds_note, title_of
+from deepstack.plots.series import caption_of, counted, depth_of, one_a_seed, seeds_note, title_of
 from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
 from deepstack.plots.values import (
     SOME_DIVERGED,
@@ -41,7 +41,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         place = names[str(run.path)]
         name = ", ".join(part for part in (place.row, place.panel) if part)
         panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
-        panels[name][depth_of(run)][lr_of(run)].append(run)
+        members = panels[name][depth_of(run)][lr_of(run)]
+        members[:] = one_a_seed([*members, run])
     unfinished = [name for name, by_depth in panels.items() if not any(
         final_loss(runs, column).n for by_rate in by_depth.values() for runs in by_rate.values())
     ]  # fmt: skip
@@ -94,7 +95,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
     notes = caption_of(final)
     if gone := sum(map(diverged, final)):
-        notes.append(f"{gone} diverged runs are left out; best is among rates without one")
+        left = counted("{} diverged runs", gone)
+        notes.append(f"left out: {left}; best is among rates without one")
     if unfinished:
         notes.append(f"nothing finished of {', '.join(unfinished)}")
     title = "Final validation loss against learning rate"

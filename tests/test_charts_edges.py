@@ -1,0 +1,57 @@
+"""Charts of awkward folders: what a reader of a paper would be misled by, or could not read."""
+
+from pathlib import Path
+
+import pytest
+from plot_runs import make_chart, make_run, rows, words
+
+from deepstack.plots.series import caption_of, counted, text
+from deepstack.records import find_runs
+
+
+def caption(chart: object) -> str:
+    """All words of a figure in one line."""
+    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")  # type: ignore[arg-type]
+
+
+# --- seeds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["update_vs_depth", "final_loss_vs_depth", "loss_vs_step"])
+def test_a_run_looked_at_otherwise_is_no_further_seed(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        for lr, every in enumerate((1, 5, 10)):
+            config = {"train.lr": 1e-3, "log.layers_every": every}
+            make_run(tmp_path, depth=depth, lr=lr, config=config)
+    chart = make_chart(name, tmp_path)
+    assert set(chart.data["n"].dropna()) <= {1, 2}  # 2: points of a fit
+    assert "low" not in chart.data and "standard deviation" not in caption(chart)
+    assert "left out: 4 runs with the seed of another" in caption(chart)
+
+
+def test_of_two_runs_with_one_seed_the_one_that_ended_counts(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for lr, state in enumerate(("done", "interrupted")):
+            config = {"train.lr": 1e-3, "log.layers_every": lr + 1}
+            make_run(tmp_path, depth=depth, lr=lr, state=state, config=config, updates=[lr + 1.0])
+    points = rows(make_chart("update_vs_depth", tmp_path), kind="point")
+    assert set(points["y"]) == {1.0}
+
+
+# --- words ---------------------------------------------------------------------------------
+
+
+def test_one_has_no_plural() -> None:
+    assert counted("{} steps", 1) == "1 step" and counted("{} steps", "12") == "12 steps"
+    assert counted("{} heads", 1) == "1 head" and counted("loss {}", 1) == "loss 1"
+
+
+def test_a_caption_counts_one_as_one(tmp_path: Path) -> None:
+    make_run(tmp_path, steps=1, config={"train.warmup_steps": 1, "task.seq_len": 1})
+    said = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert "sequences of 1 token ·" in said and "1 warm-up step ·" in said
+    assert said.endswith("· 1 step")
+
+
+def test_lists_are_written_as_people_write_them() -> None:
+    assert text([0.9, 0.98]) == "(0.9,\u00a00.98)" and text(["v", "w1"]) == "(v,\u00a0w1)"
