@@ -2,16 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from plot_runs import make_chart, make_run, rows, words
+from matplotlib.lines import Line2D
+from plot_runs import LABELS, make_chart, make_run, rows, words
 
+from deepstack.plots import Chart
 from deepstack.plots.series import caption_of, counted, text
 from deepstack.records import find_runs
 
 
-def caption(chart: object) -> str:
+def caption(chart: Chart) -> str:
     """All words of a figure in one line."""
-    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")  # type: ignore[arg-type]
+    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")
 
 
 # --- seeds ---------------------------------------------------------------------------------
@@ -55,3 +58,29 @@ def test_a_caption_counts_one_as_one(tmp_path: Path) -> None:
 
 def test_lists_are_written_as_people_write_them() -> None:
     assert text([0.9, 0.98]) == "(0.9,\u00a00.98)" and text(["v", "w1"]) == "(v,\u00a0w1)"
+
+
+# --- colours -------------------------------------------------------------------------------
+
+
+def colours(chart: Chart) -> dict[str, object]:
+    """The colour of each scheme in a legend."""
+    lines = chart.figure.findobj(Line2D)
+    found = {str(line.get_label()).split(":")[0]: line for line in lines if line.get_label()}
+    return {name: line.get_color() for name, line in found.items() if name in LABELS.values()}
+
+
+def test_a_scheme_has_one_colour_in_all_charts_of_a_folder(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for scheme in LABELS:
+            # Only these have a final loss, a bound and layers.
+            whole = scheme in ("post_ln", "pre_ln")
+            layers = np.ones((3, depth)) if whole else None
+            state = "done" if whole else "running"
+            make_run(tmp_path, scheme=scheme, depth=depth, layers=layers, state=state)
+    whole = colours(make_chart("update_vs_depth", tmp_path))
+    assert len(set(whole.values())) == len(LABELS)
+    for name in ("final_loss_vs_depth", "bound_vs_depth", "last_layer_vs_step", "loss_vs_step"):
+        found = colours(make_chart(name, tmp_path))
+        assert found == {scheme: whole[scheme] for scheme in found}, name
+    assert set(colours(make_chart("bound_vs_depth", tmp_path))) == {"Post-LN", "Pre-LN"}

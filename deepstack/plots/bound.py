@@ -21,13 +21,13 @@ from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import (
     caption_of,
     depth_of,
-    ordered,
+    line_styles,
     scheme_label,
     seeds_note,
     split,
     title_of,
 )
-from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
+from deepstack.plots.style import GREY, depth_axis, extent, log_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
     SATURATED,
@@ -174,9 +174,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     entries: list[Handle] = []
     fitted: list[Fit | None] = []
     drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
-    for i, s in enumerate(series):
-        # Dotted is the other side.
-        style = line_style(i, len(series), ordered(series)) | {"linestyle": "-"}
+    for s, look in zip(series, line_styles(series, options.runs), strict=True):
+        style = look | {"linestyle": "-"}  # dotted is the other side
         measured = points_of(
             s.depths,
             s.at,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deepstack.records import Run
@@ -39,11 +39,13 @@ class Options:
     at_step: the step of update_vs_depth, instead of the last one that all runs share.
     diagnostic: the per-layer diagnostic of the heat map.
     reference: published values, columns chart, x, y, label (and panel), or None.
+    runs: all that were given: they settle the colours, however few of them a chart can show.
     """
 
     at_step: int | None = None
     diagnostic: str = "grad_norm"
     reference: pd.DataFrame | None = None
+    runs: tuple[Run, ...] = ()
 
 
 @dataclass
@@ -87,7 +89,7 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
             from deepstack.plots.style import paper
 
             with paper():
-                return function(runs, options=options or Options())
+                return function(runs, options=replace(options or Options(), runs=tuple(runs)))
 
         CHARTS.register(name, draw)
         return draw

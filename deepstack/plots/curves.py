@@ -20,7 +20,7 @@ from deepstack.plots.series import (
     caption_of,
     chosen,
     depth_of,
-    ordered,
+    line_styles,
     seeds_note,
     split,
     spread,
@@ -30,7 +30,6 @@ from deepstack.plots.style import (
     DIVERGED_MARKER,
     GREY,
     extent,
-    line_style,
     log_axis,
     plain_axis,
     shade,
@@ -109,8 +108,9 @@ class Look:
     shades and series panels, or, of many series and few depths, the other way round.
     """
 
-    def __init__(self, runs: Sequence[Run], series: Sequence[Series]) -> None:
+    def __init__(self, runs: Sequence[Run], series: Sequence[Series], options: Options) -> None:
         self.series = series
+        self.styles = line_styles(series, options.runs)
         self.depths = sorted({depth_of(run) for run in runs})
         few = len(series) <= max(FEW_SERIES, len(self.depths))
         self.by_depth = len(self.depths) > 1 and few
@@ -137,7 +137,7 @@ class Look:
             place = self.depths.index(curve.depth)
             # Dark for deep: the eye goes to what the study is about.
             return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
-        style = line_style(curve.series, len(self.series), ordered(self.series))
+        style = self.styles[curve.series]
         return {"color": style["color"], "ls": style["linestyle"]}
 
     def label(self, curve: Curve) -> str:
@@ -240,7 +240,7 @@ def draw_curves(
     Both axes are logarithmic; that of values is plain where some are negative or none is positive.
     """
     series, follows = split(runs)
-    look = Look(runs, series)
+    look = Look(runs, series, options)
     panels = look.panels(curves_of(series), MOST_PANELS)
     points = {curve: curve.points(column, source) for _, curves in panels for curve in curves}
     points = {curve: found[found[:, 0] > 0] for curve, found in points.items()}

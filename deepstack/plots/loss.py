@@ -26,7 +26,7 @@ from deepstack.plots.series import (
     caption_of,
     counted,
     depth_of,
-    ordered,
+    line_styles,
     seeds_note,
     split,
     title_of,
@@ -35,7 +35,6 @@ from deepstack.plots.style import (
     GREY,
     depth_axis,
     extent,
-    line_style,
     log_axis,
     plain_axis,
     step_axis,
@@ -99,7 +98,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = with_steps(runs)
     series, follows = split(runs)
-    look = Look(runs, series)
+    look = Look(runs, series, options)
     curves = curves_of(series)
     shown = look.panels(curves, MOST_ROWS)
     on_mask = masked(runs)
@@ -238,8 +237,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     draw_levels(axes, levels, table, None)
     counts, marks = [], set()
     handles: list[Handle] = []
-    for i, s in enumerate(series):
-        style = line_style(i, len(series), ordered(series))
+    for s, style in zip(series, line_styles(series, options.runs), strict=True):
         points = final_points(s, column)
         if not points:
             continue

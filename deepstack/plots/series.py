@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.plots.style import line_style
 from deepstack.records import Run, varying
 
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
@@ -295,6 +296,19 @@ def seeds_note(counts: Iterable[int]) -> str:
     if not found or found[-1] == 1:
         return ""
     return f"n = {found[0]}" if len(found) == 1 else f"n = {found[0]} to {found[-1]}"
+
+
+def line_styles(series: Sequence[Series], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Colour, line and marker of each series: those that it has among all runs of the folder.
+
+    A chart that can show some of the runs only gives none of them another's colour.
+    """
+    every = split(runs)[0]
+    home = {run: i for i, s in enumerate(every) for run in s.runs}
+    places = [home.get(s.runs[0], -1) for s in series]
+    if -1 in places or len(set(places)) < len(series):  # here something else tells them apart
+        every, places = list(series), list(range(len(series)))
+    return [line_style(i, len(every), ordered(every)) for i in places]
 
 
 def ordered(series: Sequence[Series]) -> bool:

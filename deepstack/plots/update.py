@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -18,12 +19,12 @@ from deepstack.plots.series import (
     Series,
     caption_of,
     depth_of,
-    ordered,
+    line_styles,
     seeds_note,
     split,
     title_of,
 )
-from deepstack.plots.style import GREY, depth_axis, extent, line_style, log_axis
+from deepstack.plots.style import GREY, depth_axis, extent, log_axis
 from deepstack.plots.values import (
     SATURATED,
     axis_label,
@@ -98,6 +99,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         ]
         for step in steps
     ]
+    styles = line_styles(series, options.runs)
     table = Table()
     page = Page(1, len(steps), height=1.9)
     levels = _distinct([unrelated(run, column) for run in runs])
@@ -109,13 +111,13 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         for level in levels:
             axes.axhline(level, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
             table.add(panel=panel, series="unrelated states", kind="level", y=level)
-        for j, (s, points, fit) in enumerate(zip(series, lines[i], fits, strict=True)):
+        for s, points, fit, style in zip(series, lines[i], fits, styles, strict=True):
             drawable = [p for p in points if p.value.mean > 0]
-            draw_points(axes, drawable, line_style(j, len(series), ordered(series)))
+            draw_points(axes, drawable, style)
             record(table, panel, s.label, drawable, fit)
         published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
-        page.legend_below(i, _entries(series, fits), exponent_title(fits))
+        page.legend_below(i, _entries(series, fits, styles), exponent_title(fits))
     middle = [row["y"] for row in table.rows if row.get("y", 0) > 0]
     edges = [row[key] for row in table.rows for key in ("low", "high") if row.get(key, 0) > 0]
     # A band that reaches down to zero has no end on a log axis.
@@ -180,12 +182,13 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
-def _entries(series: Sequence[Series], fits: Sequence[Fit | None]) -> list[Handle]:
+def _entries(
+    series: Sequence[Series], fits: Sequence[Fit | None], styles: Sequence[dict[str, Any]]
+) -> list[Handle]:
     """One legend entry a series: its name and its exponent in this panel."""
     entries: list[Handle] = []
-    for i, (s, fit) in enumerate(zip(series, fits, strict=True)):
-        label = f"{s.label}: {fit or 'no fit'}"
-        entries.append(Line2D([], [], **line_style(i, len(series), ordered(series)), label=label))
+    for s, fit, style in zip(series, fits, styles, strict=True):
+        entries.append(Line2D([], [], **style, label=f"{s.label}: {fit or 'no fit'}"))
     return entries
 
 
