@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from plot_runs import LABELS, make_chart, make_run, rows, words
 
@@ -84,3 +85,51 @@ def test_a_scheme_has_one_colour_in_all_charts_of_a_folder(tmp_path: Path) -> No
         found = colours(make_chart(name, tmp_path))
         assert found == {scheme: whole[scheme] for scheme in found}, name
     assert set(colours(make_chart("bound_vs_depth", tmp_path))) == {"Post-LN", "Pre-LN"}
+
+
+# --- bands and points ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["update_vs_step", "last_layer_vs_step", "loss_vs_step"])
+def test_a_run_of_one_step_is_seen(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path, steps=1, layers=np.ones((1, 6)))
+    (axes,) = make_chart(name, tmp_path).figure.axes
+    alone = [line for line in axes.lines if len(np.atleast_1d(line.get_xdata())) == 1]
+    assert alone and all(line.get_marker() == "o" for line in alone)
+
+
+@pytest.mark.parametrize("name", ["update_vs_step", "update_vs_depth"])
+def test_seeds_of_a_lone_point_have_a_bar_for_a_band(tmp_path: Path, name: str) -> None:
+    for seed in range(3):
+        make_run(tmp_path, depth=6, seed=seed, steps=1, updates=[0.02 + 0.01 * seed])
+        make_run(tmp_path, depth=18, steps=1, updates=[0.01])
+    chart = make_chart(name, tmp_path)
+    bars = [b for b in chart.figure.axes[0].collections if isinstance(b, LineCollection)]
+    (ends,) = [path.vertices[:, 1] for bar in bars for path in bar.get_paths()]
+    assert list(ends) == pytest.approx([0.02, 0.04])
+
+
+@pytest.mark.parametrize(
+    "name", ["update_vs_step", "last_layer_vs_step", "update_vs_depth", "gradient_ratios"]
+)
+def test_bands_are_not_cut_off_by_the_axis(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        for seed, factor in enumerate((1.0, 1.0, 2.0)):
+            updates = [factor * 0.01 * t for t in (1, 2, 3)]
+            layers = np.full((3, depth), factor)
+            make_run(tmp_path, depth=depth, seed=seed, steps=3, updates=updates, layers=layers)
+    chart = make_chart(name, tmp_path)
+    drawn = chart.data[chart.data["high"].notna()]
+    assert len(drawn) and (drawn["low"] > 0).all()
+    low, high = chart.figure.axes[0].get_ylim()
+    panel = drawn[drawn["panel"] == drawn["panel"].iloc[0]] if "panel" in drawn else drawn
+    assert low < panel["low"].min() and panel["high"].max() < high
+
+
+def test_a_band_that_reaches_zero_goes_down_to_the_axis(tmp_path: Path) -> None:
+    for seed, factor in enumerate((0.01, 0.01, 10.0)):
+        make_run(tmp_path, seed=seed, layers=np.full((3, 6), factor))
+    chart = make_chart("gradient_ratios", tmp_path)
+    assert (rows(chart, kind="line")["low"] < 0).all()
+    bands = chart.figure.axes[0].collections
+    assert sum(len(band.get_paths()) for band in bands) >= 2

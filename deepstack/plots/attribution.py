@@ -18,9 +18,9 @@ from deepstack.plots.curves import band_handle
 from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import Series, caption_of, chosen, panels, split, title_of
-from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade, step_axis
+from deepstack.plots.style import GREY, depth_axis, log_axis, shade, step_axis
 from deepstack.plots.update import unrelated
-from deepstack.plots.values import SATURATED, Spread, diverged, spread_of
+from deepstack.plots.values import SATURATED, Spread, diverged, draw_band, log_extent, spread_of
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def colours_of(roles: Sequence[str]) -> list[Any]:
 def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], table: Table) -> None:
     """Shares in the upper row of panels; in the lower one, what they add up to over the whole."""
     columns = len(stacks)
-    edges = [v for s in stacks for r in s.ratio for v in (r.mean, r.low, r.high)]
-    low, high = extent([*(v for v in edges if v > 0), 1.0])
+    ratios = [{"y": r.mean, "low": r.low, "high": r.high} for s in stacks for r in s.ratio]
+    low, high = log_extent([{"y": 1.0}, *ratios])
     for i, one in enumerate(stacks):
         above, below = page.axes[i], page.axes[columns + i]
         above.set_title(one.name)
@@ -131,9 +131,7 @@ def draw_ratio(axes: Axes, one: Stacked) -> None:
     """The sum of the parts over the whole, with its band, and a line at 1."""
     axes.axhline(1.0, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
     axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker="o", ms=2.4)
-    low, high = np.array([(r.low, r.high) for r in one.ratio]).T
-    known = np.isfinite(low).tolist()
-    axes.fill_between(one.x, low, high, where=known, color="black", alpha=0.18, lw=0)
+    draw_band(axes, one.x, [r.low for r in one.ratio], [r.high for r in one.ratio], "black")
 
 
 def record(table: Table, one: Stacked, roles: Sequence[str]) -> None:

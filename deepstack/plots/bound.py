@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,13 +26,14 @@ from deepstack.plots.series import (
     split,
     title_of,
 )
-from deepstack.plots.style import GREY, depth_axis, extent, log_axis
+from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
     SATURATED,
     Point,
     diverged,
     draw_points,
+    log_extent,
     mark_handles,
     points_of,
     with_steps,
@@ -202,8 +202,9 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
     quotient.set_ylabel("right-hand side / ‖ΔF‖")
     quotient.axhline(1.0, zorder=1.5, **LINE)
-    log_axis(both, "y", *extent(edges([*drawn["measured"], *drawn[RIGHT]])))
-    log_axis(quotient, "y", *extent([1.0, *edges(drawn[RATIO])]))
+    ratios = [row for row in table.rows if row["panel"] == RATIO]
+    log_axis(both, "y", *log_extent([row for row in table.rows if row["panel"] != RATIO]))
+    log_axis(quotient, "y", *log_extent([{"y": 1.0}, *ratios]))
     for axes in page.axes:
         depth_axis(axes, depths)
     page.legend_below(0, entries, exponent_title(fitted).replace("exponent", "exponents", 1))
@@ -224,10 +225,3 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         notes.append("hollow points are left out of the fits")
     figure = page.finish(title, title_of(used, series), notes, handles)
     return Chart(figure, table.frame(), title)
-
-
-def edges(points: Sequence[Point]) -> list[float]:
-    """The ends of the bands, as far as a log axis has room for them."""
-    least = min(p.value.mean for p in points) / 3
-    ends = [end for p in points for end in (p.value.mean, p.value.low, p.value.high)]
-    return [max(end, least) for end in ends if math.isfinite(end)]

@@ -29,13 +29,12 @@ from deepstack.plots.series import (
 from deepstack.plots.style import (
     DIVERGED_MARKER,
     GREY,
-    extent,
     log_axis,
     plain_axis,
     shade,
     step_axis,
 )
-from deepstack.plots.values import diverged, mark_handles, overlay
+from deepstack.plots.values import diverged, draw_band, log_extent, mark_handles, overlay
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -186,9 +185,11 @@ def draw_curve(
     if not len(points):
         return
     x, mean, low, high, _ = points.T
-    panel.axes.plot(x, mean, **style, marker=marker, lw=0.6 if curve.diverged else 1.0)
-    if band and np.isfinite(low).any():
-        panel.axes.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
+    dot = {"marker": "o", "ms": 3} if len(x) == 1 else {}  # one point has no line
+    look = {**dot, **style, **({"marker": marker} if marker else {})}
+    panel.axes.plot(x, mean, **look, lw=0.6 if curve.diverged else 1.0)
+    if band:
+        draw_band(panel.axes, x, low, high, style["color"])
     if curve.diverged and ends:
         panel.axes.plot(
             x[-1], mean[-1], DIVERGED_MARKER, mfc="white", ms=5, color=style["color"], zorder=4
@@ -271,7 +272,7 @@ def draw_curves(
     ends = [row[key] for row in table.rows for key in ("y", "low", "high") if key in row]
     for axes in page.axes:
         if logarithmic:
-            log_axis(axes, "y", *extent([row["y"] for row in table.rows]))
+            log_axis(axes, "y", *log_extent(table.rows))
         else:
             plain_axis(axes, [end for end in ends if math.isfinite(end)])
         step_axis(axes, int(min(steps)), int(max(steps)))

@@ -34,7 +34,6 @@ from deepstack.plots.series import (
 from deepstack.plots.style import (
     GREY,
     depth_axis,
-    extent,
     log_axis,
     plain_axis,
     step_axis,
@@ -48,6 +47,7 @@ from deepstack.plots.values import (
     draw_points,
     last_row,
     level_handles,
+    log_extent,
     mark_handles,
     overlay,
     reference_levels,
@@ -320,6 +320,6 @@ def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]], logarithmi
     finite = _ends(rows)
     for axes in panels:
         if logarithmic:
-            log_axis(axes, "y", *extent(finite))
+            log_axis(axes, "y", *log_extent(rows))
         elif finite:
             plain_axis(axes, finite)

@@ -27,8 +27,8 @@ from deepstack.plots.series import (
     split,
     title_of,
 )
-from deepstack.plots.style import COLOURS, DASHES, GREY, extent, log_axis, number, round_stride
-from deepstack.plots.values import overlay
+from deepstack.plots.style import COLOURS, DASHES, GREY, log_axis, number, round_stride
+from deepstack.plots.values import draw_band, log_extent, overlay
 from deepstack.records import Run
 
 MOST_ROWS = 4
@@ -108,8 +108,7 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
             name = f"{label}: {symbol}"
             published = overlay(panel, options, "gradient_ratios", table, name) or published
     for column, symbol in enumerate(WORDS):
-        values = [r["y"] for r in table.rows if str(r["panel"]).endswith(f": {symbol}")]
-        low, high = extent(values)
+        low, high = log_extent([r for r in table.rows if r["panel"].endswith(f": {symbol}")])
         for panel in page.axes[column::3]:
             log_axis(panel, "y", low, high)
             panel.set_ylabel(f"{in_braces(symbol)}, {WORDS[symbol]}")
@@ -209,23 +208,22 @@ def draw_line(
 ) -> None:
     """One line over the layers with its band; broken after layer `first`, where a stack ends."""
     mean, deviation = rows.at(record)
+    if kind != "line":
+        deviation = np.full_like(mean, math.nan)  # it has no band
+    low, high = mean - deviation, mean + deviation
     layers = np.arange(1, len(mean) + 1)
     good = np.isfinite(mean) & (mean > 0)
     marker = "o" if int(good.sum()) <= 24 else None
     for part in (layers <= first, layers > first):
         chosen = good & part
         axes.plot(layers[chosen], mean[chosen], marker=marker, ms=1.8, **style)
-    band = good & np.isfinite(deviation) & (mean - deviation > 0)
-    if kind == "line" and band.any():
-        low, high = mean - deviation, mean + deviation
-        for part in (layers <= first, layers > first):
-            where, colour = (band & part).tolist(), str(style["color"])
-            axes.fill_between(layers, low, high, where=where, color=colour, alpha=0.15, lw=0)
+        known = np.where(good, low, math.nan)
+        draw_band(axes, layers[part], known[part], high[part], style["color"])
     for layer in layers[good]:
         i = layer - 1
         table.add(
             panel=panel, series=name, kind=kind, x=int(layer), y=mean[i],
-            low=mean[i] - deviation[i], high=mean[i] + deviation[i], n=len(rows.values),
+            low=low[i], high=high[i], n=len(rows.values),
         )  # fmt: skip
 
 

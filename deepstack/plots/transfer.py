@@ -21,6 +21,7 @@ from deepstack.plots.values import (
     SOME_DIVERGED,
     Spread,
     diverged,
+    draw_band,
     draw_levels,
     level_handles,
     mark_handles,
@@ -112,8 +113,6 @@ def draw(
     axes.plot(rates, [found[r].mean for r in rates], color=colour, marker="o", ms=3, lw=1)
     for rate in partly.intersection(rates):
         axes.plot(rate, found[rate].mean, marker="o", ms=3.8, mfc="white", color=colour, ls="none")
-    known = [r for r in rates if found[r].n > 1]
-    axes.fill_between(known, [found[r].low for r in known], [found[r].high for r in known],
-                      color=colour, alpha=0.18, lw=0)  # fmt: skip
+    draw_band(axes, rates, [found[r].low for r in rates], [found[r].high for r in rates], colour)
     if best is not None:
         axes.plot(best, found[best].mean, marker="o", ms=9, mfc="none", mec=colour, ls="none")

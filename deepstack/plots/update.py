@@ -24,13 +24,14 @@ from deepstack.plots.series import (
     split,
     title_of,
 )
-from deepstack.plots.style import GREY, depth_axis, extent, log_axis
+from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.values import (
     SATURATED,
     axis_label,
     diverged,
     draw_points,
     last_row,
+    log_extent,
     mark_handles,
     overlay,
     points_of,
@@ -118,12 +119,8 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
         page.legend_below(i, _entries(series, fits, styles), exponent_title(fits))
-    middle = [row["y"] for row in table.rows if row.get("y", 0) > 0]
-    edges = [row[key] for row in table.rows for key in ("low", "high") if row.get(key, 0) > 0]
-    # A band that reaches down to zero has no end on a log axis.
-    low, high = extent([*middle, *(max(edge, min(middle) / 3) for edge in edges)])
     for axes in page.axes:
-        log_axis(axes, "y", low, high)
+        log_axis(axes, "y", *log_extent(table.rows))
         axes.set_ylabel(axis_label(runs, column, "model update"))
     if len(page.axes) > 1:
         page.outer_labels_only()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,11 +14,12 @@ from matplotlib.lines import Line2D
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Options, Table
 from deepstack.plots.page import Handle, typeset
-from deepstack.plots.style import DIVERGED_MARKER, GREY
+from deepstack.plots.style import DIVERGED_MARKER, GREY, extent
 from deepstack.records import Run
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
 
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
 # state has lost most of what it was, and an update can hardly grow any more.
@@ -116,11 +117,9 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
     """A line through the points with its band; marked points are hollow."""
     x = [point.depth for point in points]
     axes.plot(x, [p.value.mean for p in points], color=style["color"], ls=style["linestyle"])
-    if len(points) > 1:
-        low, high = np.array([(p.value.low, p.value.high) for p in points]).T
-        axes.fill_between(
-            x, low, high, where=np.isfinite(low).tolist(), color=style["color"], alpha=0.18, lw=0
-        )
+    draw_band(
+        axes, x, [p.value.low for p in points], [p.value.high for p in points], style["color"]
+    )
     for point in points:
         marker = DIVERGED_MARKER if point.mark == "diverged" else style["marker"]
         axes.plot(
@@ -133,6 +132,28 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
             linestyle="none",
             zorder=3,
         )
+
+
+def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: Any) -> None:
+    """The band between low and high where they are known; a bar where nothing beside it is."""
+    at, bottom, top = (np.asarray(values, dtype=float) for values in (x, low, high))
+    known = np.isfinite(bottom) & np.isfinite(top)
+    axes.fill_between(at, bottom, top, where=known.tolist(), color=colour, alpha=0.18, lw=0)
+    beside = np.concatenate(([False], known[:-1])) | np.concatenate((known[1:], [False]))
+    lone = known & ~beside
+    if lone.any():
+        axes.vlines(at[lone], bottom[lone], top[lone], color=colour, alpha=0.3, lw=3)
+
+
+def log_extent(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Limits of a log axis around the values of rows and their bands.
+
+    A band that reaches down to zero has no end there: it is cut at a third of the least value.
+    """
+    middle = [row["y"] for row in rows if row.get("y") is not None and row["y"] > 0]
+    least = min(middle, default=0.0) / 3
+    edges = [row[key] for row in rows for key in ("low", "high") if row.get(key) is not None]
+    return extent([*middle, *(max(edge, least) for edge in edges if math.isfinite(edge))])
 
 
 def mark_handles(marks: set[str], saturated: str = "saturated") -> list[Handle]:
