@@ -1,14 +1,20 @@
 """Charts of awkward folders: what a reader of a paper would be misled by, or could not read."""
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
 from plot_runs import LABELS, make_chart, make_run, rows, words
 
 from deepstack.plots import Chart
+from deepstack.plots.fit import Fit
+from deepstack.plots.page import Page
 from deepstack.plots.series import caption_of, counted, text
 from deepstack.records import find_runs
 
@@ -133,3 +139,36 @@ def test_a_band_that_reaches_zero_goes_down_to_the_axis(tmp_path: Path) -> None:
     assert (rows(chart, kind="line")["low"] < 0).all()
     bands = chart.figure.axes[0].collections
     assert sum(len(band.get_paths()) for band in bands) >= 2
+
+
+# --- legends and labels --------------------------------------------------------------------
+
+
+def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:
+    assert str(Fit(-0.5, 0.02, 0.0, 4)) == "−0.50 ± 0.02"
+    assert str(Fit(-0.001, 0.02, 0.0, 4)) == "0.00 ± 0.02"
+    assert str(Fit(-0.001, math.nan, 0.0, 2)) == "0.00 (2 points)"
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
+def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
+    text = "lr\u00a00.1, path\u00a0some/rather/long_path/" + "x" * 60 + ".txt, F$_{0}$ of all"
+    lines = Page(1, 1, height=1)._wrap(text, 7, width)
+    font = FontProperties(size=7)
+    measured = [text_to_path.get_text_width_height_descent(s, font, "$" in s)[0] for s in lines]
+    assert max(measured) <= 72 * width
+    squeezed = str.maketrans("", "", " \u00a0")
+    assert "".join(lines).translate(squeezed) == text.translate(squeezed)
+
+
+def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
+    for i in range(4):
+        path = f"a/folder/{i}/with_a_name_that_is_longer_than_a_panel_of_a_paper_is_wide.txt"
+        config = {"task.path": path, "train.lr": 1e-3}
+        make_run(tmp_path, lr=i, config=config, layers=np.ones((3, 6)))
+    figure = make_chart("attribution_vs_step", tmp_path).figure
+    figure.canvas.draw()
+    titles = [axes._left_title.get_window_extent() for axes in figure.axes[:4]]
+    for left, right in pairwise(titles):
+        assert left.x1 < right.x0
+    assert titles[-1].x1 <= figure.bbox.width

@@ -29,9 +29,14 @@ class Fit(NamedTuple):
     def __str__(self) -> str:
         """`0.52 ± 0.03`, `0.486 ± 0.003`, or without an error the number of points."""
         if math.isnan(self.standard_error):
-            return f"{self.exponent:.2f} ({self.n} points)"
+            return f"{signed(self.exponent, 2)} ({self.n} points)"
         digits = 2 if self.standard_error >= 0.005 else 3
-        return f"{self.exponent:.{digits}f} ± {self.standard_error:.{digits}f}"
+        return f"{signed(self.exponent, digits)} ± {self.standard_error:.{digits}f}"
+
+
+def signed(value: float, digits: int) -> str:
+    """A number with so many digits and a minus sign, which 0.00 has not."""
+    return f"{value:z.{digits}f}".replace("-", "−")
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:

@@ -22,6 +22,8 @@ Handle = Line2D | Patch
 PAD = 0.06  # inches around everything and between blocks
 LINE = 1.25  # distance of lines of text, in font sizes
 TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
+# Where a line may end, from best to worst: spaces, no-break ones, marks, anywhere.
+BREAKS = tuple(map(re.compile, ("(?<= )", "(?<=\u00a0)", r"(?<=[/_.,:;\-])", "(?<=.)")))
 
 
 class Page:
@@ -243,18 +245,31 @@ class Page:
         )
 
     def _wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
-        """Break at spaces (not at no-break ones) so that each line fits the width in inches."""
+        """Break at spaces so that each line fits the width in inches.
+
+        Not at no-break ones, unless what they join is longer than a line: that is broken there, and
+        then after marks and between letters.
+        """
         font = FontProperties(size=size, weight="bold" if bold else "normal")
-        lines: list[str] = []
-        for word in text.split(" "):
-            longer = f"{lines[-1]} {word}" if lines else word
+
+        def fits(line: str) -> bool:
             # Outlines are measured, so that the width is the same at every resolution.
-            points = text_to_path.get_text_width_height_descent(longer, font, "$" in longer)[0]
-            if lines and points / 72 <= width:
-                lines[-1] = longer
-            else:
-                lines.append(word)
-        return [line.strip(" ") for line in lines if line.strip(" ")]
+            points = text_to_path.get_text_width_height_descent(line, font, "$" in line)[0]
+            return bool(points / 72 <= width)
+
+        def joined(parts: Sequence[str], breaks: Sequence[re.Pattern[str]]) -> list[str]:
+            lines: list[str] = []
+            for part in parts:
+                if lines and fits((lines[-1] + part).rstrip()):
+                    lines[-1] += part
+                elif fits(part.rstrip()) or not breaks or ("$" in part and len(breaks) < 3):
+                    lines.append(part)
+                else:
+                    lines += joined(breaks[0].split(part), breaks[1:])
+            return lines
+
+        lines = joined(BREAKS[0].split(text), BREAKS[1:])
+        return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
 
 
 def _height(legend: Any) -> float:
