@@ -24,10 +24,15 @@ def plot(
         ),
     ],
     at_step: Annotated[
-        int | None, typer.Option("--at-step", min=1, help="Step of 'update against depth'.")
+        int | None,
+        typer.Option(
+            "--at-step",
+            min=1,
+            help="Step of update, attribution and bound against depth (default: the last shared).",
+        ),
     ] = None,
     diagnostic: Annotated[
-        str | None, typer.Option(help="Diagnostic of the layer by step heat map.")
+        str | None, typer.Option(help="Diagnostic of layer_step_heat_map and last_layer_vs_step.")
     ] = None,
     to: Annotated[
         Path | None,

@@ -36,8 +36,8 @@ COLUMNS = (
 class Options:
     """What may be asked of a chart.
 
-    at_step: the step of update_vs_depth, instead of the last one that all runs share.
-    diagnostic: the per-layer diagnostic of the heat map.
+    at_step: the step of the charts against depth, instead of the last one that all runs share.
+    diagnostic: the per-layer diagnostic of the heat map and of the last layer against the step.
     reference: published values, columns chart, x, y, label (and panel), or None.
     runs: all that were given: they settle the colours, however few of them a chart can show.
     """
