@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from plot_runs import LABELS, make_chart, make_run, rows, words
 
+from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
 from deepstack.plots.fit import Fit
 from deepstack.plots.page import Page
@@ -141,7 +142,101 @@ def test_a_band_that_reaches_zero_goes_down_to_the_axis(tmp_path: Path) -> None:
     assert sum(len(band.get_paths()) for band in bands) >= 2
 
 
+# --- what diverged, what did not move ------------------------------------------------------
+
+
+def study_with_a_lost_seed(root: Path) -> None:
+    """Three depths and two seeds, of which one of the deepest leaves the finite numbers."""
+    for depth in (6, 18, 48):
+        for seed in range(2):
+            lost = (depth, seed) == (48, 1)
+            updates = [0.01 * depth * t for t in (1, 2)] + ([math.inf] if lost else [0.03 * depth])
+            state = "diverged" if lost else "done"
+            layers = np.ones((3, depth))
+            make_run(root, depth=depth, seed=seed, updates=updates, layers=layers, state=state)
+
+
+def test_a_diverged_seed_marks_the_bound_at_its_depth(tmp_path: Path) -> None:
+    study_with_a_lost_seed(tmp_path)
+    chart = make_chart("bound_vs_depth", tmp_path)
+    for panel in ("measured", "right-hand side"):
+        points = rows(chart, kind="point", panel=panel)
+        assert points["mark"].tolist()[-1] == "diverged" and points["mark"].isna().sum() == 2
+        assert rows(chart, kind="fit", panel=panel)["n"].item() == 2
+    assert "a seed diverged" in caption(chart) and np.isfinite(points["y"]).all()
+
+
+@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step", "gradient_ratios"])
+def test_means_name_the_seeds_that_diverged(tmp_path: Path, name: str) -> None:
+    study_with_a_lost_seed(tmp_path)
+    chart = make_chart(name, tmp_path)
+    assert "48 (1 of 2 seeds)" in caption(chart)
+    if name == "attribution_vs_depth":
+        assert set(rows(chart, kind="fit")["n"]) == {2}
+        assert "or a seed diverged are not in the fits" in caption(chart)
+
+
+def test_a_diverged_point_says_whose_value_it_is(tmp_path: Path) -> None:
+    study_with_a_lost_seed(tmp_path)
+    text = caption(make_chart("update_vs_depth", tmp_path))
+    assert "a seed diverged: with its last finite value until then" in text
+
+
+@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step"])
+def test_a_setting_in_which_nothing_moved_is_named(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, layers=np.ones((5, depth)))
+        make_run(
+            tmp_path, scheme="rezero", depth=depth, updates=[0.0] * 5, layers=np.ones((5, depth))
+        )
+    make_run(tmp_path, scheme="post_ln", depth=6, updates=[0.1], layers=np.ones((1, 6)))
+    chart = make_chart(name, tmp_path, at_step=1)
+    assert {panel.split(",")[0] for panel in chart.data["panel"]} == {"DeepNorm"}
+    what = "depths: Post-LN; ReZero" if name.endswith("depth") else "steps: Post-LN, N = 6; ReZero"
+    assert f"moved at fewer than two {what}" in caption(chart)
+
+
+# --- zeros on log axes ---------------------------------------------------------------------
+
+
+def test_updates_of_zero_are_named(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, updates=[0.0, 0.1])
+    chart = make_chart("update_vs_depth", tmp_path)
+    assert words(chart).count("no value") == 1 and "zeros are not drawn" in caption(chart)
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, updates=[0.0, 0.0])
+    with pytest.raises(NothingMatchedError, match="above 0 at step 2"):
+        make_chart("update_vs_depth", tmp_path)
+
+
+def test_a_series_of_zeros_is_not_called_infinite(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth)
+        make_run(tmp_path, scheme="rezero", depth=depth, updates=[0.0] * 5)
+    assert "no finite value above 0 of ReZero" in caption(make_chart("update_vs_step", tmp_path))
+
+
+def test_gradients_of_zero_leave_no_empty_chart(tmp_path: Path) -> None:
+    make_run(tmp_path, layers=np.zeros((2, 6)))
+    for name in ("grad_norm_by_layer", "gradient_ratios"):
+        with pytest.raises(NothingMatchedError):
+            make_chart(name, tmp_path)
+    make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)))
+    assert words(make_chart("grad_norm_by_layer", tmp_path)).count("no value") == 1
+
+
 # --- legends and labels --------------------------------------------------------------------
+
+
+def test_a_legend_of_ratios_says_which_steps_it_shows(tmp_path: Path) -> None:
+    make_run(tmp_path, layers=np.ones((5, 6)))
+    make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)), state="diverged")
+    for seed in range(3):
+        make_run(tmp_path, scheme="pre_ln", seed=seed, layers=np.ones((5, 6)))
+    text = caption(make_chart("gradient_ratios", tmp_path))
+    assert "each one's last look, step 2 to 5" in text and "step 1" in text
+    assert "n = 3" in text and "Var G" not in text  # nothing is predicted here
 
 
 def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:

@@ -152,7 +152,8 @@ def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -
     fits = rows(chart, kind="fit").set_index("panel")
     assert fits["n"].to_dict() == {"step 1": 5, "step 5": 4}
     assert fits["exponent"].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    assert {"saturated: above 0.3 of it", "diverged"} <= set(words(chart))
+    lost = "a seed diverged: with its last finite value until then"
+    assert {"saturated: above 0.3 of it", lost} <= set(words(chart))
 
     make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_below])
     last = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 5")

@@ -17,10 +17,25 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import Series, caption_of, chosen, panels, split, title_of
+from deepstack.plots.series import (
+    Series,
+    caption_of,
+    chosen,
+    panels,
+    split,
+    title_of,
+)
 from deepstack.plots.style import GREY, depth_axis, log_axis, shade, step_axis
 from deepstack.plots.update import unrelated
-from deepstack.plots.values import SATURATED, Spread, diverged, draw_band, log_extent, spread_of
+from deepstack.plots.values import (
+    SATURATED,
+    Spread,
+    diverged,
+    diverged_seeds,
+    draw_band,
+    log_extent,
+    spread_of,
+)
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -130,7 +145,8 @@ def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], tab
 def draw_ratio(axes: Axes, one: Stacked) -> None:
     """The sum of the parts over the whole, with its band, and a line at 1."""
     axes.axhline(1.0, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
-    axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker="o", ms=2.4)
+    marker = "o" if len(one.x) <= 24 else None
+    axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker=marker, ms=2.4)
     draw_band(axes, one.x, [r.low for r in one.ratio], [r.high for r in one.ratio], "black")
 
 
@@ -187,11 +203,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     stacks, drawn = [], []
     for s in shown:
         one = stack(s.label, [(depth, joined(s.at(depth), rows)) for depth in s.depths])
-        if one.x:
+        if len(one.x) > 1:
             stacks.append(one)
             drawn.append(s)
     if not stacks:
-        raise NothingMatchedError(f"nothing has moved at step {step}")
+        raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
+    if still := [s.label for s in shown if s not in drawn]:
+        left.append(f"moved at fewer than two depths: {'; '.join(still)}")
     roles = moving(stacks)
     table = Table()
     page = Page(2, len(stacks), height=1.35)
@@ -201,12 +219,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         for axes in (page.axes[i], page.axes[len(stacks) + i]):
             depth_axis(axes, depths)
         page.axes[i].set_xlabel("")
-        fitted = unsaturated(one, s)
+        fitted = in_order(one, s)
         left_out |= len(fitted) < len(one.x)
         page.legend_below(len(stacks) + i, *entries(one, roles, fitted, table))
     notes = [f"step {step}", *left, *notes_of(), *caption_of(used, follows)]
     if left_out:
-        notes.append("depths at which ‖ΔF‖ is saturated are left out of the fits")
+        notes.append("depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits")
+    notes += diverged_seeds((f"{s.label}, N = {n}", s.at(n)) for s in drawn for n in s.depths)
     if len(used) < len(runs):
         notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
     title = "Where the model update comes from, against depth"
@@ -222,10 +241,12 @@ def joined(runs: Sequence[Run], rows: dict[Run, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(seeded, ignore_index=True)
 
 
-def unsaturated(one: Stacked, s: Series) -> list[int]:
-    """Which of a panel's points are below saturation: their places in `one.x`."""
+def in_order(one: Stacked, s: Series) -> list[int]:
+    """Which of a panel's points are below saturation, with no seed that diverged: their places."""
     found = []
     for i, (depth, value) in enumerate(zip(one.x, one.whole, strict=True)):
+        if any(map(diverged, s.at(depth))):
+            continue
         levels = [unrelated(run, "model_update") for run in s.at(depth)]
         if value <= SATURATED * float(np.mean(levels)):
             found.append(i)
@@ -277,6 +298,9 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
         rows = joined(members, tables)
         steps = sorted({int(step) for step in rows["step"]})
         stacks.append(stack(name, [(step, rows[rows["step"] == step]) for step in steps]))
+    if still := [one.name for one in stacks if len(one.x) < 2]:
+        notes.append(f"moved at fewer than two steps: {'; '.join(still)}")
+    notes += diverged_seeds((name, members) for name, members in shown if name not in still)
     stacks = [one for one in stacks if len(one.x) > 1]
     if not stacks:
         raise NothingMatchedError(

@@ -79,7 +79,8 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
     table = pd.DataFrame({"step": steps, "bound": bound})
     measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
     table = table.merge(measured, on="step")
-    table = table[(table["bound"] > 0) & (table["measured"] > 0) & np.isfinite(table["bound"])]
+    both = table[["bound", "measured"]].to_numpy(float)
+    table = table[((both > 0) & np.isfinite(both)).all(axis=1)].copy()
     table["ratio"] = table["bound"] / table["measured"]
     return table if len(table) else None
 
@@ -161,11 +162,12 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
 
-    def value(run: Run, column: str) -> float:
-        table = tables[run]
-        return float(table[table["step"] == step][column].iloc[0])
+    def value(run: Run, column: str) -> float | None:
+        found = tables[run][tables[run]["step"] == step][column]
+        return float(found.iloc[0]) if len(found) else None
 
-    series, follows = split(used)
+    # Of all runs: one that diverged before this step marks its point.
+    series, follows = split(list(tables))
     table = Table()
     page = Page(1, 2, height=1.9)
     both, quotient = page.axes
@@ -182,6 +184,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             partial(value, column="measured"),
             lambda run: SATURATED * unrelated(run, "model_update"),
         )
+        if not measured:
+            continue
         marks = {point.depth: point.mark for point in measured}
         found = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
@@ -212,7 +216,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
         Line2D([], [], **LINE, label="equal: below it is no bound"),
     ]
-    handles += mark_handles({p.mark for p in drawn["measured"]})
+    handles += mark_handles({p.mark for p in drawn["measured"]}, gone="a seed diverged")
     if note := seeds_note(p.value.n for p in drawn["measured"]):
         label = f"± 1 standard deviation, {note}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))

@@ -285,7 +285,8 @@ def draw_curves(
     entries += band_handle(table)
     notes = caption_of(runs, follows) + look.notes(len(panels))
     if lost:
-        notes.append(f"nothing finite of {', '.join(map(str, lost))}")
+        what = "finite value above 0" if logarithmic else "finite value"
+        notes.append(f"no {what} of {', '.join(map(str, lost))}")
     if logarithmic and (values == 0).any():
         notes.append("zeros are not drawn")
     if stride > 1:

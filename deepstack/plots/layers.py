@@ -18,7 +18,7 @@ from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import SEED, caption_of, panels, split, spread, title_of
 from deepstack.plots.style import extent, log_axis, number, round_stride, shade
-from deepstack.plots.values import axis_label, overlay
+from deepstack.plots.values import axis_label, overlay, say_empty
 from deepstack.records import Run
 from deepstack.registry import nearest
 
@@ -107,8 +107,12 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
                 table.add(
                     panel=one.label, series=f"step {step}", kind="line", x=int(layer), y=value
                 )
+        if not any(row["panel"] == one.label for row in table.rows):
+            say_empty(axes)
         _layer_axis(axes, len(layers), "x")
         published = overlay(axes, options, "grad_norm_by_layer", table, one.label) or published
+    if not any(row["kind"] == "line" for row in table.rows):
+        raise NothingMatchedError("grad_norm: no value is finite and above 0")
     low, high = extent([row["y"] for row in table.rows])
     for axes in page.axes:
         log_axis(axes, "y", low, high)

@@ -266,7 +266,8 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depth_axis(axes, depths)
     _loss_axis([axes], table.rows, _far_apart(table.rows))
     axes.set_ylabel(f"validation loss{where(final)} (nats)")
-    handles += level_handles(levels) + mark_handles(marks)
+    gone = "all seeds diverged: last finite value"
+    handles += level_handles(levels) + mark_handles(marks, gone=gone)
     if seeds_note(counts):
         label = f"± 1 standard deviation, {seeds_note(counts)}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))

@@ -15,20 +15,19 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
+from deepstack.plots.curves import band_handle
 from deepstack.plots.layers import sides_note
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.series import (
-    SEED,
     Series,
     caption_of,
     chosen,
     left_out,
-    seeds_note,
     split,
     title_of,
 )
 from deepstack.plots.style import COLOURS, DASHES, GREY, log_axis, number, round_stride
-from deepstack.plots.values import draw_band, log_extent, overlay
+from deepstack.plots.values import diverged_seeds, draw_band, log_extent, overlay, say_empty
 from deepstack.records import Run
 
 MOST_ROWS = 4
@@ -66,7 +65,7 @@ def read(members: Sequence[Run], name: str) -> Rows | None:
     picked = [v[[steps.tolist().index(s) for s in shared]] for steps, v in found]
     values = np.array(picked, dtype=float)
     rows = Rows(np.array(shared), np.where(np.isfinite(values), values, math.nan))
-    return rows if len(shared) and np.isfinite(rows.values).any() else None
+    return rows if len(shared) and (rows.values > 0).any() else None
 
 
 @chart("gradient_ratios")
@@ -87,8 +86,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     shown = [s for s in series if s in kept]
     page = Page(len(shown), 3, height=1.25)
     table = Table()
-    steps: set[int] = set()
+    looks: tuple[set[int], set[int]] = (set(), set())
     kinds: set[str] = set()
+    several = len(shown) > 1 or len({depth for one in series for depth in one.depths}) > 1
     vanished: list[str] = []
     published: list[Handle] = []
     for row, one in enumerate(shown):
@@ -96,14 +96,17 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
         label = f"{one.label}, N\u00a0=\u00a0{one.depths[-1]}"
         for panel, symbol in zip(axes, WORDS, strict=True):
             written = in_braces(symbol)
-            panel.set_title(f"{label}: {written}" if len(shown) > 1 else written)
+            panel.set_title(f"{label}: {written}" if several else written)
             draw_published(panel, symbol, table, f"{label}: {symbol}")
-        steps |= draw_setting(axes, one, found[one.label], label, table)
+        draw_setting(axes, one, found[one.label], label, table)
+        for rows in found[one.label].values():
+            for steps, end in zip(looks, (0, -1), strict=True):
+                steps.add(int(rows.steps[end]))
         kinds |= {kind for kind, _ in found[one.label]}
         vanished += gaps(label, found[one.label])
         for panel, symbol in zip(axes, WORDS, strict=True):
             if not any(known == symbol for _, known in found[one.label]):
-                panel.text(0.5, 0.5, "no value", color=GREY, ha="center", transform=panel.transAxes)
+                say_empty(panel)
         for panel, symbol in zip(axes, WORDS, strict=True):
             name = f"{label}: {symbol}"
             published = overlay(panel, options, "gradient_ratios", table, name) or published
@@ -121,7 +124,10 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     if vanished:
         notes.append(f"no ratio where the gradient is 0: {'; '.join(vanished)}")
     title = "Gradient ratios by layer"
-    entries = handles(kinds, sorted(steps), len({run.get(SEED, 0) for run in usable}))
+    notes += diverged_seeds(
+        (f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}", s.at(s.depths[-1])) for s in shown
+    )
+    entries = handles(kinds, sorted(looks[0]), sorted(looks[1]), table)
     figure = page.finish(title, title_of(usable, series), notes, entries + published)
     return Chart(figure, table.frame(), title)
 
@@ -164,10 +170,9 @@ def draw_setting(
     found: dict[tuple[str, str], Rows],
     label: str,
     table: Table,
-) -> set[int]:
-    """The three panels of a setting; returns the steps drawn."""
+) -> None:
+    """The three panels of a setting."""
     members = one.at(one.depths[-1])
-    steps: set[int] = set()
     depth = 1
     first = members[0].columns.get("stacks", {}).get("encoder", 0)  # where a decoder begins
     for kind, colour in zip(KINDS, COLOURS, strict=False):
@@ -178,7 +183,6 @@ def draw_setting(
                 continue
             depth = rows.values.shape[2]
             records = sorted({0, len(rows.steps) - 1})
-            steps |= {int(rows.steps[i]) for i in records}
             for style, record in zip(("-", DASHES[1]), records, strict=False):
                 name = f"{KINDS[kind]}, step {int(rows.steps[record])}"
                 draw_line(
@@ -192,7 +196,6 @@ def draw_setting(
                 )  # fmt: skip
     for panel in axes:
         layer_axis(panel, depth)
-    return steps
 
 
 def draw_line(
@@ -238,24 +241,30 @@ def draw_published(axes: Axes, symbol: str, table: Table, panel: str) -> None:
             table.add(panel=panel, series="published", kind="reference", y=edge)
 
 
-def handles(kinds: set[str], steps: Sequence[int], seeds: int) -> list[Handle]:
-    """Legend entries: colours are kinds of sublayer, dashes are steps."""
+def handles(
+    kinds: set[str], first: Sequence[int], last: Sequence[int], table: Table
+) -> list[Handle]:
+    """Legend entries: colours are kinds of sublayer, dashes the settings' first and last steps."""
     entries: list[Handle] = [
         Line2D([], [], color=colour, label=KINDS[kind])
         for kind, colour in zip(KINDS, COLOURS, strict=False)
         if kind in kinds
     ]
-    first, last = steps[0], steps[-1]
-    entries.append(Line2D([], [], color=GREY, ls="-", label=f"step {first}"))
-    if last != first:
-        entries.append(Line2D([], [], color=GREY, ls=DASHES[1], label=f"step {last}"))
-    words = f"1/sqrt(α² + Var G), step {first}"
-    entries.append(Line2D([], [], color=GREY, ls=DASHES[2], lw=0.7, label=words))
+    entries.append(Line2D([], [], color=GREY, ls="-", label=step_words(first, "first")))
+    if first != last:
+        entries.append(Line2D([], [], color=GREY, ls=DASHES[1], label=step_words(last, "last")))
+    if any(row["kind"] == "predicted" for row in table.rows):
+        words = f"1/sqrt(α² + Var G), {step_words(first, 'first')}"
+        entries.append(Line2D([], [], color=GREY, ls=DASHES[2], lw=0.7, label=words))
     entries.append(Patch(color=GREY, alpha=0.18, lw=0, label="published for Post-LN"))
-    if seeds > 1:
-        label = f"± 1 standard deviation, {seeds_note([seeds])}"
-        entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
-    return entries
+    return entries + band_handle(table)
+
+
+def step_words(steps: Sequence[int], which: str) -> str:
+    """`step 20`, or where settings differ in it `each one's last look, step 2 to 20`."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"each one's {which} look, step {steps[0]} to {steps[-1]}"
 
 
 def layer_axis(axes: Axes, depth: int) -> None:

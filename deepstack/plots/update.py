@@ -35,6 +35,7 @@ from deepstack.plots.values import (
     mark_handles,
     overlay,
     points_of,
+    say_empty,
     shared_steps,
     with_steps,
 )
@@ -116,9 +117,13 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             drawable = [p for p in points if p.value.mean > 0]
             draw_points(axes, drawable, style)
             record(table, panel, s.label, drawable, fit)
+        if not any(row["kind"] == "point" and row["panel"] == panel for row in table.rows):
+            say_empty(axes)
         published = overlay(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
         page.legend_below(i, _entries(series, fits, styles), exponent_title(fits))
+    if not any(row["kind"] == "point" for row in table.rows):
+        raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
     for axes in page.axes:
         log_axis(axes, "y", *log_extent(table.rows))
         axes.set_ylabel(axis_label(runs, column, "model update"))
@@ -132,7 +137,8 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         )
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
     marks = {p.mark for row in lines for points in row for p in points}
-    handles += mark_handles(marks, "saturated: above 0.3 of it")
+    gone = "a seed diverged: with its last finite value until then"
+    handles += mark_handles(marks, "saturated: above 0.3 of it", gone)
     if seeds_note(counts):
         handles.append(
             Patch(
@@ -142,10 +148,11 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     notes = caption_of(runs, follows)
     if marks & {"saturated", "diverged"}:
         notes.append("hollow points are left out of the fits")
+    if any(p.value.mean == 0 for row in lines for points in row for p in points):
+        notes.append("zeros are not drawn")
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        notes.append(
-            f"step {last} is the last one that all runs share, but for those that diverged"
-        )
+        but = ", but for those that diverged" if any(map(diverged, runs)) else ""
+        notes.append(f"step {last} is the last one that all runs share{but}")
     title = "Model update against depth"
     figure = page.finish(title, title_of(runs, series), notes, handles + published)
     return Chart(figure, table.frame(), title)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Options, Table
 from deepstack.plots.page import Handle, typeset
+from deepstack.plots.series import counted
 from deepstack.plots.style import DIVERGED_MARKER, GREY, extent
 from deepstack.records import Run
 
@@ -67,6 +68,15 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 def diverged(run: Run) -> bool:
     return run.state == "diverged"
+
+
+def diverged_seeds(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
+    """A note on which of some means, by name, have seeds that diverged."""
+    said = []
+    for name, runs in shown:
+        if gone := sum(map(diverged, runs)):
+            said.append(f"{name} ({gone} of {counted('{} seeds', len(runs))})")
+    return [f"diverged: {'; '.join(said)}"] if said else []
 
 
 def with_steps(runs: Sequence[Run]) -> list[Run]:
@@ -156,12 +166,19 @@ def log_extent(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return extent([*middle, *(max(edge, least) for edge in edges if math.isfinite(edge))])
 
 
-def mark_handles(marks: set[str], saturated: str = "saturated") -> list[Handle]:
-    """Legend entries for the marks that were used."""
+def say_empty(axes: Axes) -> None:
+    """Words in a panel that has nothing to draw."""
+    axes.text(0.5, 0.5, "no value", color=GREY, ha="center", transform=axes.transAxes)
+
+
+def mark_handles(
+    marks: set[str], saturated: str = "saturated", gone: str = "diverged"
+) -> list[Handle]:
+    """Legend entries for the marks that were used; `gone`: what a cross says of divergence."""
     known = {
         "saturated": ("o", saturated),
         SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
-        "diverged": (DIVERGED_MARKER, "diverged"),
+        "diverged": (DIVERGED_MARKER, gone),
     }
     return [
         Line2D([], [], color=GREY, mfc="white", ls="none", marker=marker, label=label)
