@@ -15,7 +15,7 @@ from plot_runs import LABELS, make_chart, make_run, rows, words
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
 from deepstack.plots.fit import Fit
-from deepstack.plots.page import Page
+from deepstack.plots.page import wrap
 from deepstack.plots.series import caption_of, counted, text
 from deepstack.records import find_runs
 
@@ -248,7 +248,7 @@ def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:
 @pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
 def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
     text = "lr\u00a00.1, path\u00a0some/rather/long_path/" + "x" * 60 + ".txt, F$_{0}$ of all"
-    lines = Page(1, 1, height=1)._wrap(text, 7, width)
+    lines = wrap(text, 7, width)
     font = FontProperties(size=7)
     measured = [text_to_path.get_text_width_height_descent(s, font, "$" in s)[0] for s in lines]
     assert max(measured) <= 72 * width
@@ -267,3 +267,26 @@ def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
     for left, right in pairwise(titles):
         assert left.x1 < right.x0
     assert titles[-1].x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("name", ["outcomes", "frontier"])
+def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
+    options = "model.scheme_options.a_rather_long_option_name"
+    for depth in (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200, 300, 500, 700, 1000):
+        for i in (1, 2):
+            config = {options: i, options + "_and_one_that_is_even_longer": i}
+            make_run(tmp_path, depth=depth, lr=i, config=config)
+    chart = make_chart(name, tmp_path)
+    chart.figure.set_dpi(200)
+    chart.figure.canvas.draw()
+    for axes in chart.figure.axes:
+        assert axes.bbox.width > 0.3 * chart.figure.bbox.width / len(chart.figure.axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            shown = [label for label in axis.get_ticklabels() if label.get_visible()]
+            boxes = [label.get_window_extent() for label in shown]
+            assert all(box.x0 >= 0 for box in boxes)
+            assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+def test_the_label_of_a_low_axis_keeps_its_words_whole() -> None:
+    assert wrap("learning rate", 7, 0.3, inside=False) == ["learning", "rate"]

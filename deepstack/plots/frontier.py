@@ -57,7 +57,8 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     table = Table()
     for axes, panel in zip(page.axes, panels, strict=True):
         axes.set_title(panel if len(panels) > 1 else "")
-        map_axes(axes, [str(depth) for depth in depths], [number(rate) for rate in rates])
+        named = [number(rate) for rate in rates]
+        map_axes(axes, [str(depth) for depth in depths], named, page.width / across)
         axes.set_xlabel("depth N (layers)")
         axes.set_ylabel("learning rate")
         for x, depth in enumerate(depths):

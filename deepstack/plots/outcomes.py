@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid
-from deepstack.plots.page import Handle, Page
+from deepstack.plots.page import LINE, Handle, Page, wrap
 from deepstack.plots.series import (
     DEPTH,
     SCHEME,
@@ -30,6 +30,7 @@ from deepstack.plots.series import (
     title_of,
     value_said,
 )
+from deepstack.plots.style import STYLE
 from deepstack.plots.values import last_row
 from deepstack.records import Run
 
@@ -49,6 +50,9 @@ MEANING = (
 )
 OPTION = "model.scheme_options."
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; what is left free of a cell
+NAME = 1.5  # inches beside a map for the names of its rows
+LABEL = float(STYLE["ytick.labelsize"])
+LETTER = 0.62 * LABEL / 72
 
 
 def margin(run: Run) -> float | None:
@@ -182,14 +186,20 @@ def draw_cell(axes: Axes, x: float, y: float, cell: Cell) -> None:
         left += share
 
 
-def map_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Categories along both axes, the first row on top."""
+def map_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str], width: float) -> None:
+    """Categories along both axes, the first row on top; width: inches of a panel and its names.
+
+    Names of columns that have no room beside each other stand upright.
+    """
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         axis.set_major_locator(FixedLocator(list(range(len(names)))))
         axis.set_ticklabels(list(names))
         axis.set_minor_locator(NullLocator())
+    beside = LETTER * max(len(line) for row in rows for line in row.split("\n"))
+    if LETTER * (max(map(len, columns)) + 1) > (width - beside) / len(columns):
+        axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)
     axes.grid(False)
     for side in axes.spines.values():
@@ -238,13 +248,15 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({depth for _, _, depth in cells})
     panels = list(dict.fromkeys(p.panel for p in sorted(where.values(), key=lambda p: p.order)))
     rows = _best_first(cells)
-    height = max(ROW * len(rows), 0.3)
+    names = ["\n".join(wrap(row, LABEL, NAME)) for row in rows]
+    lines = max(name.count("\n") for name in names)
+    height = max((ROW + lines * LINE * LABEL / 72) * len(rows), 0.3)
     down, across = grid(len(panels))
     page = Page(down, across, panels=len(panels), height=height)
     table = Table()
     for axes, panel in zip(page.axes, panels, strict=True):
         axes.set_title(panel)
-        map_axes(axes, [str(depth) for depth in depths], rows)
+        map_axes(axes, [str(depth) for depth in depths], names, page.width / across)
         axes.set_xlabel("depth N (layers)")
         for y, row in enumerate(rows):
             for x, depth in enumerate(depths):

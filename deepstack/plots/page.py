@@ -79,11 +79,9 @@ class Page:
         self._measure_axes()
         self._wrap_panel_titles()
         inner = self.width - 2 * PAD
-        heads = [(line, TITLE, "bold", "black") for line in self._wrap(title, TITLE, inner, True)]
-        heads += [
-            (line, SUBTITLE, "normal", "black") for line in self._wrap(subtitle, SUBTITLE, inner)
-        ]
-        feet = self._wrap(" · ".join(caption), CAPTION, inner)
+        heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, True)]
+        heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
+        feet = wrap(" · ".join(caption), CAPTION, inner)
         top = PAD + sum(size * LINE / 72 for _, size, _, _ in heads) + PAD
         below = [
             self._legend(*entry, self._legend_room(panel)) for panel, entry in self._legends.items()
@@ -176,12 +174,12 @@ class Page:
         rooms += [(self.bar, self.rows * self.height)] if self.bar is not None else []
         for axes, room in rooms:
             size = float(axes.yaxis.label.get_fontsize())
-            axes.set_ylabel("\n".join(self._wrap(axes.get_ylabel(), size, room)))
+            axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, room, inside=False)))
 
     def _wrap_panel_titles(self) -> None:
         """Panel titles in as many lines as their width needs, and room for them."""
         titles = [axes.get_title(loc="left") for axes in self.axes]
-        lines = [self._wrap(title, SUBTITLE, self._panel + 0.05) for title in titles]
+        lines = [wrap(title, SUBTITLE, self._panel + 0.05) for title in titles]
         for axes, wrapped in zip(self.axes, lines, strict=True):
             axes.set_title("\n".join(wrapped))
         for row in range(self.rows):
@@ -208,8 +206,8 @@ class Page:
         size = FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
         line = mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"] + 0.3
         room = width - line * size / 72
-        labels = ["\n".join(self._wrap(str(h.get_label()), size, room)) for h in handles]
-        title = title and "\n".join(self._wrap(title, size, width))
+        labels = ["\n".join(wrap(str(h.get_label()), size, room)) for h in handles]
+        title = title and "\n".join(wrap(title, size, width))
         # From one row on: as few rows as fit, each as full as the others.
         for columns in sorted({-(-len(handles) // rows) for rows in range(1, most + 1)} | {1})[
             ::-1
@@ -244,32 +242,35 @@ class Page:
             PAD / self.width, 1 - down / total, line, fontsize=size, va="top", ha="left", **style
         )
 
-    def _wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
-        """Break at spaces so that each line fits the width in inches.
 
-        Not at no-break ones, unless what they join is longer than a line: that is broken there, and
-        then after marks and between letters.
-        """
-        font = FontProperties(size=size, weight="bold" if bold else "normal")
+def wrap(
+    text: str, size: float, width: float, bold: bool = False, inside: bool = True
+) -> list[str]:
+    """Break at spaces so that each line fits the width in inches.
 
-        def fits(line: str) -> bool:
-            # Outlines are measured, so that the width is the same at every resolution.
-            points = text_to_path.get_text_width_height_descent(line, font, "$" in line)[0]
-            return bool(points / 72 <= width)
+    Not at no-break ones, unless what they join is longer than a line: that is broken there, and
+    `inside` of words after marks and between letters.
+    """
+    font = FontProperties(size=size, weight="bold" if bold else "normal")
 
-        def joined(parts: Sequence[str], breaks: Sequence[re.Pattern[str]]) -> list[str]:
-            lines: list[str] = []
-            for part in parts:
-                if lines and fits((lines[-1] + part).rstrip()):
-                    lines[-1] += part
-                elif fits(part.rstrip()) or not breaks or ("$" in part and len(breaks) < 3):
-                    lines.append(part)
-                else:
-                    lines += joined(breaks[0].split(part), breaks[1:])
-            return lines
+    def fits(line: str) -> bool:
+        # Outlines are measured, so that the width is the same at every resolution.
+        points = text_to_path.get_text_width_height_descent(line, font, "$" in line)[0]
+        return bool(points / 72 <= width)
 
-        lines = joined(BREAKS[0].split(text), BREAKS[1:])
-        return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
+    def joined(parts: Sequence[str], breaks: Sequence[re.Pattern[str]]) -> list[str]:
+        lines: list[str] = []
+        for part in parts:
+            if lines and fits((lines[-1] + part).rstrip()):
+                lines[-1] += part
+            elif fits(part.rstrip()) or not breaks or ("$" in part and len(breaks) < 3):
+                lines.append(part)
+            else:
+                lines += joined(breaks[0].split(part), breaks[1:])
+        return lines
+
+    lines = joined(BREAKS[0].split(text), BREAKS[1:] if inside else [])
+    return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
 
 
 def _height(legend: Any) -> float:
