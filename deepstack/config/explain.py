@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -50,6 +51,12 @@ _ELSEWHERE = {
     "random_seed": "seed", "residual": "model.scheme", "scheduler": "train.schedule",
     "sequence_length": "task.seq_len", "training": "train", "warmup": "train.warmup_steps",
     "wd": "train.weight_decay", "width": "model.d_model",
+}  # fmt: skip
+_WORDS_ELSEWHERE = {
+    "batch_norm": "batch", "batchnorm": "batch", "bfloat16": "bf16",
+    "ddp": "data", "dyt": "dynamic_tanh", "float32": "fp32", "fsdp": "fully_sharded",
+    "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer", "layernorm": "layer",
+    "rms_norm": "rms", "rmsnorm": "rms",
 }  # fmt: skip
 
 
@@ -242,8 +249,18 @@ def _meant(value: object, schema: Schema) -> str | None:
             return repr(number)
     words = [w for option in options for w in _words(option)]
     if isinstance(value, str) and words:
-        return nearest(word, words)
+        known = _WORDS_ELSEWHERE.get(plain.replace("-", "_"))
+        return known if known in words else nearest(word, words)
+    named = [option for option in options if "pattern" in option]
+    if isinstance(value, str) and named and len(value) <= named[0].get("maxLength", 0):
+        return _spelt(plain if named[0]["pattern"] == IDENTIFIER else word, named[0]["pattern"])
     return None
+
+
+def _spelt(word: str, pattern: str) -> str | None:
+    """The word with '_' for each run of signs that a name cannot have: 'post_ln' for 'post ln'."""
+    name = re.sub(r"[^A-Za-z0-9_]+" if pattern == IDENTIFIER else r"[^A-Za-z0-9._-]+", "_", word)
+    return name if re.search(r"[A-Za-z]", name) and re.fullmatch(pattern, name) else None
 
 
 def _fits(number: int | float, options: list[Schema]) -> bool:
