@@ -24,12 +24,14 @@ PATHS: list[Path] = []
 """Where they lie: what a sweep hands on to the processes of its runs."""
 
 
-def load_plugins(paths: Iterable[Path]) -> None:
+def load_plugins(paths: Iterable[str | Path]) -> None:
     """Run each file once; what it defines registers itself.
 
     Raises PluginError when a file is missing, cannot be run, or has the name of another one.
     """
-    for path in paths:
+    if isinstance(paths, str | Path):
+        raise PluginError(f"load_plugins: found one path; allowed a list, such as [{str(paths)!r}]")
+    for path in map(Path, paths):
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -19,7 +19,13 @@ from deepstack.config.identity import (
     study_name,
     values,
 )
-from deepstack.config.load import load_config, locate, parse_config, with_overrides
+from deepstack.config.load import (
+    checked_config,
+    load_config,
+    locate,
+    parse_config,
+    with_overrides,
+)
 from deepstack.config.names import checked_study
 from deepstack.config.schema import ROLES, Config, Init, Log, Model, Norm, Runtime, Task, Train
 from deepstack.config.study import Combination, Study, load_study, parse_study
@@ -42,6 +48,7 @@ __all__ = [
     "Task",
     "Train",
     "annotated_defaults",
+    "checked_config",
     "checked_study",
     "config_hash",
     "depths",

@@ -53,6 +53,20 @@ def parse_config(
     return config
 
 
+def checked_config(found: object) -> Config:
+    """What was found, where it is a configuration.
+
+    Raises ConfigError for anything else, with what makes a configuration of a path.
+    """
+    if isinstance(found, Config):
+        return found
+    path = repr(os.fspath(found)) if isinstance(found, str | os.PathLike) else "PATH"
+    said = "a path" if path != "PATH" else type(found).__name__
+    raise ConfigError(
+        f"found {said} for a configuration; allowed what deepstack.load_config({path}) returns"
+    )
+
+
 def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values for some dotted keys: {'model.depth': 48}.
 
@@ -96,6 +110,16 @@ def read_tree(
     text: str | bytes, source: str, overrides: Sequence[str]
 ) -> tuple[Node, list[Problem]]:
     """The values of a text with the overrides put in, and what is wrong with their form."""
+    if isinstance(overrides, str | Mapping):
+        said = (
+            [overrides]
+            if isinstance(overrides, str)
+            else [f"{k}={overrides[k]}" for k in overrides]
+        )
+        raise ConfigError(
+            f"overrides: found {'text' if isinstance(overrides, str) else 'a mapping'}; allowed a "
+            f"list of texts, such as {shorten(str(said))}"
+        )
     tree, problems = read(text, source)
     if tree.value is None:
         tree.value = {}

@@ -75,7 +75,7 @@ def build_model(
     numbers to whoever has others to put there.
     """
     device = torch.device(device)
-    refuse_unfit(config.model)
+    refuse_unfit(conf.checked_config(config).model)
     joined = ("q", "k", "v"), ("cross_k", "cross_v")
     apart = frozenset(
         role for roles in joined if not one_treatment(config, roles) for role in roles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,12 +92,21 @@ def expand(
     return [config for config, _, _ in _expanded(base, grid)]
 
 
+def axis(key: str, values: object) -> list[Any]:
+    """The values of one axis of a grid; ConfigError where it is a value alone."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(
+            f"sweep.grid.{key}: found {values!r}; allowed a list of values, such as [{values!r}]"
+        )
+    return list(values)
+
+
 def _expanded(
     base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None
 ) -> list[tuple[conf.Config, str, conf.Combination]]:
     """(configuration, run's name, what makes it differ) of every cell."""
     if isinstance(base, conf.Config):
-        base = conf.Study(base, {key: list(values) for key, values in (grid or {}).items()})
+        base = conf.Study(base, {key: axis(key, values) for key, values in (grid or {}).items()})
     for key, values in base.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")

@@ -94,7 +94,7 @@ def open_job(
 
     saves: whether checkpoints will be saved, which must fit on the disk.
     """
-    study_folder = out / conf.checked_study(study or config.name or "runs")
+    study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_missing_plugins(config, study_folder)
     task = task_of(config)
     # What cannot be built is refused before there is a folder; one layer without storage tells.

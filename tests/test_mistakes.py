@@ -1,0 +1,73 @@
+"""What people get wrong when they type a command or call the library: each is told what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deepstack
+from deepstack.config import parse_config
+from deepstack.errors import ConfigError
+from deepstack.plugins import LOADED, PATHS, load_plugins
+
+ROOT = Path(__file__).parents[1]
+QUICK = str(ROOT / "configs" / "quick.yaml")
+CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
+
+CALLS: dict[str, tuple[Callable[..., Any], str]] = {
+    "one override": (
+        lambda: deepstack.load_config(QUICK, "model.depth=3"),
+        r"overrides: found text; allowed a list of texts, such as \['model.depth=3'\]",
+    ),
+    "overrides as a dict": (
+        lambda: deepstack.load_config(QUICK, {"model.depth": 3}),  # type: ignore[arg-type]
+        r"overrides: found a mapping; allowed .* \['model.depth=3'\]",
+    ),
+    "a path to train": (
+        lambda: deepstack.train("configs/quick.yaml"),  # type: ignore[arg-type]
+        r"found a path for a configuration; allowed what deepstack.load_config\('configs/quick.yaml'\)",
+    ),
+    "a dict to build": (
+        lambda: deepstack.build_model({"depth": 2}, vocab_size=3),  # type: ignore[arg-type]
+        r"found dict for a configuration; allowed what deepstack.load_config\(PATH\) returns",
+    ),
+    "a path to sweep": (
+        lambda: deepstack.sweep("quick.yaml", {"seed": [0]}),  # type: ignore[arg-type]
+        r"found a path for a configuration; allowed what deepstack.load_config\('quick.yaml'\)",
+    ),
+    "one value of an axis": (
+        lambda: deepstack.sweep(CONFIG, {"model.depth": 3}),  # type: ignore[dict-item]
+        r"sweep.grid.model.depth: found 3; allowed a list of values, such as \[3\]",
+    ),
+    "one name of an axis": (
+        lambda: deepstack.sweep(CONFIG, {"model.scheme": "post_ln"}),
+        r"sweep.grid.model.scheme: found 'post_ln'; allowed .* \['post_ln'\]",
+    ),
+    "one plugin": (
+        lambda: load_plugins("mine.py"),
+        r"load_plugins: found one path; allowed a list, such as \['mine.py'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_says_the_right_one(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, said = CALLS[name]
+    with pytest.raises(ConfigError, match=said):
+        call()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_plugin_s_path_may_be_text(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("deepstack.plugins.LOADED", dict(LOADED))
+    monkeypatch.setattr("deepstack.plugins.PATHS", list(PATHS))
+    file = tmp_path / "path_as_text.py"
+    file.write_text("SAID = 1\n")
+    load_plugins([str(file)])
+    from deepstack import plugins
+
+    assert file.name in plugins.LOADED and file in plugins.PATHS
