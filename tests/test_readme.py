@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import deepstack
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LINES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    ")]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
 
@@ -63,6 +68,32 @@ def test_the_snippet_runs(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "model_update" in result.stdout and "6.687" in result.stdout
+
+
+def test_the_calls_named_in_the_text_can_be_made() -> None:
+    """`deepstack.probe(…)` as it is written, without an argument that is missing or unknown."""
+    calls = re.findall(r"`(deepstack\.probe\(.*?\))`", README, re.DOTALL)
+    assert calls
+    for call in calls:
+        made = ast.parse(call, mode="eval").body
+        assert isinstance(made, ast.Call)
+        inspect.signature(deepstack.probe).bind(
+            *made.args, **{keyword.arg or "": keyword.value for keyword in made.keywords}
+        )
+
+
+def test_a_plugin_begins_as_the_recipes_say() -> None:
+    """What they import is there, and what they make of it has these arguments."""
+    (imports,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
+    there: dict[str, Any] = {}
+    exec(imports, there)
+    for name, arguments in re.findall(r"`(Task|Source|Chart)\((.*?)\)`", CONTRIBUTING):
+        assert list(inspect.signature(there[name]).parameters)[: len(arguments.split(", "))] == (
+            arguments.split(", ")
+        )
+    (start,) = re.findall(r"`(parameter\(.*?\))`", CONTRIBUTING)
+    made = eval(start, there | {"d_model": 8})
+    assert made.shape == (8,) and made.start == 0.5
 
 
 def test_the_table_of_schemes_is_the_codes() -> None:
