@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import deepstack
+from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.plugins import LOADED, PATHS, load_plugins
 
 ROOT = Path(__file__).parents[1]
 QUICK = str(ROOT / "configs" / "quick.yaml")
+TINY = [
+    "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
+    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
+]  # fmt: skip
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
 
 CALLS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -28,7 +34,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a path to train": (
         lambda: deepstack.train("configs/quick.yaml"),  # type: ignore[arg-type]
-        r"found a path for a configuration; allowed what deepstack.load_config\('configs/quick.yaml'\)",
+        r"found a path .* allowed what deepstack.load_config\('configs/quick.yaml'\)",
     ),
     "a dict to build": (
         lambda: deepstack.build_model({"depth": 2}, vocab_size=3),  # type: ignore[arg-type]
@@ -36,7 +42,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a path to sweep": (
         lambda: deepstack.sweep("quick.yaml", {"seed": [0]}),  # type: ignore[arg-type]
-        r"found a path for a configuration; allowed what deepstack.load_config\('quick.yaml'\)",
+        r"found a path .* allowed what deepstack.load_config\('quick.yaml'\)",
     ),
     "one value of an axis": (
         lambda: deepstack.sweep(CONFIG, {"model.depth": 3}),  # type: ignore[dict-item]
@@ -71,3 +77,23 @@ def test_a_plugin_s_path_may_be_text(tmp_path: Path, monkeypatch: Any) -> None:
     from deepstack import plugins
 
     assert file.name in plugins.LOADED and file in plugins.PATHS
+
+
+def typed(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_run_that_is_done_says_that_nothing_was_trained(tmp_path: Path) -> None:
+    first = typed("train", QUICK, *TINY, "--out", tmp_path)
+    assert "already" not in first.stderr
+    folder = Path(first.stdout.strip())
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    again = typed("train", QUICK, *TINY, "--out", tmp_path)
+    assert again.stdout == first.stdout
+    assert again.stderr == (
+        "done already, left as it is; to train it anew, first: "
+        f"deepstack rm {folder} --out {tmp_path}\n"
+    )
+    same = {path: path.read_bytes() for path in files if path.name != ".lock"}
+    assert same == {path: files[path] for path in same}
+    assert typed("train", QUICK, *TINY, "--out", tmp_path, "--quiet").stderr == ""

@@ -108,10 +108,14 @@ def open_job(
         torch_settings(config, device, processes) as threads,
     ):
         folder, state = held
+        tell = observer.said if processes.first else Observer().said
         observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
         job = Job(config, folder, task, device, observer, processes)
         if state in ("done", "diverged"):
             job.finished = True
+            elsewhere = "" if out == Path("results") else f" --out {out}"
+            again = f"deepstack rm {folder.path}{elsewhere}"
+            tell(f"{state} already, left as it is; to train it anew, first: {again}")
             yield job
             return
         if processes.first and saves:
