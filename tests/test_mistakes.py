@@ -97,3 +97,12 @@ def test_a_run_that_is_done_says_that_nothing_was_trained(tmp_path: Path) -> Non
     same = {path: path.read_bytes() for path in files if path.name != ".lock"}
     assert same == {path: files[path] for path in same}
     assert typed("train", QUICK, *TINY, "--out", tmp_path, "--quiet").stderr == ""
+
+
+def test_the_config_of_a_run_is_filed_under_its_study(tmp_path: Path) -> None:
+    run = Path(typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip())
+    words = "train", run / "config.yaml", "seed=1", "--out", tmp_path, "-q"
+    assert Path(typed(*words).stdout.strip()).parent == run.parent
+    copied = tmp_path / "config.yaml"
+    copied.write_bytes((run / "config.yaml").read_bytes())
+    assert Path(typed("train", copied, *words[2:]).stdout.strip()).parent.name == "config"

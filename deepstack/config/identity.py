@@ -66,8 +66,14 @@ def run_name(config: Config) -> str:
 
 
 def study_name(config: Config, path: str | os.PathLike[str]) -> str:
-    """What a run is filed under: the configuration's `name`, else the stem of its file."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem).lstrip(".-")[:64]
+    """What a run is filed under: the configuration's `name`, else the stem of its file.
+
+    The config.yaml of a run without a name stays with the study in whose folder the run lies.
+    """
+    file = Path(path).absolute()
+    of_a_run = file.name == "config.yaml" and file.with_name("status.json").is_file()
+    stem = file.parent.parent.name if of_a_run else file.stem
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")[:64]
     return config.name or stem or "runs"
 
 
