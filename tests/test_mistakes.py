@@ -106,3 +106,39 @@ def test_the_config_of_a_run_is_filed_under_its_study(tmp_path: Path) -> None:
     copied = tmp_path / "config.yaml"
     copied.write_bytes((run / "config.yaml").read_bytes())
     assert Path(typed("train", copied, *words[2:]).stdout.strip()).parent.name == "config"
+
+
+def test_a_run_for_its_config_and_a_study_for_its_run(tmp_path: Path) -> None:
+    run = Path(typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip())
+    trained = typed("train", run)
+    assert trained.exit_code == 2
+    assert (
+        f"found a folder; allowed a YAML file; did you mean '{run}/config.yaml'?" in trained.stderr
+    )
+    for words in (["rerun", run.parent], ["export", run.parent, "--to", tmp_path / "x"]):
+        found = typed(*words)
+        assert found.exit_code == 2
+        assert f"is no run: expected one of those in it, such as {run}" in found.stderr
+
+
+def test_a_setting_without_its_config() -> None:
+    found = typed("train", "model.depth=12")
+    assert found.exit_code == 2
+    assert (
+        "a setting comes after the configuration, as in: FILE.yaml model.depth=12" in found.stderr
+    )
+
+
+def test_several_claims_at_once() -> None:
+    found = typed("theory", "--claim", "C1,C2")
+    assert found.exit_code == 2 and "give it once a claim: --claim C1 --claim C2" in found.stderr
+
+
+def test_a_folder_that_cannot_be_written_asks_for_another(tmp_path: Path) -> None:
+    run = Path(typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip())
+    (run.parent / "figures").write_text("a file where the figures should go")
+    drawn = typed("plot", "loss_vs_step", run.parent)
+    assert drawn.exit_code == 5 and drawn.stderr.rstrip().endswith("give another folder with --to")
+    trained = typed("train", QUICK, *TINY, "--out", run / "config.yaml")
+    assert trained.exit_code == 5
+    assert trained.stderr.rstrip().endswith("Not a directory; give another folder with --out")

@@ -52,7 +52,7 @@ def export(
     from deepstack.model.fold import compare, forward_times
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
-    from deepstack.records import RunFolder
+    from deepstack.records import RunFolder, no_run
     from deepstack.training import torch_settings
 
     if untie and not fold:
@@ -60,7 +60,7 @@ def export(
     load_plugins(plugin)
     folder = RunFolder(run)
     if not folder.exists():
-        raise ConfigError(f"{run} is no run: expected a folder with a config.yaml, as in results/")
+        raise ConfigError(no_run(run))
     for path in export_paths(to):
         if path.exists():
             raise ConfigError(f"{path} is there already; give another name with --to")

@@ -43,10 +43,10 @@ def rerun(
     With --check: into a folder that is thrown away, up to the first value that is not the recorded
     one; of a run that has not ended, as far as it goes.
     """
-    from deepstack.records import RunFolder
+    from deepstack.records import RunFolder, no_run
 
     if not RunFolder(run).exists():
-        raise ConfigError(f"{run} is no run: expected a folder with a config.yaml, as in results/")
+        raise ConfigError(no_run(run))
     load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal

@@ -244,7 +244,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
-            raise ConfigError(f"{name}: found {kind}; allowed a YAML file")
+            inside = Path(path) / "config.yaml"
+            hint = f"; did you mean {shown_path(inside)!r}?" if inside.is_file() else ""
+            raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -277,4 +279,8 @@ def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
         if near:
             full = next(n for n in names if near in (n, Path(n).stem))
             return f"no such file; did you mean {shown_path(folder / full)!r}?"
+    if wanted.name.partition("=")[0] in keys():
+        return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
+            shown_path(path)
+        )
     return "no such file"

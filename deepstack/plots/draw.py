@@ -62,7 +62,10 @@ def draw(
                 where = f"{study.name}: " if several else ""
                 skipped.append(f"{where}{name} is not drawn: {error}")
                 continue
-            written += save(chart, target, name)
+            try:
+                written += save(chart, target, name)
+            except ResourceError as error:
+                raise ResourceError(f"{error}; give another folder with --to") from error
     if not written:  # the error says it all
         whole = any(studies.values())
         raise (NothingMatchedError if whole else ResourceError)("\n".join(skipped))

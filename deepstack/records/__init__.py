@@ -20,7 +20,7 @@ from deepstack.records.folder import (
     RunFolder,
 )
 from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
-from deepstack.records.run import Run, find_runs, load_runs, run_rows, runs_table, varying
+from deepstack.records.run import Run, find_runs, load_runs, no_run, run_rows, runs_table, varying
 
 __all__ = [
     "CHECKSUMS",
@@ -40,6 +40,7 @@ __all__ = [
     "inspect",
     "load_runs",
     "mapping",
+    "no_run",
     "number_text",
     "problems",
     "run_rows",

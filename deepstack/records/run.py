@@ -163,6 +163,15 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     return [Run(folder) for folder in sorted(folders, key=_natural)]
 
 
+def no_run(path: str | os.PathLike[str]) -> str:
+    """What is wrong with a folder that is no run, and what to give instead."""
+    try:
+        inside = find_runs(path)[0]
+    except NothingMatchedError:
+        return f"{path} is no run: expected a folder with a config.yaml, as in results/"
+    return f"{path} is no run: expected one of those in it, such as {inside.path}"
+
+
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     """One row a run of what `find_runs` finds below `path`: `run_rows` as a table.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
-from deepstack.records import ENDED, Run, RunFolder, damage, number_text, problems
+from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
@@ -146,9 +146,7 @@ def described(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, l
     Raises ConfigError where that, the data or a plugin is not what the run was made with.
     """
     if not folder.exists():
-        raise ConfigError(
-            f"{folder.path} is no run: expected a folder with a config.yaml, as in results/"
-        )
+        raise ConfigError(no_run(folder.path))
     if started_by_torchrun():
         raise ConfigError("rerun: found several processes (torchrun); allowed one")
     refuse_probed(folder)

@@ -6,6 +6,7 @@ not even see its disk.  What they must know, it tells them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training.checkpoint import Checkpoint
 from deepstack.training.environment import parallel_of
 from deepstack.training.meta import choose_folder
+
+# what a disk says that nothing may be written to
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 class SilentLog(AppendLog):
@@ -88,7 +92,12 @@ def held_folder(
 
         def hold() -> list[str | None]:
             folder = choose_folder(config, study, task)
-            stack.enter_context(folder.lock())
+            try:
+                stack.enter_context(folder.lock())
+            except ResourceError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in CLOSED:
+                    raise ResourceError(f"{error}; give another folder with --out") from error
+                raise
             try:
                 return [str(folder.path), folder.read_state()]
             except ResourceError as error:
