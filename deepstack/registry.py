@@ -42,7 +42,9 @@ class Registry(Generic[T]):
         try:
             return self._objects[name]
         except (KeyError, TypeError):
-            raise ConfigError(unknown(self.kind, name, self.names())) from None
+            far = nearest(str(name), self.names()) is None
+            own = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
+            raise ConfigError(unknown(self.kind, name, self.names()) + own) from None
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._objects

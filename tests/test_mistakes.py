@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,38 @@ def test_a_folder_that_cannot_be_written_asks_for_another(tmp_path: Path) -> Non
     trained = typed("train", QUICK, *TINY, "--out", run / "config.yaml")
     assert trained.exit_code == 5
     assert trained.stderr.rstrip().endswith("Not a directory; give another folder with --out")
+
+
+SCHEME = '''
+from deepstack.schemes import Scheme
+
+class Forgotten(Scheme, name="forgotten", label="Forgotten", paper="none"):
+    """x <- x + G(x)."""
+
+    def residual(self, x, G, norm):
+        return x + G(x)
+'''
+
+
+def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> None:
+    """Each in a process of its own, as a plugin is loaded once in each."""
+    file = tmp_path / "forgotten.py"
+    words = ["train", QUICK, *TINY, "model.scheme=forgotten", "-q", "--out", str(tmp_path)]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deepstack", *words, *more]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    without = run()
+    assert without.returncode == 2
+    assert without.stderr.rstrip().endswith("a scheme of your own comes with --plugin FILE")
+    file.write_text(SCHEME)
+    folder = run("--plugin", str(file)).stdout.strip()
+    file.write_text(SCHEME + "# changed\n")
+    changed = run("--plugin", str(file))
+    assert changed.returncode == 2
+    assert changed.stderr.rstrip().endswith(
+        f"or, to train with the file that is there: deepstack rm {folder}"
+    )
+    mistyped = typed("check", QUICK, "model.scheme=postln")
+    assert "did you mean 'post_ln'" in mistyped.stderr and "--plugin" not in mistyped.stderr

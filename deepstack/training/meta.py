@@ -13,7 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.model import option_defaults, places, without_defaults
 from deepstack.records import RunFolder
 from deepstack.schemes import NORMS, SCHEMES
@@ -49,7 +49,12 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
         folder = RunFolder(path)
         known = folder.read_meta().get("plugins", [])
         if known and folder.exists() and is_same_experiment(folder, config):
-            plugins.require_plugins(known, str(path))
+            try:
+                plugins.require_plugins(known, str(path))
+            except PluginError as error:
+                raise PluginError(
+                    f"{error}, or, to train with the file that is there: deepstack rm {path}"
+                ) from None
 
 
 def choose_folder(
