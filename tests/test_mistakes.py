@@ -16,6 +16,7 @@ from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.plugins import LOADED, PATHS, load_plugins
+from deepstack.records import RunFolder
 
 ROOT = Path(__file__).parents[1]
 QUICK = str(ROOT / "configs" / "quick.yaml")
@@ -179,3 +180,15 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
     )
     mistyped = typed("check", QUICK, "model.scheme=postln")
     assert "did you mean 'post_ln'" in mistyped.stderr and "--plugin" not in mistyped.stderr
+
+
+def test_a_sweep_says_what_it_left_alone_and_how_to_run_it_again(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, *TINY, "seed=0,1", "-q", "--out", tmp_path]
+    swept = typed(*words)
+    assert swept.exit_code == 0 and "left alone" not in swept.stderr
+    (run, _) = sorted((tmp_path / "quick").iterdir())
+    RunFolder(run).write_status("failed", 1, error="no reason")
+    left = typed(*words)
+    assert left.exit_code == 3
+    assert f"1 (deepstack ls {tmp_path / 'quick'} says why)" in left.stderr
+    assert left.stderr.rstrip().endswith("to run them again: --retry failed")

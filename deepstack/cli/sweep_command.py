@@ -113,6 +113,7 @@ def sweep(
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
     from deepstack.cli.tables import emit
     from deepstack.sweeps import (
+        RUN_AGAIN,
         Local,
         Pool,
         default_workers,
@@ -158,6 +159,13 @@ def sweep(
     for entry in progress:
         if entry.message:
             typer.echo(f"{entry.cell.folder.path}: {entry.state}: {entry.message}", err=True)
+    alone = [c for c in cells if c.state in RUN_AGAIN and not is_wanted(c, again)]
+    if alone:
+        typer.echo(
+            f"left alone, having failed before: {len(alone)} (deepstack ls {out / name} says why); "
+            f"to run them again: --retry {','.join(sorted({c.state for c in alone}))}",
+            err=True,
+        )
     if stop.signal is not None:
         raise Interrupted("interrupted, saved; the same command goes on", stop.signal)
     if pool.out_of_time:
