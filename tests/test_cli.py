@@ -346,7 +346,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     result = deepstack("plot", tmp_path)
     assert result.exit_code == 0, result.stderr
     written = [Path(line) for line in result.stdout.splitlines()]
-    assert {path.suffix for path in written} == {".png", ".svg", ".csv"}
+    assert {path.suffix for path in written} == {".pdf", ".png", ".svg", ".csv"}
     assert {path.parent for path in written} == {tmp_path / s / "figures" for s in ("one", "two")}
     tables = [path.read_text().splitlines() for path in written if path.suffix == ".csv"]
     assert all(len(lines) > 1 for lines in tables)

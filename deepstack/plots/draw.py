@@ -1,4 +1,4 @@
-"""Runs in a folder -> files: each chart as PNG, SVG and a CSV of exactly what is drawn."""
+"""Runs in a folder -> files: each chart as PDF, PNG, SVG and a CSV of exactly what is drawn."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REFERENCE_COLUMNS = ("chart", "x", "y", "label")
+# Forms of a figure -> what matplotlib would write into it that another day or version changes.
+UNSAID = {
+    "pdf": ("CreationDate", "Creator", "Producer"),
+    "png": ("Software",),
+    "svg": ("Date", "Creator"),
+}
 
 
 def draw(
@@ -75,15 +81,14 @@ def draw(
 
 
 def save(chart: Chart, folder: Path, name: str) -> list[Path]:
-    """Write <name>.png, .svg and .csv; the same chart gives the same bytes."""
+    """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes."""
     from deepstack.plots.style import paper
 
     paths = []
     with paper():
-        for kind in ("png", "svg"):
+        for kind, unsaid in UNSAID.items():
             buffer = io.BytesIO()
-            blank = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-            chart.figure.savefig(buffer, format=kind, metadata=blank)
+            chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(unsaid))
             paths.append(folder / f"{name}.{kind}")
             replace(paths[-1], buffer.getvalue())
     table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")

@@ -71,6 +71,8 @@ STYLE: Any = {
     "mathtext.default": "regular",
     "savefig.dpi": 200,
     "svg.fonttype": "path",
+    # Type 3, matplotlib's own choice, is refused where papers are handed in; 42 is TrueType.
+    "pdf.fonttype": 42,
     # Without a salt the ids in an SVG are random, and a chart drawn twice differs.
     "svg.hashsalt": "deepstack",
 }
