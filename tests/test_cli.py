@@ -356,5 +356,5 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     assert names == charts - NEEDING_RATES
     assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
     chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
-    assert len(chosen.stdout.splitlines()) == 3
+    assert len(chosen.stdout.splitlines()) == 4
     assert deepstack("plot", "update_vs_dept", tmp_path).exit_code == 2

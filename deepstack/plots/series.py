@@ -10,7 +10,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.plots.style import line_style
-from deepstack.records import Run, varying
+from deepstack.records import ENDED, Run, varying
 
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 # No key of the config: what was trained on, where runs of one config were on different data.
@@ -19,8 +19,6 @@ DATA = "data"
 # Schemes that stay in a figure which has no room for all.
 COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
 MOST_NAMES = 12
-
-ENDED = ("done", "diverged")
 
 # How often something is looked at is no part of what is looked at.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
