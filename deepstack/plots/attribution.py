@@ -17,14 +17,7 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import (
-    Series,
-    caption_of,
-    chosen,
-    panels,
-    split,
-    title_of,
-)
+from deepstack.plots.series import Series, caption_of, chosen, panels, split, title_of
 from deepstack.plots.style import GREY, depth_axis, log_axis, shade, step_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import (

@@ -52,7 +52,7 @@ OPTION = "model.scheme_options."
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; what is left free of a cell
 NAME = 1.5  # inches beside a map for the names of its rows
 LABEL = float(STYLE["ytick.labelsize"])
-LETTER = 0.62 * LABEL / 72
+LETTER = 0.62 * LABEL / 72  # inches of a letter, about: enough to see whether names have room
 
 
 def margin(run: Run) -> float | None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepstack import yaml_reader
 from deepstack.errors import ResourceError
 from deepstack.records import files
 from deepstack.records.append_log import AppendLog
-from deepstack.yaml_reader import read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -318,7 +318,7 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    root, problems = read(files.read(path) or b"", path.name, limit=None)
+    root, problems = yaml_reader.read(files.read(path) or b"", path.name, limit=None)
     if problems:
         raise damaged(path, f"is no YAML ({problems[0]})")
     found = root.plain()
