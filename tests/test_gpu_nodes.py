@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import pytest
@@ -14,15 +15,19 @@ from deepstack.speed import (
     Banks,
     Chain,
     gpu_nodes,
+    gpu_norm,
     in_turn,
+    later,
     make_step,
     product_on,
     small_products,
 )
-from deepstack.speed.gpu_nodes import DeviceNorm, weights_turned
+from deepstack.speed.gpu_nodes import weights_lowered, weights_turned
+from deepstack.speed.gpu_norm import DeviceNorm, after_sum
+from deepstack.speed.nodes import copy_of, with_copy
 
 CUDA = torch.device("cuda")
-DEPTH, WIDTH, INSIDE = gpu_nodes.LAYERS + 3, 8, 16
+DEPTH, WIDTH, INSIDE = later.LAYERS + 3, 8, 16
 
 
 class Layer(nn.Module):
@@ -34,6 +39,7 @@ class Layer(nn.Module):
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.running: tuple[Any, ...] = (self.inner,)
         self.norms: tuple[Any, ...] = (self.norm,)
+        self.nodes: tuple[Any, ...] = ()
 
     def fuse(self) -> None:
         """Take the nodes."""
@@ -45,8 +51,15 @@ class Layer(nn.Module):
         self.norms = (DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps),)
 
     def forward(self, x: Tensor) -> Tensor:
+        for node in self.nodes:
+            return node(x)
         found: Tensor = self.norms[0](x + self.running[0](x))
         return found
+
+    def fuse_all(self) -> None:
+        """Take one node for all of it."""
+        self.fuse()
+        self.nodes = (after_sum(self.running[0], self.norms[0], 1.0),)
 
 
 def built(layer: Any) -> nn.ModuleList:
@@ -106,22 +119,81 @@ def test_gradients_are_those_of_the_modules(
         pytest.importorskip("triton")
         monkeypatch.setattr(gpu_nodes, "has_triton", lambda: True)
         monkeypatch.setattr(gpu_nodes, "small_kernels", gpu_nodes.small_kernels.__wrapped__)
+        monkeypatch.setattr(gpu_norm, "has_triton", lambda: True)
+        monkeypatch.setattr(gpu_norm, "norm_kernels", gpu_norm.norm_kernels.__wrapped__)
         if small or activation == "gelu":
             pytest.skip("the interpreter takes long: once a kind of operation")
     else:
         monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+        monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
+        monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
     monkeypatch.setattr(gpu_nodes, "SMALL", small)
-    monkeypatch.setattr(gpu_nodes, "SMALL_NORM", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
         assert isinstance(each, Layer)
         each.fuse()
     for one, other in zip(gradients(plain), gradients(fused), strict=True):
         assert alike(one, other)
-    assert not gpu_nodes._waiting
+    assert not later._waiting
 
 
-def test_what_is_not_trained_gets_no_gradient() -> None:
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
+def test_a_sublayer_its_sum_and_its_norm_as_one_node(
+    small: int, lowered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+
+    def layer() -> Layer:
+        return Layer(True, "relu", STANDARD, True)
+
+    for module, name in ((gpu_norm, "norm_kernels"), (gpu_nodes, "sum_kernels")):
+        monkeypatch.setattr(module, "has_triton", lambda: True)
+        monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
+    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    monkeypatch.setattr(gpu_nodes, "SMALL", small)
+    plain, fused = built(layer), built(layer)
+    for each in fused:
+        assert isinstance(each, Layer)
+        each.fuse_all()
+        assert each.nodes[0] is not None
+    if lowered:  # as a GPU's are under autocast
+        monkeypatch.setattr(
+            sys.modules[__name__],
+            "weights_turned",
+            lambda layers, tokens: weights_lowered(layers, tokens, torch.float32),
+        )
+    for one, other in zip(gradients(plain), gradients(fused), strict=True):
+        assert alike(one, other)
+    assert not later._waiting
+    x = torch.randn(2, 4, WIDTH)
+    with torch.inference_mode():
+        assert alike(plain[0](x), fused[0](x))
+
+
+def test_a_copy_is_believed_until_something_writes_into_the_original() -> None:
+    x = with_copy(torch.ones(3), torch.ones(3, dtype=torch.bfloat16))
+    assert copy_of(x) is not None
+    x.add_(1)
+    assert copy_of(x) is None
+
+
+def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
+    bank = torch.randn(5, 16)
+    rows = [bank[i, :12].view(3, 4) for i in range(5)]
+    whole = gpu_nodes.stacked(rows)
+    assert whole.data_ptr() == bank.data_ptr() and torch.equal(whole, torch.stack(rows))
+    for apart in ([rows[0], rows[1], rows[4]], rows[::-1], [rows[0], torch.randn(3, 4)], rows[:1]):
+        assert torch.equal(gpu_nodes.stacked(apart), torch.stack(apart))
+    turned = [torch.randn(4, 3).t() for _ in range(2)]
+    assert torch.equal(gpu_nodes.stacked(turned), torch.stack(turned))
+
+
+def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
+    monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
+
     def layer() -> Layer:
         return Layer(True, "relu", STANDARD, True)
 
@@ -146,6 +218,8 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
             raise RuntimeError("out of memory")
 
     monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
+    monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
     layers = built(lambda: Layer(True, "relu", STANDARD, True))
     for each in layers:
         assert isinstance(each, Layer)
@@ -167,7 +241,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
-    assert not gpu_nodes._waiting
+    assert not later._waiting
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "recompute": False, "layer": 2**26, "inside": False,
+    "uniform": True, "recompute": False, "inside": False,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
@@ -182,11 +182,8 @@ AUTO = {
         ({"sharded": True, "processes": 2}, Ways(False, False, False)),
         ({"compiled": True}, Ways(False, True, False)),
         ({"fused": False}, Ways(False, False, False, True)),
-        ({"layer": 2**27}, Ways(True, False, False, True)),
         ({"gpu": True}, Ways(True, False, True)),
         ({"gpu": True, "bf16": True}, Ways(True, False, True)),
-        ({"gpu": True, "layer": 2**26 + 1, "compiled": False}, Ways(False, False, True)),
-        ({"gpu": True, "layer": 2**26 + 1, "fused": True}, Ways(True, False, True)),
         ({"gpu": True, "inside": True, "compiled": False}, Ways(False, False, True)),
         ({"inside": True}, Ways(True, False, False, True)),
         ({"gpu": True, "captured": False}, Ways(True, False, False)),

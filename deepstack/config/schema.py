@@ -313,7 +313,7 @@ class Runtime(_Section):
     fused: bool | Literal["auto"] = "auto"
     """Whether a sublayer is one node of the backward pass, which writes its gradients in place."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the layer is compiled, once for all of them; 'auto': large ones on a GPU."""
+    """Whether the layer is compiled, once for all of them; 'auto': on a GPU, what is not fused."""
     cuda_graph: bool | Literal["auto"] = "auto"
     """Whether a step is captured and replayed as CUDA graphs; 'auto': on a GPU, yes."""
     replay: bool | Literal["auto"] = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -225,13 +225,8 @@ def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[d
 @contextmanager
 def plain(model: Transformer) -> Iterator[None]:
     """Layers run one after the other, as modules: what forward-mode differentiation can follow."""
-    layers = model.layers
-    before = [(layer.running, layer.scheme._norms) for layer in layers]
-    for layer in layers:
-        layer.fuse(False)
-    try:
-        with model.another_way(lambda _: run_layers):
-            yield
-    finally:
-        for layer, (running, norms) in zip(layers, before, strict=True):
-            layer.running, layer.scheme._norms = running, norms
+    with ExitStack() as inside:
+        for layer in model.layers:
+            inside.enter_context(layer.plainly())
+        inside.enter_context(model.another_way(lambda _: run_layers))
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,20 +79,20 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
     wrapped: x on entry, G(…), and what the last of the sublayer's norms reads and gives.
     """
     seen = {side: Seen() for side in model.stacks}
-    before = [(layer.running, layer.scheme._norms) for layer in model.layers]
     undo: list[Callable[[], None]] = []
+    plain = ExitStack()
     for layer in model.layers:
-        layer.running = layer.modules_in_order()  # plain: gradients are asked for
+        # gradients are asked for, gain and epsilon of norms are read
+        plain.enter_context(layer.plainly())
         own = seen[layer.scheme.place.side]
-        layer.scheme.bind_norms(False)  # as modules, whose gain and epsilon can be read
         layer.scheme.residual = spy(layer.scheme, own)  # type: ignore[method-assign]
         for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
             undo += listen(module, own.entropy.setdefault(name, []))
     try:
         yield seen
     finally:
-        for layer, (running, norms) in zip(model.layers, before, strict=True):
-            layer.running, layer.scheme._norms = running, norms
+        plain.close()
+        for layer in model.layers:
             del layer.scheme.residual
         for put_back in undo:
             put_back()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor, nn
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention, FeedForward
 from deepstack.schemes import Scheme, Stream, Sublayer
+from deepstack.speed import AfterSum, after_sum
 
 
 class Layer(nn.Module):
     """x_l = scheme(x_{l-1}, attention, [cross-attention,] feed-forward).
 
     sublayers: name -> module, in the order in which the stream passes them.  `running`: what stands
-    for them: the modules themselves, or their chains (`fuse`).  Those that read the encoder's
-    output are given it as `memory`, (batch, source, d_model).
+    for them: the modules themselves, or their chains (`fuse`); `nodes`: those that are one with the
+    sum and the norm after them, in place of the scheme's own words.  Sublayers that read the
+    encoder's output are given it as `memory`, (batch, source, d_model).
     """
 
     def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
@@ -30,12 +33,17 @@ class Layer(nn.Module):
             isinstance(m, (CrossAttention, MergedAttention)) for m in sublayers.values()
         )
         self.running: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
+        self.nodes: tuple[AfterSum, ...] = ()
 
     def modules_in_order(self) -> tuple[nn.Module, ...]:
         """The sublayers as modules."""
         return tuple(getattr(self, name) for name in self.names)
 
     def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
+        if self.nodes and memory is None:
+            for node in self.nodes:
+                x = node(x)
+            return x
         return self.scheme.layer(x, *self.given(memory))
 
     def given(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
@@ -53,3 +61,19 @@ class Layer(nn.Module):
             for m in modules
         )
         self.scheme.bind_norms(on)
+        scale = self.scheme.scale_of_sum() if on else None
+        self.nodes = ()
+        if scale is not None:
+            each = zip(self.running, self.scheme._norms, strict=True)
+            nodes = [after_sum(G, norm, scale) for G, (norm,) in each]
+            self.nodes = tuple(node for node in nodes if node) if all(nodes) else ()
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Run sublayers and norms as modules inside of the block."""
+        before = self.running, self.nodes, self.scheme._norms
+        self.fuse(False)
+        try:
+            yield
+        finally:
+            self.running, self.nodes, self.scheme._norms = before

@@ -178,7 +178,8 @@ class Attention(nn.Module):
         if attention is None:
             return None
         product = product_on(self.o.device, self.product)
-        return Chain([product(self.qkv, self.qkv_bias), attention, product(self.o, self.o_bias)])
+        into, out = product(self.qkv, self.qkv_bias), product(self.o, self.o_bias)
+        return Chain(in_turn(into, attention, out))
 
 
 class FeedForward(nn.Module):

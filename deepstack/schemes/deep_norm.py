@@ -36,6 +36,9 @@ class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper=
     def gain(cls, role: str, layer: int, depth: int) -> float:
         return cls.beta(depth) if role in VALUE_PATH else 1.0
 
+    def post_scale(self) -> float:
+        return self.alpha(self.depth)
+
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
 
@@ -58,6 +61,9 @@ class DeepNormTight(Scheme, name="deepnorm_tight", label="DeepNorm (tight)", pap
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
         return cls.beta(depth) if role in VALUE_PATH else 1.0
+
+    def post_scale(self) -> float:
+        return self.alpha(self.depth)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
@@ -93,6 +99,9 @@ class DeepNormPower(
     @classmethod
     def gain(cls, role: str, layer: int, depth: int, *, power: float = 0.25) -> float:
         return cls.beta(depth, power=power) if role in VALUE_PATH else 1.0
+
+    def post_scale(self) -> float:
+        return self.coefficient
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(torch.add(G(x), x, alpha=self.coefficient))
@@ -155,6 +164,9 @@ class DeepNormRates(
         if optimizer == "sgd":
             return Optim()
         return Optim(lr=(base / depth) ** ADAM_GROWTH.get(role, 0.0))
+
+    def post_scale(self) -> float:
+        return self.alpha(self.depth)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))

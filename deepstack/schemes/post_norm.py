@@ -23,6 +23,9 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
 
     families = FAMILIES
 
+    def post_scale(self) -> float:
+        return 1.0
+
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))
 
@@ -67,6 +70,9 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
         return cls.beta(depth, place=place) if role in VALUE_PATH else 1.0
 
+    def post_scale(self) -> float:
+        return self.coefficient
+
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         # torch.add(a, b, alpha=c) is a + c * b in one pass over memory.
         return norm(torch.add(G(x), x, alpha=self.coefficient))
@@ -100,6 +106,9 @@ class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv
         chosen = MATRICES if matrices == "all" else VALUE_PATH
         return 1 / (depth - layer + 1) if role in chosen and layer else 1.0
 
+    def post_scale(self) -> float:
+        return 1.0
+
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))
 
@@ -132,6 +141,9 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365"):
         cls, role: str, layer: int, depth: int, *, scale: float = 1.0, exponent: float = 0.5
     ) -> float:
         return scale * layer**-exponent if role in MATRICES and layer else 1.0
+
+    def post_scale(self) -> float:
+        return 1.0
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))

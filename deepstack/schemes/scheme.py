@@ -90,7 +90,8 @@ class Scheme(nn.Module):
     some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses at a depth
     (None: it has none), with `gain` how its matrices start, with `optim` how a role is trained,
     with `entry_norm` and `final_norm` whether a stack begins or ends in a norm of its own, with
-    `families` and `merges` where its paper has it.  What it puts inside of a sublayer goes into
+    `families` and `merges` where its paper has it, with `post_scale` that a GPU may take a kernel
+    for all of `residual`.  What it puts inside of a sublayer goes into
     `slots` (see `deepstack.model.sublayers`), what it has once a sublayer into `of_each`.
     More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
     at data first: `calibrate`.  Further keyword-only arguments of its `__init__` are its options in
@@ -160,6 +161,20 @@ class Scheme(nn.Module):
             tuple(norm.bound() if on and isinstance(norm, StackNorm) else norm for norm in norms)
             for norms in self.each("norms")
         )
+
+    def post_scale(self) -> float | None:
+        """The constant a where `residual` is LN(a x + G(x)), which a GPU can compute at once; else
+        None.  It speaks of the `residual` of its own class alone."""
+        return None
+
+    def scale_of_sum(self) -> float | None:
+        """What `post_scale` says, where the layer is made of that class's `residual` indeed."""
+        kind = type(self)
+        said, meant = (
+            next(k for k in kind.__mro__ if name in vars(k)) for name in ("post_scale", "residual")
+        )
+        plain = kind.layer is Scheme.layer and "residual" not in vars(self)
+        return self.post_scale() if said is meant and plain else None
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:

@@ -24,6 +24,7 @@ OF_A_LAYER: dict[str, tuple[str, ...]] = {
     "leave": ("stream", "norm"),
     "pass_over": ("x",),
     "at_step": ("step",),
+    "post_scale": (),
 }
 SETTINGS = (
     "families",
@@ -35,7 +36,13 @@ SETTINGS = (
     "uniform",
 )
 # methods that an instance must not hide under an attribute
-CALLED = (*OF_A_DEPTH, "enter", "leave", "pass_over", "at_step", "residual", "layer", "calibrate")
+CALLED = (
+    *OF_A_DEPTH,
+    *(n for n in OF_A_LAYER if n != "__init__"),
+    "residual",
+    "layer",
+    "calibrate",
+)
 KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
 
 

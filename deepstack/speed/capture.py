@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
+from deepstack.speed.later import join
 from deepstack.speed.step import Made, Measured, Probe, Update, weakly
 
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
@@ -207,6 +208,7 @@ def captured(
     with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as inside:
 
         def begin() -> None:
+            join()
             inside.close()
             graphs.append(torch.cuda.CUDAGraph())
             inside.enter_context(torch.cuda.graph(graphs[-1], pool=pool, stream=stream))

@@ -25,8 +25,6 @@ class Ways:
     replayed: bool = False
 
 
-# Of a GPU: tokens * d_model * d_ff up to which a layer is small (benchmarks/README.md).
-SMALL_LAYER = 2**26
 # Recording a step takes as long as some twenty steps save.
 FEW_STEPS = 50
 
@@ -41,7 +39,6 @@ def choose_ways(
     processes: int,
     uniform: bool,
     recompute: bool,
-    layer: int,
     inside: bool,
     fused: Choice,
     compiled: Choice,
@@ -52,16 +49,16 @@ def choose_ways(
 
     | way      | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
-    | fused    | no dropout, nothing sharded; CPU: fp32; GPU: small | see benchmarks/README.md    |
+    | fused    | no dropout, nothing sharded; CPU: fp32; GPU:       | see benchmarks/README.md    |
+    |          | nothing inside of sublayers                        |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
     | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
     | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
     |          | recomputed, 50 steps or more                       |                             |
 
-    layer: tokens * d_model * d_ff.  inside: whether the scheme puts something inside of sublayers,
-    of which a GPU's are then not fused.  uniform: whether all layers are alike to a compiler
-    (DLCL's are not).  Raises ConfigError for what cannot be had together.
+    inside: whether the scheme puts something inside of sublayers.  uniform: whether all layers are
+    alike to a compiler (DLCL's are not).  Raises ConfigError for what cannot be had together.
     """
     # key: what was chosen, and of what it needs, whether that is lacking
     need: dict[str, tuple[Choice, dict[str, bool]]] = {
@@ -92,7 +89,7 @@ def choose_ways(
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
-    can_fuse = layer <= SMALL_LAYER and not inside if gpu else not bf16
+    can_fuse = not inside if gpu else not bf16
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
         fuse_it = fused

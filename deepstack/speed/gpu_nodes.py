@@ -10,36 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepstack.speed.choose import has_triton
+from deepstack.speed.later import add_rows, beside, later
 from deepstack.speed.nodes import Operation, Product, Relu, ScaledProduct, SelfAttention
 
 aten = torch.ops.aten
 
 # Multiplications of a product that fill a GPU: the gradients of smaller ones are left until later.
 SMALL = 2**27
-# Numbers that a norm reads, for the same of its gain and bias.
-SMALL_NORM = 2**21
 # Those of a product that a kernel for small layers takes less time for than a library's.
 SMALLER = 2**23
-# How many layers' are left at the most, and how many bytes of one kind.
-LAYERS, BYTES = 64, 2**26
+# Rows from which on products of split fp32 numbers take less time than a library's.
+FEW_ROWS = 128
 
 
 class DeviceProduct(Product):
     """y = x Wᵀ + b, under autocast in bf16, whose weights' gradients may come later.
 
-    relu: y = max(x Wᵀ + b, 0).  after_relu: x is such a y, and the gradient of x that of what is
-    inside of max.  Two products with a ReLU between them: one of the first kind, one of the second.
+    relu: y = max(x Wᵀ + b, 0).  gated: x is such a y, of that product, and the gradient of x that
+    of what is inside of max.
     """
 
-    relu = after_relu = False
+    relu = False
+    gated: DeviceProduct | None = None  # the product that gives x, where that is a ReLU's
+    bias_found = False  # whether the sum over tokens of this pass's dy is on its way already
     turned: Tensor | None = None  # Wᵀ as it lies in memory, while `weights_turned`
+    lowered: tuple[Tensor, Tensor | None] | None = None  # W and b while `weights_lowered`
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         weight, bias = self.weight, self.bias
@@ -51,52 +53,80 @@ class DeviceProduct(Product):
             if self.turned is not None:
                 return small.product(x, self.turned, bias, straight=True, relu=self.relu)
             return small.product(x, weight, bias, relu=self.relu)
-        if half:
+        if half and self.lowered is not None:
+            weight, bias = self.lowered
+        elif half:
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         saved += (x, weight)
+        if not half and (split := self.splits(x)):
+            return split.split_product(x, weight, bias, relu=self.relu)
         if self.scale == 1.0 and bias is not None and half:
-            y = torch.addmm(bias, x, weight.t())  # one kernel; in fp32 it would be four
-        else:
-            y = torch.mm(x, weight.t())
-            if self.scale != 1.0:
-                y.mul_(self.scale)
-            if bias is not None:
-                y.add_(bias)
+            if self.relu:
+                return aten._addmm_activation(bias, x, weight.t())
+            return torch.addmm(bias, x, weight.t())  # one kernel; in fp32 it would be four
+        y = torch.mm(x, weight.t())
+        if self.scale != 1.0:
+            y.mul_(self.scale)
+        if bias is not None:
+            y.add_(bias)
         return torch.relu_(y) if self.relu else y
 
-    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+    def backward(
+        self, dy: Tensor, seq: int, saved: list[Tensor], into: Tensor | None = None
+    ) -> Tensor:
+        """The gradient of x, or `into`, (tokens, n_in) fp32, to which it has been added."""
         weight, x = saved.pop(), saved.pop()
         if self.weight_grad is not None or self.bias_grad is not None:
-            if x.numel() * dy.shape[1] < SMALL:
+            if self.waits(len(x)):
                 later(self, dy, x)
+            elif dy.is_cuda:  # beside what the layers before it wait for
+                beside(self.add_gradients, dy, x)
             else:
                 self.add_gradients(dy, x)
+        self.bias_found = False
         if small := self.kernels(len(x)):
-            return small.product(dy, weight, straight=True, gate=x if self.after_relu else None)
+            dx = small.product(dy, weight, straight=True, gate=x if self.gated else None)
+            return dx if into is None else into.add_(dx)
+        if into is not None and self.scale == 1.0:
+            return add_product(into, dy, weight)
         dx = torch.mm(dy, weight)
         if self.scale != 1.0:
             dx.mul_(self.scale)
-        if self.after_relu:
-            aten.threshold_backward.grad_input(dx, x, 0, grad_input=dx)
-        return dx
+        if self.gated is not None:
+            if (sums := sum_kernels()) and not self.gated.waits(len(x)):
+                self.gated.take_bias(sums.gate(dx, x))
+            else:
+                aten.threshold_backward.grad_input(dx, x, 0, grad_input=dx)
+        return dx if into is None else into.add_(dx)
+
+    def waits(self, tokens: int) -> bool:
+        """Whether so few tokens' gradients are left until later."""
+        return tokens * self.weight.numel() < SMALL
+
+    def take_bias(self, sums: Tensor) -> None:
+        """Add the bias's gradient, sums over the first axis of (blocks, n_out), for `backward`."""
+        self.bias_found = True
+        if self.bias_grad is not None:
+            later(_Bias(self.bias_grad), sums)
 
     def kernels(self, tokens: int) -> Any:
         """Kernels for a product as small as this one, or None."""
         fits = self.scale == 1.0 and tokens * self.weight.numel() <= SMALLER
         return small_kernels() if fits else None
 
+    def splits(self, x: Tensor) -> Any:
+        """Kernels for fp32 products on tensor cores, or None."""
+        fits = self.scale == 1.0 and x.dtype is torch.float32 and x.is_cuda and len(x) >= FEW_ROWS
+        return split_kernels() if fits else None
+
     def add_gradients(self, dy: Tensor, x: Tensor) -> None:
         """Add dyᵀ x and the sum of dy over tokens."""
-        if self.bias_grad is not None:
-            self.bias_grad.add_(summed(dy))
+        if self.bias_grad is not None and not self.bias_found:
+            kernels = sum_kernels()
+            sums = kernels.summed(dy.contiguous()) if kernels else dy
+            self.bias_grad.add_(sums.sum(0, dtype=torch.float32))
         if self.weight_grad is not None:
-            if dy.dtype is torch.float32:
-                self.weight_grad.addmm_(dy.t(), x, alpha=self.scale)
-            elif mixes(dy.dtype) and self.scale == 1.0:
-                to = self.weight_grad
-                torch.addmm(to, dy.t(), x, out_dtype=torch.float32, out=to)
-            else:
-                self.weight_grad.add_(torch.mm(dy.t(), x), alpha=self.scale)
+            add_product(self.weight_grad, dy.t(), x, self.scale)
 
     @staticmethod
     def add_together(left: Sequence[tuple[DeviceProduct, tuple[Tensor, ...]]]) -> None:
@@ -107,6 +137,18 @@ class DeviceProduct(Product):
         add_rows([p.weight_grad for p in products], sums, products[0].scale)
         if any(p.bias_grad is not None for p in products):
             add_rows([p.bias_grad for p in products], dy.sum(1, dtype=torch.float32))
+
+
+class _Bias:
+    """What is left for later of a bias: (blocks, n_out), rows of sums."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad = grad
+
+    @staticmethod
+    def add_together(left: Sequence[tuple[_Bias, tuple[Tensor, ...]]]) -> None:
+        """Add the sums over blocks, (layer, n_out)."""
+        add_rows([bias.grad for bias, _ in left], torch.stack([s for _, (s,) in left]).sum(1))
 
 
 class DeviceScaledProduct(DeviceProduct, ScaledProduct):
@@ -121,13 +163,24 @@ ON_GPU: dict[type[Product], type[DeviceProduct]] = {
 
 def small_products(layers: Iterable[Any], tokens: int) -> list[DeviceProduct]:
     """Those products of fused layers that kernels for small ones are made for."""
-    return [
-        operation
-        for layer in layers
-        for chain in getattr(layer, "running", ())
-        for operation in getattr(chain, "operations", ())
-        if isinstance(operation, DeviceProduct) and operation.kernels(tokens)
-    ]
+    return [product for product in products_of(layers) if product.kernels(tokens)]
+
+
+def products_of(layers: Iterable[Any]) -> Iterator[DeviceProduct]:
+    """The products of fused layers."""
+    for layer in layers:
+        for chain in getattr(layer, "running", ()):
+            for operation in getattr(chain, "operations", ()):
+                if isinstance(operation, DeviceProduct):
+                    yield operation
+
+
+def by_shape(products: Iterable[DeviceProduct]) -> list[list[DeviceProduct]]:
+    """Those of one shape together."""
+    found: dict[Any, list[DeviceProduct]] = {}
+    for product in products:
+        found.setdefault((product.weight.shape, product.bias is None), []).append(product)
+    return list(found.values())
 
 
 @contextmanager
@@ -138,11 +191,8 @@ def weights_turned(layers: Iterable[Any], tokens: int) -> Iterator[None]:
     those of all layers takes as long as two of these products.
     """
     products = small_products(layers, tokens)
-    by_shape: dict[Any, list[DeviceProduct]] = {}
-    for product in products:
-        by_shape.setdefault(product.weight.shape, []).append(product)
-    for same in by_shape.values():
-        whole = torch.stack([product.weight for product in same]).transpose(1, 2).contiguous()
+    for same in by_shape(products):
+        whole = stacked([product.weight for product in same]).transpose(1, 2).contiguous()
         for product, turned in zip(same, whole.unbind(), strict=True):
             product.turned = turned
     try:
@@ -152,12 +202,46 @@ def weights_turned(layers: Iterable[Any], tokens: int) -> Iterator[None]:
             product.turned = None
 
 
+@contextmanager
+def weights_lowered(layers: Iterable[Any], tokens: int, dtype: torch.dtype) -> Iterator[None]:
+    """Give products that a library computes their weights in this precision, inside of the block.
+
+    Of all layers at once: one kernel a shape instead of two a product.
+    """
+    products = [product for product in products_of(layers) if not product.kernels(tokens)]
+    for same in by_shape(products):
+        weights = stacked([product.weight for product in same]).to(dtype).unbind()
+        given = [product.bias for product in same if product.bias is not None]
+        biases = stacked(given).to(dtype).unbind() if given else [None] * len(same)
+        for product, weight, bias in zip(same, weights, biases, strict=True):
+            product.lowered = weight, bias
+    try:
+        yield
+    finally:
+        for product in products:
+            product.lowered = None
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one, (n, …): where they lie evenly apart in memory, as a view."""
+    first = tensors[0]
+    places = [tensor.storage_offset() for tensor in tensors]
+    apart = places[1] - places[0] if len(places) > 1 else first.numel()
+    rows = range(places[0], places[0] + len(places) * apart, apart) if apart > 0 else ()
+    memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if len(memory) == 1 and places == list(rows) and all(t.is_contiguous() for t in tensors):
+        return first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
+    return torch.stack(list(tensors))
+
+
 def in_turn(into: Product, between: Operation, out: Product) -> list[Operation]:
     """Two products with an operation between them; on a GPU a ReLU is part of both."""
     if isinstance(into, DeviceProduct) and isinstance(out, DeviceProduct):
         if isinstance(between, Relu):
-            into.relu = out.after_relu = True
+            into.relu, out.gated = True, into
             return [into, out]
+        if isinstance(between, DeviceAttention):
+            between.before = into
     return [into, between, out]
 
 
@@ -172,20 +256,38 @@ def small_kernels() -> Any:
 
 
 @cache
+def sum_kernels() -> Any:
+    """The module of kernels that add up over tokens, or None where Triton cannot make them."""
+    if not has_triton():
+        return None
+    from deepstack.speed import sum_kernels
+
+    return sum_kernels
+
+
+@cache
+def split_kernels() -> Any:
+    """The module of products of split numbers, or None but on the GPUs it was measured on."""
+    if not has_triton() or torch.cuda.get_device_capability()[0] != 9:
+        return None
+    from deepstack.speed import split_product
+
+    return split_product
+
+
+@cache
 def since_ampere() -> bool:
     """Whether the GPU is one that flash attention is made for, and products of bf16 numbers."""
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
-def summed(dy: Tensor) -> Tensor:
-    """The sum over tokens in fp32, (n_out,), of dy, (tokens, n_out).
-
-    As a product it takes half the time.
-    """
-    if dy.dtype is torch.float32 or not mixes(dy.dtype):
-        return dy.sum(0, dtype=torch.float32)
-    found: Tensor = torch.mm(dy.new_ones(1, len(dy)), dy, out_dtype=torch.float32)
-    return found[0]
+def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """to + scale a b, in place: `to` in fp32, also where a and b are in bf16."""
+    if a.dtype is torch.float32:
+        return to.addmm_(a, b, alpha=scale)
+    if mixes(a.dtype) and scale == 1.0:
+        return torch.addmm(to, a, b, out_dtype=torch.float32, out=to)
+    return to.add_(torch.mm(a, b), alpha=scale)
 
 
 @cache
@@ -199,124 +301,7 @@ def mixes(dtype: torch.dtype) -> bool:
     return True
 
 
-class Lasting(Protocol):
-    """What has parameters whose gradients can be added for many layers at once."""
-
-    @staticmethod
-    def add_together(left: Sequence[tuple[Any, tuple[Tensor, ...]]]) -> None:
-        """Add the gradients of all, each with the tensors that it has left, of equal shapes."""
-
-
-class Waiting:
-    """What one backward pass has left for later, by kind and shape."""
-
-    def __init__(self) -> None:
-        self.left: dict[Any, list[tuple[Lasting, tuple[Tensor, ...]]]] = {}
-
-    def add(self, what: Lasting, tensors: tuple[Tensor, ...]) -> None:
-        """Leave it, until there are enough of its shape."""
-        key = type(what), tensors[0].dtype, *(tensor.shape for tensor in tensors)
-        same = self.left.setdefault(key, [])
-        same.append((what, tensors))
-        if len(same) == LAYERS or len(same) * sum(t.nbytes for t in tensors) >= BYTES:
-            what.add_together(self.left.pop(key))
-
-    def end(self) -> None:
-        """Add what is left."""
-        for same in self.left.values():
-            same[0][0].add_together(same)
-
-
-# Of every backward pass under way, by torch's number of it.
-_waiting: dict[int, Waiting] = {}
-
-
-def later(what: Lasting, *tensors: Tensor) -> None:
-    """Add gradients some time before the end of the backward pass under way."""
-    task = torch._C._current_graph_task_id()
-    if task not in _waiting:
-        _waiting[task] = Waiting()
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(end, task))
-    _waiting[task].add(what, tensors)
-
-
-def end(task: int) -> None:
-    """A backward pass has come to its end."""
-    _waiting.pop(task).end()
-
-
-def forget() -> None:
-    """A backward pass ended in an error: what it has left for later is of no use."""
-    _waiting.clear()
-
-
-def add_rows(gradients: Sequence[Tensor | None], sums: Tensor, alpha: float = 1.0) -> None:
-    """Add a row of sums to every gradient; None: of what is not trained."""
-    pairs = [(g, s) for g, s in zip(gradients, sums, strict=True) if g is not None]
-    if pairs:
-        torch._foreach_add_([g for g, _ in pairs], [s for _, s in pairs], alpha=alpha)
-
-
-class DeviceNorm:
-    """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, whose weights' gradients may come later.
-
-    z: (…, d); g, b: (d,), or None.
-    """
-
-    def __init__(
-        self, gain: nn.Parameter | None, bias: nn.Parameter | None, width: int, eps: float
-    ) -> None:
-        self.shape, self.eps = (width,), eps
-        self.gain, self.bias = (None if p is None else p.detach() for p in (gain, bias))
-        self.gain_grad, self.bias_grad = (
-            p.grad if p is not None and p.requires_grad else None for p in (gain, bias)
-        )
-
-    def __call__(self, z: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and z.requires_grad:
-            found: Tensor = _Normed.apply(z.float(), self)
-            return found
-        return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
-
-    def backward(self, dy: Tensor, z: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        """The gradient of z."""
-        trained = self.gain_grad is not None, self.bias_grad is not None
-        now = z.numel() >= SMALL_NORM
-        if any(trained) and not now:
-            later(self, dy, z, mean, rstd)
-        dz, gain, bias = aten.native_layer_norm_backward(
-            dy, z, self.shape, mean, rstd, self.gain, self.bias,
-            [True, trained[0] and now, trained[1] and now],
-        )  # fmt: skip
-        for grad, found in ((self.gain_grad, gain), (self.bias_grad, bias)):
-            if found is not None and grad is not None:
-                grad.add_(found)
-        return dz
-
-    @staticmethod
-    def add_together(left: Sequence[tuple[DeviceNorm, tuple[Tensor, ...]]]) -> None:
-        """Add the sums over tokens of dy (z - mean) rstd and of dy, each (layer, d)."""
-        norms = [norm for norm, _ in left]
-        dy, z, mean, rstd = (torch.stack(t) for t in zip(*(t for _, t in left), strict=True))
-        tokens = tuple(range(1, dy.ndim - 1))
-        if any(n.gain_grad is not None for n in norms):
-            add_rows([n.gain_grad for n in norms], ((z - mean) * rstd * dy).sum(tokens))
-        if any(n.bias_grad is not None for n in norms):
-            add_rows([n.bias_grad for n in norms], dy.sum(tokens))
-
-
-class _Normed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, norm: DeviceNorm) -> Tensor:
-        y, mean, rstd = torch.native_layer_norm(z, norm.shape, norm.gain, norm.bias, norm.eps)
-        ctx.save_for_backward(z, mean, rstd)
-        ctx.norm = norm
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return ctx.norm.backward(dy, *ctx.saved_tensors), None
+CUDNN = 3  # torch.nn.attention.SDPBackend.CUDNN_ATTENTION
 
 
 def flash(dtype: torch.dtype) -> bool:
@@ -327,13 +312,14 @@ def flash(dtype: torch.dtype) -> bool:
 class DeviceAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
-    By torch's kernels for GPUs that F.scaled_dot_product_attention takes: flash attention in bf16,
-    memory-efficient attention in fp32 and on old GPUs.  causal: a position reads itself and those
-    before it.
+    By torch's kernels for GPUs that F.scaled_dot_product_attention takes: in bf16 flash attention,
+    cuDNN's where torch prefers it and any kernel will do; memory-efficient attention in fp32 and on
+    old GPUs.  causal: a position reads itself and those before it.
     """
 
     def __init__(self, n_heads: int, causal: bool = False) -> None:
         self.n_heads, self.causal = n_heads, causal
+        self.before: DeviceProduct | None = None  # what gives [q, k, v]
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         if small := self.kernels(seq, x.shape[1] // (3 * self.n_heads)):
@@ -345,6 +331,9 @@ class DeviceAttention:
         if not flash(x.dtype):
             attend = aten._scaled_dot_product_efficient_attention
             y, logsumexp, seed, offset = attend(q, k, v, None, True, 0.0, self.causal)
+        elif self.by_cudnn(q, k, v):
+            attend = aten._scaled_dot_product_cudnn_attention
+            y, logsumexp, *_, seed, offset, _ = attend(q, k, v, None, True, 0.0, self.causal)
         else:
             attend = aten._scaled_dot_product_flash_attention
             y, logsumexp, *_, seed, offset, _ = attend(q, k, v, 0.0, self.causal)
@@ -363,11 +352,29 @@ class DeviceAttention:
                 heads, q, k, v, None, y, logsumexp, seed, offset, 0.0,
                 [True, True, True, False], self.causal,
             )  # fmt: skip
+        elif self.by_cudnn(q, k, v):
+            gradients = aten._scaled_dot_product_cudnn_attention_backward(
+                heads, q, k, v, y, logsumexp, seed, offset, None, None, None, seq, seq, 0.0,
+                self.causal,
+            )  # fmt: skip
         else:
             gradients = aten._scaled_dot_product_flash_attention_backward(
                 heads, q, k, v, y, logsumexp, None, None, seq, seq, 0.0, self.causal, seed, offset
             )
-        return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
+        if self.before is not None and (sums := sum_kernels()):
+            if not self.before.waits(tokens):
+                dx, found = sums.merge(gradients)
+                self.before.take_bias(found)
+                return dx
+        # (batch, head, seq, d_head) each, side by side
+        parts = [g.transpose(1, 2) for g in gradients]
+        return torch.stack(parts, dim=2).view(tokens, 3 * width)
+
+    def by_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether torch would take cuDNN's attention, whose backward pass has no fixed order."""
+        if torch.are_deterministic_algorithms_enabled():
+            return False
+        return torch._fused_sdp_choice(q, k, v, None, 0.0, self.causal) == CUDNN
 
     def kernels(self, seq: int, d_head: int) -> Any:
         """Kernels for sequences as short as these, or None."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepstack.speed.gpu_nodes import weights_turned
+from deepstack.speed.gpu_nodes import weights_lowered, weights_turned
 
 Layers = Sequence[nn.Module] | nn.ModuleList
 Stream = Any
@@ -40,9 +40,14 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     first = x if isinstance(x, Tensor) else x[0]
     if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
         first.requires_grad_()
-    if not first.is_cuda or torch.is_autocast_enabled("cuda"):
+    if not first.is_cuda:
         return run_layers(layers, x, memory)
-    with weights_turned(layers, first.shape[0] * first.shape[1]):
+    tokens = first.shape[0] * first.shape[1]
+    if torch.is_autocast_enabled("cuda"):
+        prepared = weights_lowered(layers, tokens, torch.get_autocast_dtype("cuda"))
+    else:
+        prepared = weights_turned(layers, tokens)
+    with prepared:
         return run_layers(layers, x, memory)
 
 

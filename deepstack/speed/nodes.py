@@ -192,7 +192,7 @@ class Chain:
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return _Node.apply(x, self)
+            return _Node.apply(x, copy_of(x), self)
         return self.forward(x, [])
 
     def forward(self, x: Tensor, saved: list[Tensor]) -> Tensor:
@@ -212,13 +212,26 @@ class Chain:
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, chain: Chain) -> Tensor:
+    def forward(ctx: Any, x: Tensor, copy: Tensor | None, chain: Chain) -> Tensor:
         saved: list[Tensor] = []
-        y = chain.forward(x, saved)
+        y = chain.forward(x if copy is None else copy, saved)
         ctx.save_for_backward(*saved)
         ctx.chain = chain
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return ctx.chain.backward(dy, list(ctx.saved_tensors)), None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.chain.backward(dy, list(ctx.saved_tensors)), None, None
+
+
+def with_copy(x: Tensor, copy: Tensor | None) -> Tensor:
+    """x, which knows its copy in another precision as long as nothing writes into it."""
+    if copy is not None:
+        vars(x)["lower"] = copy, x._version
+    return x
+
+
+def copy_of(x: Tensor) -> Tensor | None:
+    """What `with_copy` gave, where it is still what x is."""
+    found = getattr(x, "lower", None)
+    return found[0] if found and found[1] == x._version else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepstack.collector import collector_paused
 from deepstack.speed.banks import Bank, Banks, global_norm
-from deepstack.speed.gpu_nodes import forget
+from deepstack.speed.later import forget
 
 
 class Measured(NamedTuple):

@@ -128,7 +128,6 @@ def parallel_of(config: conf.Config, processes: Processes) -> str | None:
 def ways_of(config: conf.Config, device: torch.device, processes: Processes = ALONE) -> Ways:
     """Which of the faster ways this run takes on this device."""
     runtime = config.runtime
-    tokens = config.train.batch_size * config.task.seq_len
     gpu = device.type == "cuda"
     if config.model.norm.kind == "batch" and processes.size > 1:
         key = "model.norm.kind"
@@ -143,7 +142,6 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
         inside=gpu and puts_inside(config),
-        layer=tokens * config.model.d_model * conf.width_inside(config),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,

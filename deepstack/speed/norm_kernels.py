@@ -1,0 +1,177 @@
+"""Layer norms on a GPU, in Triton: with the sum before them, and what products read of them.
+
+z = a x + y, LN(z) and its copy in bf16 are one launch and one pass over memory, and so is the way
+back: the gradients of both terms and the sums over tokens for those of gain and bias.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 16384  # row that one tile holds
+
+
+class Tiles(NamedTuple):
+    """numbers: of a tile, as many rows as fit; programs: at the most, each leaves a row of sums."""
+
+    numbers: int
+    warps: int
+    programs: int = 0
+
+
+FORWARD, BACKWARD = Tiles(1024, 2), Tiles(2048, 2, 528)
+
+# Triton reads a kernel's annotations as its own language: they cannot also be types for mypy.
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    x, y, g, b, z, out, copy, mean, rstd, scale, eps, rows, width: tl.constexpr,
+    SUM: tl.constexpr, GAIN: tl.constexpr, BIAS: tl.constexpr, COPY: tl.constexpr,
+    SAVE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
+    column = tl.arange(0, D)[None, :]
+    at = row[:, None] * width + column
+    inside = (row[:, None] < rows) & (column < width)
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        v = v * scale + tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        if SAVE:
+            tl.store(z + at, v, mask=inside)
+    m = tl.sum(v, 1) / width
+    centred = tl.where(column < width, v - m[:, None], 0.0)
+    r = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+    found = centred * r[:, None]
+    if GAIN:
+        found *= tl.load(g + column, mask=column < width, other=0.0)
+    if BIAS:
+        found += tl.load(b + column, mask=column < width, other=0.0)
+    tl.store(out + at, found, mask=inside)
+    if COPY:
+        tl.store(copy + at, found.to(copy.dtype.element_ty), mask=inside)
+    if SAVE:
+        tl.store(mean + row, m, mask=row < rows)
+        tl.store(rstd + row, r, mask=row < rows)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    dout, z, mean, rstd, g, dx, dy, sums, scale, rows, width: tl.constexpr,
+    SUM: tl.constexpr, GAIN: tl.constexpr, KINDS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    first, step = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, D)
+    known = (column < width)[None, :]
+    gain_sums = tl.zeros((R, D), dtype=tl.float32)
+    bias_sums = tl.zeros((R, D), dtype=tl.float32)
+    term_sums = tl.zeros((R, D), dtype=tl.float32)
+    for tile in range(first, tl.cdiv(rows, R), step):
+        row = (tile * R + tl.arange(0, R)).to(tl.int64)
+        at = row[:, None] * width + column[None, :]
+        inside = (row[:, None] < rows) & known
+        d = tl.load(dout + at, mask=inside, other=0.0)
+        v = tl.load(z + at, mask=inside, other=0.0)
+        m = tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
+        r = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]
+        normal = tl.where(inside, v - m, 0.0) * r
+        gain_sums += d * normal
+        bias_sums += d
+        if GAIN:
+            d *= tl.load(g + column, mask=column < width, other=0.0)[None, :]
+        along = tl.sum(d * normal, 1)[:, None] / width
+        found = (d - tl.sum(d, 1)[:, None] / width - normal * along) * r
+        if SUM:
+            tl.store(dy + at, found.to(dy.dtype.element_ty), mask=inside)
+            term_sums += found
+            found *= scale
+        tl.store(dx + at, found, mask=inside)
+    to = sums + first * KINDS * width + column
+    tl.store(to, tl.sum(gain_sums, 0), mask=column < width)
+    tl.store(to + width, tl.sum(bias_sums, 0), mask=column < width)
+    if SUM:
+        tl.store(to + 2 * width, tl.sum(term_sums, 0), mask=column < width)
+
+
+class Normed(NamedTuple):
+    """z, (…, d), and mean and 1/sqrt(var + eps) of its rows, as the way back needs them; LN(z), and
+    a copy of it in bf16, or what else the sum's second term is in."""
+
+    out: Tensor
+    copy: Tensor | None
+    saved: tuple[Tensor, Tensor, Tensor] | None
+
+
+def normed(
+    x: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    plus: Tensor | None = None,
+    scale: float = 1.0,
+    copy: torch.dtype | None = None,
+    save: bool = True,
+) -> Normed:
+    """LN(x), or LN(scale x + plus).  x: (…, d) fp32, plus: alike in any precision.
+
+    copy: the precision of a second result, the same numbers.  save: what the way back needs.
+    """
+    x = x.contiguous()
+    width = x.shape[-1]
+    rows = x.numel() // width
+    y = x if plus is None else plus.contiguous()
+    out = torch.empty_like(x)
+    z = torch.empty_like(x) if save and plus is not None else x
+    second = torch.empty_like(x, dtype=copy) if copy else None
+    mean, rstd = (x.new_empty(rows) for _ in range(2)) if save else (x, x)
+    R, D = tile(FORWARD, rows, width)
+    _forward[(triton.cdiv(rows, R),)](
+        x, y, x if gain is None else gain, x if bias is None else bias,
+        z, out, out if second is None else second, mean, rstd, scale, eps, rows, width,
+        SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None,
+        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=FORWARD.warps,
+    )  # fmt: skip
+    return Normed(out, second, (z, mean, rstd) if save else None)
+
+
+def normed_backward(
+    dout: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor],
+    gain: Tensor | None,
+    *,
+    scale: float = 1.0,
+    plus: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The gradient of x; that of what was added, in its precision; and sums over tokens.
+
+    sums: (programs, 2 or 3, d), whose sums over programs are the gradients of gain and of bias, and
+    the sum over tokens of that of what was added.
+    """
+    z, mean, rstd = saved
+    dout = dout.contiguous()
+    width = z.shape[-1]
+    rows = z.numel() // width
+    dx = torch.empty_like(z)
+    dy = torch.empty_like(z, dtype=plus) if plus else None
+    R, D = tile(BACKWARD, rows, width)
+    programs = min(BACKWARD.programs, triton.cdiv(rows, R))
+    kinds = 2 if dy is None else 3
+    sums = z.new_empty(programs, kinds, width)
+    _backward[(programs,)](
+        dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
+        scale, rows, width,
+        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D, num_warps=BACKWARD.warps,
+    )  # fmt: skip
+    return dx, dy, sums
+
+
+def tile(tiles: Tiles, rows: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a tile."""
+    D = triton.next_power_of_2(width)
+    return max(1, min(tiles.numbers // D, triton.next_power_of_2(rows))), D
