@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -321,3 +322,44 @@ def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> N
 def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:
     assert SCHEMES["deepnorm"].equation == "x <- LN(alpha x + G(x)), alpha = (2N)^(1/4)"
     assert SCHEMES["pre_ln"].equation == "x <- x + G(LN(x))"
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
+def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: str) -> None:
+    if family not in SCHEMES[name].families:
+        pytest.skip("no equations for this family")
+    given = {"model.scheme": name, "model.family": family, "model.depth": 3, "model.d_model": 8}
+    built = build_model(with_overrides(Config(), given), vocab_size=11, device="cpu")
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    found = [scheme.scale_of_sum() for scheme in built.model.schemes]
+    for scheme, a in zip(built.model.schemes, found, strict=True):
+        if a is not None:
+            assert type(scheme).at_step is type(scheme).__mro__[1].at_step
+            z = scheme.residual(x, lambda u: g if u is x else None, lambda z: z)
+            assert torch.allclose(z, a * x + g)
+    assert (found[0] is not None) == (name in POST)
+
+
+POST = (
+    "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_power", "deepnorm_rates",
+    "deepnorm_tight", "deepnorm_adam",
+)  # fmt: skip
+
+
+def test_a_residual_of_one_s_own_is_not_taken_for_that_of_its_parent() -> None:
+    class Half(SCHEMES["post_ln"], name="half", label="Half", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + G(x) / 2)."""
+
+        def residual(self, x: torch.Tensor, G: Any, norm: Any) -> torch.Tensor:
+            return norm(x + G(x) / 2)
+
+    class Same(SCHEMES["deepnorm"], name="same", label="Same", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha x + G(x))."""
+
+    given = {"model.depth": 2, "model.d_model": 8}
+    for name, same in (("half", False), ("same", True)):
+        config = with_overrides(Config(), given | {"model.scheme": name})
+        (scheme, _) = build_model(config, vocab_size=11, device="meta").model.schemes
+        assert (scheme.scale_of_sum() is not None) is same
