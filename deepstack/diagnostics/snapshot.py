@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import let_go, measured, watching
+from deepstack.diagnostics.watch import Seen, let_go, measured, watching
 from deepstack.model import Transformer
 from deepstack.model.sublayers import NTK, FeedForward
 from deepstack.schemes import Scheme, visible
@@ -74,23 +74,23 @@ class Snapshot:
     shared: dict[str, Any] = field(default_factory=dict)
 
 
-def take(
-    model: Transformer,
-    layer_banks: Sequence[Bank],
-    tokens: Tensor,
-    loss: Callable[[Tensor], Tensor],
-    *,
-    before: Sequence[Tensor] | None,
-    initial: Sequence[Tensor],
-    skipped: int = 0,
-) -> list[Snapshot]:
-    """A snapshot of each stack of the model at its present parameters.
+class Pass(NamedTuple):
+    """One pass forward and back: what every stack showed; the loss; by parameter of the layers, in
+    their order, the norm of its gradient."""
 
-    layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
-    values of these banks before the last step, None at initialisation; initial: at θ_0; skipped:
-    how many layers are left out in turn, one forward pass each.
-    """
-    parameters = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
+    seen: dict[str, Seen]
+    loss: Tensor
+    lengths: tuple[Tensor, ...]
+
+
+def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
+    """The trained parameters of every layer."""
+    return [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
+
+
+def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
+    """What a snapshot needs of the model's own work, which nothing here waits for."""
+    parameters = trained_by_layer(model)
     with evaluating(model), watching(model) as seen, torch.enable_grad():
         # Leaves of their own: the gradient goes down to the first sublayer, and no further.
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
@@ -105,7 +105,31 @@ def take(
         found = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
         value, x, memory = value.detach(), None, None
         let_go(seen)
-        lengths = iter(torch._foreach_norm([value.new_zeros(1) if g is None else g for g in found]))
+        lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in found])
+    return Pass(seen, value, tuple(lengths))
+
+
+def take(
+    model: Transformer,
+    layer_banks: Sequence[Bank],
+    tokens: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    before: Sequence[Tensor] | None,
+    initial: Sequence[Tensor],
+    skipped: int = 0,
+    passed: Callable[[], Pass] | None = None,
+) -> list[Snapshot]:
+    """A snapshot of each stack of the model at its present parameters.
+
+    layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
+    values of these banks before the last step, None at initialisation; initial: at θ_0; skipped:
+    how many layers are left out in turn, one forward pass each.  passed: `pass_through` with these
+    arguments, where there is a faster way to it; what it gives is kept.
+    """
+    parameters = trained_by_layer(model)
+    seen, value, norms_of = passed() if passed else pass_through(model, tokens, loss)
+    lengths = iter(norms_of)
     by_layer, of_matrices = [], []
     for layer in parameters:
         own = [next(lengths) for _ in layer]
@@ -125,7 +149,8 @@ def take(
         states = torch.stack(seen[side].states)
         feed_forward = stack.layers[0].get_submodule("feed_forward")
         found_here: dict[str, Any] = dict(measured(seen[side], depth, len(sublayers)))
-        seen[side].sublayers.clear()
+        if passed is None:
+            seen[side].sublayers.clear()
         snapshots.append(
             Snapshot(
                 sublayers=sublayers,

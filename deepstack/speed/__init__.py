@@ -1,7 +1,7 @@
 """What makes a deep stack fast: parameters stacked by role, and the training step."""
 
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
-from deepstack.speed.capture import capture
+from deepstack.speed.capture import Again, capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
 from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on, small_products
 from deepstack.speed.gpu_norm import AfterSum, after_sum
@@ -25,6 +25,7 @@ __all__ = [
     "FEW_STEPS",
     "OPERATIONS",
     "AfterSum",
+    "Again",
     "Bank",
     "Banks",
     "Chain",

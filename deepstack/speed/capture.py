@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from deepstack.errors import ResourceError
 from deepstack.speed.later import join
 from deepstack.speed.step import Made, Measured, Probe, Update, weakly
+
+T = TypeVar("T")
 
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
@@ -54,6 +56,52 @@ def capture(
     changed: as in `replaying`; from then on kernels are launched one by one.
     """
     return _Captured(update, probe, said, insist, joint, parts, changed)
+
+
+class Again(Generic[T]):
+    """A function whose third and later calls replay a CUDA graph of it.
+
+    It takes nothing and reads, and what it gives holds, tensors that stay where they are: those
+    that it gives are overwritten by the next call.  It draws no random numbers.  said, changed: as
+    in `capture`; where it cannot be captured it is called as it is.
+    """
+
+    def __init__(
+        self, function: Callable[[], T], said: Callable[[str], None],
+        changed: Callable[[], str | None],
+    ) -> None:  # fmt: skip
+        self.function, self.said, self.changed = function, said, changed
+        self.stream = torch.cuda.Stream()
+        self.calls, self.refused = 0, False
+        self.graphs: Graphs | None = None
+        self.found: T | None = None
+
+    def __call__(self) -> T:
+        self.calls += 1
+        if self.refused or self.changed():
+            self.refused, self.graphs, self.found = True, None, None
+            return self.function()
+        if self.calls == 1:
+            with on(self.stream):
+                return self.function()
+        if self.graphs is None and not self.record():
+            return self()
+        assert self.graphs is not None and self.found is not None
+        self.graphs.replay()
+        return self.found
+
+    def record(self) -> bool:
+        """Capture the function, or say why that failed."""
+        torch.cuda.synchronize()
+        pool, random = torch.cuda.graph_pool_handle(), torch.cuda.get_rng_state()
+        try:
+            self.graphs, self.found = captured(self.function, pool, self.stream)
+        except RuntimeError as error:
+            abandon([pool], random)
+            self.refused = True
+            why = str(error.__context__ or error).splitlines()[0]
+            self.said(f"looks at the layers are launched kernel by kernel: {why}")
+        return not self.refused
 
 
 class Graphs(list[torch.cuda.CUDAGraph]):

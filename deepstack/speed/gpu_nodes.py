@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class DeviceProduct(Product):
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         saved += (x, weight)
         if not half and (split := self.splits(x)):
-            return split.split_product(x, weight, bias, relu=self.relu)
+            return split.product.split_product(x, weight, bias, relu=self.relu)
         if self.scale == 1.0 and bias is not None and half:
             if self.relu:
                 return aten._addmm_activation(bias, x, weight.t())
@@ -267,12 +268,12 @@ def sum_kernels() -> Any:
 
 @cache
 def split_kernels() -> Any:
-    """The module of products of split numbers, or None but on the GPUs it was measured on."""
+    """What computes with split numbers, or None but on the GPUs that it was measured on."""
     if not has_triton() or torch.cuda.get_device_capability()[0] != 9:
         return None
-    from deepstack.speed import split_product
+    from deepstack.speed import split_attention, split_product
 
-    return split_product
+    return SimpleNamespace(product=split_product, attention=split_attention)
 
 
 @cache
@@ -326,6 +327,9 @@ class DeviceAttention:
             saved.append(x)
             return small.attend(x, seq, self.n_heads, self.causal)
         tokens, width = x.shape
+        if x.dtype is torch.float32 and torch.is_inference_mode_enabled():  # nothing goes back
+            if split := split_kernels():
+                return split.attention.split_attention(x, seq, self.n_heads, self.causal)
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
         if not flash(x.dtype):

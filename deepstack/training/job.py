@@ -18,6 +18,7 @@ from deepstack.model import take_ways, with_defaults, without_defaults
 from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
+    Again,
     Made,
     Measured,
     Probe,
@@ -36,12 +37,7 @@ from deepstack.training.beats import evaluation_steps
 from deepstack.training.environment import ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.looks import Looks
-from deepstack.training.meta import (
-    columns_of,
-    continued,
-    meta_of,
-    refuse_other_environment,
-)
+from deepstack.training.meta import columns_of, continued, meta_of, refuse_other_environment
 from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
@@ -114,8 +110,11 @@ class Job:
         probe = self.task.probe_batch(config.log.probe_sequences)
         on_device = to_device(probe, self.device)
         self.update = ModelUpdate(self.model, on_device[0])
-        self.looks = Looks(config, self.folder, self.built, on_device, self.processes, self.update)
         self.python = PythonState(self.model)
+        about = config, self.folder, self.built, on_device, self.processes, self.update
+        own = PythonState(self.model)  # it says of a change once
+        again = partial(Again, said=self.observer.said, changed=own.changed)
+        self.looks = Looks(*about, again if ways.captured else None)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)

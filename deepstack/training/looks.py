@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
+from deepstack.diagnostics.snapshot import Pass, pass_through
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
@@ -21,11 +22,15 @@ from deepstack.training.evaluation import mean_loss
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.together import whole_copy
 
+# Parameters of a model whose looks are captured: the gradients of all stay in memory.
+FEW_NUMBERS = 2**28
+
 
 class Looks:
     """Looks at every layer, and at every role, on the probe batch; training is not disturbed.
 
     Made before a checkpoint is loaded: what it finds the parameters to be is θ_0.
+    again: what makes a pass through the model a faster one, of which the results stay in memory.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class Looks:
         probe: tuple[Tensor, Tensor],
         processes: Processes,
         update: ModelUpdate,
+        again: Callable[[Callable[[], Pass]], Callable[[], Pass]] | None = None,
     ) -> None:
         self.config, self.folder, self.built, self.processes = config, folder, built, processes
         self.inputs, self.targets = probe
@@ -49,6 +55,9 @@ class Looks:
         self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
         self._before: list[Tensor] | None = None
         self._records = LayerRecords(folder)
+        self._passed = None
+        if again and sum(built.banks.count().values()) <= FEW_NUMBERS:
+            self._passed = again(lambda: pass_through(built.model, self.inputs, self._loss))
         self.logs: list[AppendLog] = []
 
     def open(self, replay_from: int, tolerance: float) -> None:
@@ -94,16 +103,20 @@ class Looks:
                 whole.model,
                 banks,
                 self.inputs,
-                lambda logits: mean_loss(logits, self.targets),
+                self._loss,
                 before=before,
                 initial=[self._initial[bank.key] for bank in banks],
                 skipped=self.config.log.skipped_layers,
+                passed=self._passed,
             )
         )
         unknown = not_said_of(self.config.model)
         without = {n: v for n, v in values.items() if n.startswith(unknown)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         self._records.add(step, values)
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        return mean_loss(logits, self.targets)
 
     def _attribute(self, whole: Built, step: int) -> None:
         about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
