@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
-from deepstack.speed.later import join
+from deepstack.speed.later import join, other_stream
 from deepstack.speed.step import Made, Measured, Probe, Update, weakly
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Again(Generic[T]):
         changed: Callable[[], str | None],
     ) -> None:  # fmt: skip
         self.function, self.said, self.changed = function, said, changed
-        self.stream = torch.cuda.Stream()
+        self.stream = other_stream(torch.cuda.current_device())
         self.calls, self.refused = 0, False
         self.graphs: Graphs | None = None
         self.found: T | None = None

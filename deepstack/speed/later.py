@@ -46,7 +46,8 @@ class Waiting:
 
     def beside(self, run: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
         """Run it on a stream of its own, after what this one was given until now."""
-        now, other = torch.cuda.current_stream(), stream(torch.cuda.current_device())
+        now = torch.cuda.current_stream()
+        other = other_stream(torch.cuda.current_device())
         other.wait_stream(now)
         with torch.cuda.stream(other):
             run(*tensors)
@@ -98,8 +99,8 @@ def waiting() -> Waiting:
 
 
 @cache
-def stream(device: int) -> torch.cuda.Stream:
-    """The other stream of a device."""
+def other_stream(device: int) -> torch.cuda.Stream:
+    """A stream of this process beside the one that works: libraries keep memory for each."""
     return torch.cuda.Stream(device)
 
 

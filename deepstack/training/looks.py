@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,9 +56,11 @@ class Looks:
         self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
         self._before: list[Tensor] | None = None
         self._records = LayerRecords(folder)
+        # no method of its own: what is captured would be kept as long as this keeps itself
+        self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
         if again and sum(built.banks.count().values()) <= FEW_NUMBERS:
-            self._passed = again(lambda: pass_through(built.model, self.inputs, self._loss))
+            self._passed = again(partial(pass_through, built.model, self.inputs, self._loss))
         self.logs: list[AppendLog] = []
 
     def open(self, replay_from: int, tolerance: float) -> None:
@@ -114,9 +117,6 @@ class Looks:
         without = {n: v for n, v in values.items() if n.startswith(unknown)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         self._records.add(step, values)
-
-    def _loss(self, logits: Tensor) -> Tensor:
-        return mean_loss(logits, self.targets)
 
     def _attribute(self, whole: Built, step: int) -> None:
         about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts

@@ -1,0 +1,55 @@
+"""Looks at the layers whose pass through the model is made once and gone through again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from deepstack.config import Config, with_overrides
+from deepstack.diagnostics.snapshot import Pass
+from deepstack.training import Observer
+from deepstack.training.looks import Looks
+from deepstack.training.opening import open_job
+
+SMALL = {"model.depth": 3, "model.d_model": 16, "task.seq_len": 16, "train.steps": 5}
+
+
+class Kept:
+    """Gives what the function gave first, as a captured pass gives the same tensors."""
+
+    def __init__(self, function: Callable[[], Pass]) -> None:
+        self.function, self.calls = function, 0
+        self.found: Pass | None = None
+
+    def __call__(self) -> Pass:
+        self.calls += 1
+        self.found = self.found or self.function()
+        return self.found
+
+
+def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks(tmp_path: Path) -> None:
+    with open_job(with_overrides(Config(), SMALL), "study", tmp_path, Observer(), False, "") as job:
+        probe = job.looks.inputs, job.looks.targets
+        about = job.config, job.folder, job.built, probe, job.processes, job.update
+        plain, kept = Looks(*about), Looks(*about, Kept)
+        for step in (0, 1):
+            plain.take(step)
+            kept.take(step)
+        passed = kept._passed
+        assert isinstance(passed, Kept) and passed.calls == 2
+        one, two = plain.records(), kept.records()
+        assert one.keys() == two.keys() and len(one) > 20
+        for name in one:
+            assert torch.equal(one[name].nan_to_num(7.0), two[name].nan_to_num(7.0)), name
+        alive = weakref.ref(passed)
+        gc.collect()
+        gc.disable()
+        try:
+            del kept, passed
+            assert alive() is None
+        finally:
+            gc.enable()
