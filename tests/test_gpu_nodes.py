@@ -14,16 +14,17 @@ from deepstack.schemes import LayerNorm
 from deepstack.speed import (
     Banks,
     Chain,
-    gpu_nodes,
-    gpu_norm,
     in_turn,
     later,
     make_step,
     product_on,
     small_products,
 )
-from deepstack.speed.gpu_nodes import weights_lowered, weights_turned
-from deepstack.speed.gpu_norm import DeviceNorm, after_sum
+from deepstack.speed.gpu import available
+from deepstack.speed.gpu import nodes as gpu_nodes
+from deepstack.speed.gpu import norm as gpu_norm
+from deepstack.speed.gpu.nodes import weights_lowered, weights_turned
+from deepstack.speed.gpu.norm import DeviceNorm, after_sum
 from deepstack.speed.nodes import copy_of, with_copy
 
 CUDA = torch.device("cuda")
@@ -117,9 +118,9 @@ def test_gradients_are_those_of_the_modules(
 
     if kernels:
         pytest.importorskip("triton")
-        monkeypatch.setattr(gpu_nodes, "has_triton", lambda: True)
+        monkeypatch.setattr(available, "has_triton", lambda: True)
         monkeypatch.setattr(gpu_nodes, "small_kernels", gpu_nodes.small_kernels.__wrapped__)
-        monkeypatch.setattr(gpu_norm, "has_triton", lambda: True)
+        monkeypatch.setattr(available, "has_triton", lambda: True)
         monkeypatch.setattr(gpu_norm, "norm_kernels", gpu_norm.norm_kernels.__wrapped__)
         if small or activation == "gelu":
             pytest.skip("the interpreter takes long: once a kind of operation")
@@ -148,7 +149,7 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
         return Layer(True, "relu", STANDARD, True)
 
     for module, name in ((gpu_norm, "norm_kernels"), (gpu_nodes, "sum_kernels")):
-        monkeypatch.setattr(module, "has_triton", lambda: True)
+        monkeypatch.setattr(available, "has_triton", lambda: True)
         monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
     monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
     monkeypatch.setattr(gpu_nodes, "SMALL", small)
@@ -256,3 +257,18 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     assert not small_products(layers, most + 1)
     monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
     assert not small_products(layers, 8)
+
+
+@pytest.mark.parametrize(
+    ("triton", "hopper", "there"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_where_numbers_are_split(
+    triton: bool, hopper: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(available, "has_triton", lambda: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9 if hopper else 8, 0))
+    found = available.split_kernels.__wrapped__()
+    assert (found is not None) is there
+    if there:
+        assert callable(found.product.split_product) and callable(found.attention.split_attention)

@@ -21,9 +21,9 @@ HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
 def kernels(device: str) -> Any:
     """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed import kernels
+    from deepstack.speed.gpu import small_kernels
 
-    return kernels
+    return small_kernels
 
 
 def close(one: Tensor, two: Tensor) -> bool:

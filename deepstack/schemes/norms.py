@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.gpu_norm import DeviceNorm
+from deepstack.speed.gpu.norm import DeviceNorm
 from deepstack.speed.parameter import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]

@@ -3,8 +3,8 @@
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import Again, capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
-from deepstack.speed.gpu_nodes import attention_on, in_turn, product_on, small_products
-from deepstack.speed.gpu_norm import AfterSum, after_sum
+from deepstack.speed.gpu.nodes import attention_on, in_turn, product_on, small_products
+from deepstack.speed.gpu.norm import AfterSum, after_sum
 from deepstack.speed.layers import Through, compiled, in_parts, recomputing, run_fused, run_layers
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepstack.speed.gpu_nodes import weights_lowered, weights_turned
+from deepstack.speed.gpu.nodes import weights_lowered, weights_turned
 
 Layers = Sequence[nn.Module] | nn.ModuleList
 Stream = Any

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.choose import has_triton
-from deepstack.speed.gpu_nodes import DeviceProduct
+from deepstack.speed.gpu.available import norm_kernels
+from deepstack.speed.gpu.nodes import DeviceProduct
 from deepstack.speed.later import add_rows, later
 from deepstack.speed.nodes import Chain, copy_of, with_copy
 
@@ -166,16 +165,6 @@ class _AfterSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor, None, None]:
         return ctx.node.backward(dout, list(ctx.saved_tensors), ctx.kind), None, None
-
-
-@cache
-def norm_kernels() -> Any:
-    """The module of kernels for norms, or None where Triton cannot make them."""
-    if not has_triton():
-        return None
-    from deepstack.speed import norm_kernels
-
-    return norm_kernels
 
 
 def after_sum(chain: Any, norm: Any, scale: float) -> AfterSum | None:

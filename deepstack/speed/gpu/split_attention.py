@@ -2,7 +2,7 @@
 
 y = softmax(q kᵀ / sqrt(d_head)) v by blocks of keys, of which only the largest logit m, the sum of
 the powers and that of the powers times v are kept, and faded as m grows (Milakov & Gimelshein 2018,
-arXiv:1805.02867).  Both products are three of shorter numbers (deepstack/speed/split_product.py);
+arXiv:1805.02867).  Both products are three of shorter numbers (split_product.py);
 the second is taken as yᵀ = vᵀ pᵀ: Hopper's products of tf32 numbers read what is summed along rows.
 """
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepstack.speed.split_product import _three
+from deepstack.speed.gpu.split_product import _three
 
 
 class Blocks(NamedTuple):

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deepstack.speed.choose import has_triton
+from deepstack.speed.gpu.available import (
+    mixes,
+    since_ampere,
+    small_kernels,
+    split_kernels,
+    sum_kernels,
+)
 from deepstack.speed.later import add_rows, beside, later
 from deepstack.speed.nodes import Operation, Product, Relu, ScaledProduct, SelfAttention
 
@@ -246,42 +250,6 @@ def in_turn(into: Product, between: Operation, out: Product) -> list[Operation]:
     return [into, between, out]
 
 
-@cache
-def small_kernels() -> Any:
-    """The module of kernels for small layers, or None where Triton cannot make them."""
-    if not has_triton() or (torch.cuda.is_available() and not since_ampere()):
-        return None
-    from deepstack.speed import kernels
-
-    return kernels
-
-
-@cache
-def sum_kernels() -> Any:
-    """The module of kernels that add up over tokens, or None where Triton cannot make them."""
-    if not has_triton():
-        return None
-    from deepstack.speed import sum_kernels
-
-    return sum_kernels
-
-
-@cache
-def split_kernels() -> Any:
-    """What computes with split numbers, or None but on the GPUs that it was measured on."""
-    if not has_triton() or torch.cuda.get_device_capability()[0] != 9:
-        return None
-    from deepstack.speed import split_attention, split_product
-
-    return SimpleNamespace(product=split_product, attention=split_attention)
-
-
-@cache
-def since_ampere() -> bool:
-    """Whether the GPU is one that flash attention is made for, and products of bf16 numbers."""
-    return torch.cuda.get_device_capability() >= (8, 0)
-
-
 def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """to + scale a b, in place: `to` in fp32, also where a and b are in bf16."""
     if a.dtype is torch.float32:
@@ -289,17 +257,6 @@ def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     if mixes(a.dtype) and scale == 1.0:
         return torch.addmm(to, a, b, out_dtype=torch.float32, out=to)
     return to.add_(torch.mm(a, b), alpha=scale)
-
-
-@cache
-def mixes(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of this type and adds the product to one of fp32."""
-    a, to = (torch.ones(16, 16, device="cuda", dtype=kind) for kind in (dtype, torch.float32))
-    try:
-        torch.addmm(to, a, a, out_dtype=torch.float32, out=to)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 CUDNN = 3  # torch.nn.attention.SDPBackend.CUDNN_ATTENTION

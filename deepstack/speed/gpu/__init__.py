@@ -1,0 +1,1 @@
+"""Layers on a GPU: what stands for sublayers and norms there, and their kernels in Triton."""

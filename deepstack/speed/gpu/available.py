@@ -1,0 +1,77 @@
+"""What this GPU, its Triton and its torch can do.
+
+Each answer is a module of kernels or None; a module is imported when it is asked for, since Triton
+takes a second to import.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from deepstack.speed.choose import has_triton
+
+
+@cache
+def small_kernels() -> Any:
+    """The module of kernels for small layers, or None where Triton cannot make them."""
+    if not makes_kernels():
+        return None
+    from deepstack.speed.gpu import small_kernels
+
+    return small_kernels
+
+
+@cache
+def norm_kernels() -> Any:
+    """The module of kernels for norms, or None where Triton cannot make them."""
+    if not makes_kernels():
+        return None
+    from deepstack.speed.gpu import norm_kernels
+
+    return norm_kernels
+
+
+@cache
+def sum_kernels() -> Any:
+    """The module of kernels that add up over tokens, or None where Triton cannot make them."""
+    if not makes_kernels():
+        return None
+    from deepstack.speed.gpu import sum_kernels
+
+    return sum_kernels
+
+
+@cache
+def split_kernels() -> Any:
+    """What computes with split numbers, or None but on the GPUs that it was measured on."""
+    if not makes_kernels() or torch.cuda.get_device_capability()[0] != 9:
+        return None
+    from deepstack.speed.gpu import split_attention, split_product
+
+    return SimpleNamespace(product=split_product, attention=split_attention)
+
+
+def makes_kernels() -> bool:
+    """Whether Triton makes kernels here: for a GPU that it knows, or by its interpreter."""
+    return has_triton() and (not torch.cuda.is_available() or since_ampere())
+
+
+@cache
+def since_ampere() -> bool:
+    """Whether the GPU is one that flash attention is made for, and products of bf16 numbers."""
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+@cache
+def mixes(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of this type and adds the product to one of fp32."""
+    a, to = (torch.ones(16, 16, device="cuda", dtype=kind) for kind in (dtype, torch.float32))
+    try:
+        torch.addmm(to, a, a, out_dtype=torch.float32, out=to)
+    except (RuntimeError, TypeError):
+        return False
+    return True
