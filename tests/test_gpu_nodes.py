@@ -18,12 +18,11 @@ from deepstack.speed import (
     later,
     make_step,
     product_on,
-    small_products,
 )
 from deepstack.speed.gpu import available
 from deepstack.speed.gpu import nodes as gpu_nodes
 from deepstack.speed.gpu import norm as gpu_norm
-from deepstack.speed.gpu.nodes import weights_lowered, weights_turned
+from deepstack.speed.gpu.nodes import small_products, weights_lowered, weights_turned
 from deepstack.speed.gpu.norm import DeviceNorm, after_sum
 from deepstack.speed.nodes import copy_of, with_copy
 

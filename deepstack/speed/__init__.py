@@ -3,7 +3,8 @@
 from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import Again, capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
-from deepstack.speed.gpu.nodes import attention_on, in_turn, product_on, small_products
+from deepstack.speed.gpu.available import makes_kernels
+from deepstack.speed.gpu.nodes import attention_on, in_turn, product_on
 from deepstack.speed.gpu.norm import AfterSum, after_sum
 from deepstack.speed.layers import Through, compiled, in_parts, recomputing, run_fused, run_layers
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
@@ -54,6 +55,7 @@ __all__ = [
     "local_rank",
     "lost",
     "make_step",
+    "makes_kernels",
     "parameter",
     "probed",
     "product_on",
@@ -63,7 +65,6 @@ __all__ = [
     "run_layers",
     "sharded_norm",
     "sharded_sum",
-    "small_products",
     "started_by_torchrun",
     "with_storage",
 ]

@@ -27,9 +27,9 @@ from deepstack.speed import (
     Update,
     capture,
     make_step,
+    makes_kernels,
     probed,
     replaying,
-    small_products,
 )
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
@@ -98,9 +98,8 @@ class Job:
         self.penalised = SpectralPenalty(config, self.built, self.processes)
         self.model.train(config.model.dropout > 0)
         take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
-        tokens = train.batch_size * config.task.seq_len
-        if ways.fused and small_products(self.model.layers[:1], tokens):
-            self.observer.said("Triton makes kernels for small layers; seconds, once on a machine")
+        if ways.fused and self.device.type == "cuda" and makes_kernels():
+            self.observer.said("Triton makes kernels; seconds, once on a machine")
         self.optimizer = make_optimizer(
             train,
             self.built.trained,
