@@ -135,7 +135,7 @@ def normed(
         x, y, x if gain is None else gain, x if bias is None else bias,
         z, out, out if second is None else second, mean, rstd, scale, eps, rows, width,
         SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None,
-        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=FORWARD.warps,
+        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=warps(FORWARD, D),
     )  # fmt: skip
     return Normed(out, second, (z, mean, rstd) if save else None)
 
@@ -166,7 +166,7 @@ def normed_backward(
     _backward[(programs,)](
         dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
         scale, rows, width,
-        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D, num_warps=BACKWARD.warps,
+        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D, num_warps=warps(BACKWARD, D),
     )  # fmt: skip
     return dx, dy, sums
 
@@ -175,3 +175,8 @@ def tile(tiles: Tiles, rows: int, width: int) -> tuple[int, int]:
     """Rows and columns of a tile."""
     D = triton.next_power_of_2(width)
     return max(1, min(tiles.numbers // D, triton.next_power_of_2(rows))), D
+
+
+def warps(tiles: Tiles, columns: int) -> int:
+    """Warps of a program, more where rows are so long that registers would lack."""
+    return max(tiles.warps, min(16, columns // 512))
