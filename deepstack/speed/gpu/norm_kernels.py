@@ -166,7 +166,8 @@ def normed_backward(
     _backward[(programs,)](
         dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
         scale, rows, width,
-        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D, num_warps=warps(BACKWARD, D),
+        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D,
+        num_warps=warps(BACKWARD, D),
     )  # fmt: skip
     return dx, dy, sums
 
