@@ -59,7 +59,7 @@ class Layer(nn.Module):
     def fuse_all(self) -> None:
         """Take one node for all of it."""
         self.fuse()
-        self.nodes = (after_sum(self.running[0], self.norms[0], 1.0),)
+        self.nodes = (after_sum(self.running[0], self.norms[0], lambda: 1.0),)
 
 
 def built(layer: Any) -> nn.ModuleList:

@@ -358,8 +358,14 @@ def test_a_residual_of_one_s_own_is_not_taken_for_that_of_its_parent() -> None:
     class Same(SCHEMES["deepnorm"], name="same", label="Same", paper="none"):  # type: ignore[misc]
         """x <- LN(alpha x + G(x))."""
 
+    class Grows(SCHEMES["deepnorm"], name="grows", label="Grows", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha_t x + G(x))."""
+
+        def at_step(self, step: int) -> None:
+            self.coefficient = 1.0 + step
+
     given = {"model.depth": 2, "model.d_model": 8}
-    for name, same in (("half", False), ("same", True)):
+    for name, same in (("half", False), ("same", True), ("grows", False)):
         config = with_overrides(Config(), given | {"model.scheme": name})
         (scheme, _) = build_model(config, vocab_size=11, device="meta").model.schemes
         assert (scheme.scale_of_sum() is not None) is same

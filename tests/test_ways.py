@@ -18,7 +18,8 @@ from deepstack.errors import ConfigError
 from deepstack.model import build_model, take_ways
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Ways, choose_ways, compiled
+from deepstack.speed import Ways, choose_ways, compiled, run_fused
+from deepstack.training.environment import is_nodes, two_layers
 
 BASE = {
     "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
@@ -162,7 +163,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "recompute": False, "inside": False,
+    "uniform": True, "recompute": False, "inside": False, "nodes": True,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
@@ -185,6 +186,9 @@ AUTO = {
         ({"gpu": True}, Ways(True, False, True)),
         ({"gpu": True, "bf16": True}, Ways(True, False, True)),
         ({"gpu": True, "inside": True, "compiled": False}, Ways(False, False, True)),
+        ({"gpu": True, "nodes": False, "compiled": False}, Ways(False, False, True)),
+        ({"gpu": True, "nodes": False, "fused": True}, Ways(True, False, True)),
+        ({"nodes": False}, Ways(True, False, False, True)),
         ({"inside": True}, Ways(True, False, False, True)),
         ({"gpu": True, "captured": False}, Ways(True, False, False)),
         ({"gpu": True, "processes": 2}, Ways(True, False, False)),
@@ -222,3 +226,38 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
     with pytest.raises(ConfigError, match=needs):
         deepstack.train(with_overrides(config(), given), out=tmp_path)
     assert not list(tmp_path.rglob("status.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({}, True),
+        ({"model.scheme": "pre_ln"}, True),
+        ({"model.scheme": "hyper_connections"}, False),
+        ({"model.norm.kind": "rms"}, False),
+        ({"model.norm.gain": False}, False),
+        ({"model.n_heads": 1, "model.d_model": 256}, False),
+        ({"model.family": "decoder"}, True),
+        ({"model.family": "encoder_decoder"}, False),
+        ({"train.lr_factors": {"q": 0.5}}, False),
+    ],
+    ids=str,
+)
+def test_which_layers_are_nodes_of_a_gpu_but_for_a_few_sums(
+    changes: dict[str, Any], nodes: bool
+) -> None:
+    assert is_nodes(two_layers(with_overrides(Config(), changes))) is nodes
+
+
+def test_the_probe_s_pass_is_the_same_in_parts() -> None:
+    built = build_model(config(), vocab_size=11)
+    for stack in built.model.stacks.values():
+        stack.through = run_fused
+    seen: list[bool] = []
+
+    def between() -> None:
+        seen.append(torch.is_inference_mode_enabled())
+
+    with torch.no_grad(), built.model.parts(1, between):
+        built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
+    assert seen and all(seen)

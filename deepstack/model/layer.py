@@ -61,11 +61,10 @@ class Layer(nn.Module):
             for m in modules
         )
         self.scheme.bind_norms(on)
-        scale = self.scheme.scale_of_sum() if on else None
         self.nodes = ()
-        if scale is not None:
+        if on and self.scheme.scale_of_sum() is not None:
             each = zip(self.running, self.scheme._norms, strict=True)
-            nodes = [after_sum(G, norm, scale) for G, (norm,) in each]
+            nodes = [after_sum(G, norm, self.scheme.post_scale) for G, (norm,) in each]
             self.nodes = tuple(node for node in nodes if node) if all(nodes) else ()
 
     @contextmanager

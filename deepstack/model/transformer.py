@@ -16,7 +16,7 @@ from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack
 from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
-from deepstack.speed import Through, in_parts, parameter, run_fused
+from deepstack.speed import Through, in_parts, innermost, parameter, run_fused
 
 
 class Transformer(nn.Module):
@@ -153,7 +153,7 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
-        fused = all(stack.through is run_fused for stack in self.stacks.values())
+        fused = all(innermost(stack.through) is run_fused for stack in self.stacks.values())
         if fused and not torch.is_grad_enabled():
             # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
             with torch.inference_mode():

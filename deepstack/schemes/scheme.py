@@ -173,8 +173,9 @@ class Scheme(nn.Module):
         said, meant = (
             next(k for k in kind.__mro__ if name in vars(k)) for name in ("post_scale", "residual")
         )
-        plain = kind.layer is Scheme.layer and "residual" not in vars(self)
-        return self.post_scale() if said is meant and plain else None
+        plain = kind.layer is Scheme.layer and kind.at_step is Scheme.at_step
+        own = said is meant and plain and "residual" not in vars(self)
+        return self.post_scale() if own else None
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:

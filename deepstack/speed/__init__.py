@@ -4,9 +4,17 @@ from deepstack.speed.banks import Bank, Banks, global_norm, layer_norms
 from deepstack.speed.capture import Again, capture
 from deepstack.speed.choose import FEW_STEPS, Choice, Ways, choose_ways
 from deepstack.speed.gpu.available import makes_kernels
-from deepstack.speed.gpu.nodes import attention_on, in_turn, product_on
+from deepstack.speed.gpu.nodes import attention_on, heads_fit, in_turn, product_on
 from deepstack.speed.gpu.norm import AfterSum, after_sum
-from deepstack.speed.layers import Through, compiled, in_parts, recomputing, run_fused, run_layers
+from deepstack.speed.layers import (
+    Through,
+    compiled,
+    in_parts,
+    innermost,
+    recomputing,
+    run_fused,
+    run_layers,
+)
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
@@ -48,8 +56,10 @@ __all__ = [
     "choose_ways",
     "compiled",
     "global_norm",
+    "heads_fit",
     "in_parts",
     "in_turn",
+    "innermost",
     "join",
     "layer_norms",
     "local_rank",

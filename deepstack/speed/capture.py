@@ -24,6 +24,8 @@ T = TypeVar("T")
 # Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
 # and the optimizer makes its state.
 WARM_UP = 3
+# Times the most memory held so far that must be free for a graph that can be done without.
+ROOM = 2
 # Of one graph, where a graph of all layers is too large.
 LAYERS = 250
 
@@ -59,7 +61,7 @@ def capture(
 
 
 class Again(Generic[T]):
-    """A function whose third and later calls replay a CUDA graph of it.
+    """A function whose second and later calls replay a CUDA graph of it.
 
     It takes nothing and reads, and what it gives holds, tensors that stay where they are: those
     that it gives are overwritten by the next call.  It draws no random numbers.  said, changed: as
@@ -93,6 +95,9 @@ class Again(Generic[T]):
     def record(self) -> bool:
         """Capture the function, or say why that failed."""
         torch.cuda.synchronize()
+        if torch.cuda.mem_get_info()[0] < ROOM * torch.cuda.max_memory_allocated():
+            self.refused = True  # what it holds would lack elsewhere
+            return False
         pool, random = torch.cuda.graph_pool_handle(), torch.cuda.get_rng_state()
         try:
             self.graphs, self.found = captured(self.function, pool, self.stream)

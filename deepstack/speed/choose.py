@@ -40,6 +40,7 @@ def choose_ways(
     uniform: bool,
     recompute: bool,
     inside: bool,
+    nodes: bool,
     fused: Choice,
     compiled: Choice,
     captured: Choice,
@@ -50,14 +51,15 @@ def choose_ways(
     | way      | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
     | fused    | no dropout, nothing sharded; CPU: fp32; GPU:       | see benchmarks/README.md    |
-    |          | nothing inside of sublayers                        |                             |
+    |          | nothing inside of sublayers, and small or all nodes |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
     | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
     | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
     |          | recomputed, 50 steps or more                       |                             |
 
-    inside: whether the scheme puts something inside of sublayers.  uniform: whether all layers are
+    inside: whether the scheme puts something inside of sublayers; nodes: whether a fused layer
+    would be small or consist of a GPU's nodes, but for a few sums.  uniform: whether all layers are
     alike to a compiler (DLCL's are not).  Raises ConfigError for what cannot be had together.
     """
     # key: what was chosen, and of what it needs, whether that is lacking
@@ -89,7 +91,7 @@ def choose_ways(
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
-    can_fuse = not inside if gpu else not bf16
+    can_fuse = nodes and not inside if gpu else not bf16
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
         fuse_it = fused

@@ -12,8 +12,8 @@ from torch import Tensor
 
 # How many layers' are left at the most, and how many bytes of one kind.
 LAYERS, BYTES = 64, 2**26
-# Products that may still be under way beside: what they read is kept as long.
-UNDER_WAY = 8
+# Products, and bytes that they read, that may still be under way beside: they are kept as long.
+UNDER_WAY, BYTES_UNDER_WAY = 8, 2**29
 
 
 class Lasting(Protocol):
@@ -29,7 +29,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.left: dict[Any, list[tuple[Lasting, tuple[Tensor, ...]]]] = {}
-        self.under_way: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self.under_way: deque[tuple[torch.cuda.Event, int, Any]] = deque()
 
     def add(self, what: Lasting, tensors: tuple[Tensor, ...]) -> None:
         """Leave it, until there are enough of its shape."""
@@ -51,9 +51,12 @@ class Waiting:
         other.wait_stream(now)
         with torch.cuda.stream(other):
             run(*tensors)
-            self.under_way.append((other.record_event(), (run, tensors)))
+            size = sum(tensor.nbytes for tensor in tensors)
+            self.under_way.append((other.record_event(), size, (run, tensors)))
         # What others read may be freed, and its memory used again here, once they have.
-        while len(self.under_way) > UNDER_WAY:
+        while len(self.under_way) > UNDER_WAY or (
+            len(self.under_way) > 1 and sum(s for _, s, _ in self.under_way) > BYTES_UNDER_WAY
+        ):
             now.wait_event(self.under_way.popleft()[0])
 
     def join(self) -> None:
@@ -111,6 +114,9 @@ def end(task: int) -> None:
 
 def forget() -> None:
     """A backward pass ended in an error: what it has left for later is of no use."""
+    if any(one.under_way for one in _waiting.values()):
+        if not torch.cuda.is_current_stream_capturing():
+            join()
     _waiting.clear()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.speed.gpu.nodes import weights_lowered, weights_turned
+from deepstack.speed.nodes import without_copy
 
 Layers = Sequence[nn.Module] | nn.ModuleList
 Stream = Any
@@ -64,6 +65,8 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
             return through(layers, x, memory)
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
+            for tensor in [x] if isinstance(x, Tensor) else x:
+                without_copy(tensor)  # what is kept is kept once
             x = checkpoint(through, part, x, memory, use_reentrant=False, preserve_rng_state=random)
         return x
 
@@ -80,7 +83,14 @@ def in_parts(through: Through, every: int, between: Callable[[], None]) -> Throu
             x = through(layers[first : first + every], x, memory)
         return x
 
+    vars(run)["inside"] = innermost(through)
     return run
+
+
+def innermost(through: Through) -> Through:
+    """The way by which each part goes, where it goes in parts."""
+    found: Through = getattr(through, "inside", through)
+    return found
 
 
 def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:

@@ -231,6 +231,12 @@ def with_copy(x: Tensor, copy: Tensor | None) -> Tensor:
     return x
 
 
+def without_copy(x: Any) -> None:
+    """Let x forget its copy."""
+    if isinstance(x, Tensor):
+        vars(x).pop("lower", None)
+
+
 def copy_of(x: Tensor) -> Tensor | None:
     """What `with_copy` gave, where it is still what x is."""
     found = getattr(x, "lower", None)

@@ -14,14 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.model import build_model
-from deepstack.schemes import SCHEMES
-from deepstack.speed import Processes, Ways, choose_ways, local_rank, started_by_torchrun
+from deepstack.model import Transformer, build_model
+from deepstack.model.sublayers import Attention, FeedForward
+from deepstack.schemes import SCHEMES, LayerNorm, Scheme
+from deepstack.speed import (
+    Processes,
+    Ways,
+    choose_ways,
+    heads_fit,
+    local_rank,
+    started_by_torchrun,
+)
 from deepstack.speed.choose import has_triton
 
+# Of a GPU: tokens * d_model * d_ff up to which a layer is launches, whatever it computes.
+SMALL_LAYER = 2**26
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # than it brings (measured on two cores; see choose_threads).
 SMALL_PRODUCT = 2**27
@@ -128,6 +139,8 @@ def parallel_of(config: conf.Config, processes: Processes) -> str | None:
 def ways_of(config: conf.Config, device: torch.device, processes: Processes = ALONE) -> Ways:
     """Which of the faster ways this run takes on this device."""
     runtime = config.runtime
+    tokens = config.train.batch_size * config.task.seq_len
+    layer = tokens * config.model.d_model * conf.width_inside(config)
     gpu = device.type == "cuda"
     if config.model.norm.kind == "batch" and processes.size > 1:
         key = "model.norm.kind"
@@ -141,7 +154,8 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
-        inside=gpu and puts_inside(config),
+        inside=gpu and any(len(scheme.slots) for scheme in two_layers(config).schemes),
+        nodes=gpu and (layer <= SMALL_LAYER or is_nodes(two_layers(config))),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,
@@ -175,13 +189,33 @@ def triton_version() -> str | None:
     return metadata.version("triton") if has_triton() else None
 
 
-def puts_inside(config: conf.Config) -> bool:
-    """Whether a scheme puts something inside of sublayers, which then are no chains."""
+def two_layers(config: conf.Config) -> Transformer:
+    """The model with two layers a stack and without storage."""
     few: dict[str, Any] = {"model.depth": 2}
     if config.model.decoder_depth:
         few["model.decoder_depth"] = 2
     built = build_model(conf.with_overrides(config, few), vocab_size=2, device="meta")
-    return any(len(scheme.slots) for scheme in built.model.schemes)
+    return built.model
+
+
+def is_nodes(model: Transformer) -> bool:
+    """Whether a GPU has nodes for all sublayers and norms, and one stream goes through them.
+
+    What stands between nodes is launched operation by operation.
+    """
+
+    def has_node(module: nn.Module) -> bool:
+        if isinstance(module, Attention):
+            return module.fused and heads_fit(module.o.shape[1] // module.n_heads)
+        return isinstance(module, FeedForward)
+
+    sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
+    norms = [norm for scheme in model.schemes for own in scheme.each("norms") for norm in own]
+    return (
+        all(has_node(module) for module in sublayers)
+        and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
+        and all(type(scheme).enter is Scheme.enter for scheme in model.schemes)
+    )
 
 
 def git_state() -> dict[str, Any]:

@@ -113,7 +113,9 @@ class Job:
         about = config, self.folder, self.built, on_device, self.processes, self.update
         own = PythonState(self.model)  # it says of a change once
         again = partial(Again, said=self.observer.said, changed=own.changed)
-        self.looks = Looks(*about, again if ways.captured else None)
+        # what is captured without success leaves dropout another generator
+        captured = ways.captured and not config.model.dropout
+        self.looks = Looks(*about, again if captured else None)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)

@@ -120,9 +120,9 @@ class DeviceProduct(Product):
         return small_kernels() if fits else None
 
     def splits(self, x: Tensor) -> Any:
-        """Kernels for fp32 products on tensor cores, or None."""
+        """Kernels for fp32 products on tensor cores, of which nothing goes back, or None."""
         fits = self.scale == 1.0 and x.dtype is torch.float32 and x.is_cuda and len(x) >= FEW_ROWS
-        return split_kernels() if fits else None
+        return split_kernels() if fits and torch.is_inference_mode_enabled() else None
 
     def add_gradients(self, dy: Tensor, x: Tensor) -> None:
         """Add dyᵀ x and the sum of dy over tokens."""
@@ -215,9 +215,9 @@ def weights_lowered(layers: Iterable[Any], tokens: int, dtype: torch.dtype) -> I
     """
     products = [product for product in products_of(layers) if not product.kernels(tokens)]
     for same in by_shape(products):
-        weights = stacked([product.weight for product in same]).to(dtype).unbind()
+        weights = stacked([product.weight for product in same], dtype).unbind()
         given = [product.bias for product in same if product.bias is not None]
-        biases = stacked(given).to(dtype).unbind() if given else [None] * len(same)
+        biases = stacked(given, dtype).unbind() if given else [None] * len(same)
         for product, weight, bias in zip(same, weights, biases, strict=True):
             product.lowered = weight, bias
     try:
@@ -227,16 +227,21 @@ def weights_lowered(layers: Iterable[Any], tokens: int, dtype: torch.dtype) -> I
             product.lowered = None
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape as one, (n, …): where they lie evenly apart in memory, as a view."""
+def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """Tensors of one shape as one, (n, …): where they lie evenly apart in memory, of a view.
+
+    dtype: of the result, that of the tensors where none is given.
+    """
+    kind = dtype or tensors[0].dtype
     first = tensors[0]
     places = [tensor.storage_offset() for tensor in tensors]
     apart = places[1] - places[0] if len(places) > 1 else first.numel()
     rows = range(places[0], places[0] + len(places) * apart, apart) if apart > 0 else ()
     memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     if len(memory) == 1 and places == list(rows) and all(t.is_contiguous() for t in tensors):
-        return first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
-    return torch.stack(list(tensors))
+        whole = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
+        return whole.to(kind)
+    return torch.stack([tensor.to(kind) for tensor in tensors])
 
 
 def in_turn(into: Product, between: Operation, out: Product) -> list[Operation]:
@@ -290,6 +295,7 @@ class DeviceAttention:
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
         if not flash(x.dtype):
+            q, k, v = q.float(), k.float(), v.float()  # there is none for bf16 before Ampere
             attend = aten._scaled_dot_product_efficient_attention
             y, logsumexp, seed, offset = attend(q, k, v, None, True, 0.0, self.causal)
         elif self.by_cudnn(q, k, v):
@@ -299,7 +305,7 @@ class DeviceAttention:
             attend = aten._scaled_dot_product_flash_attention
             y, logsumexp, *_, seed, offset, _ = attend(q, k, v, 0.0, self.causal)
         saved += (q, k, v, y, logsumexp, seed, offset)
-        return y.transpose(1, 2).reshape(tokens, width // 3)
+        return y.transpose(1, 2).reshape(tokens, width // 3).to(x.dtype)
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         if small := self.kernels(seq, dy.shape[1] // self.n_heads):
@@ -310,7 +316,7 @@ class DeviceAttention:
         heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
         if not flash(dy.dtype):
             *gradients, _ = aten._scaled_dot_product_efficient_attention_backward(
-                heads, q, k, v, None, y, logsumexp, seed, offset, 0.0,
+                heads.float(), q, k, v, None, y, logsumexp, seed, offset, 0.0,
                 [True, True, True, False], self.causal,
             )  # fmt: skip
         elif self.by_cudnn(q, k, v):
@@ -322,6 +328,7 @@ class DeviceAttention:
             gradients = aten._scaled_dot_product_flash_attention_backward(
                 heads, q, k, v, y, logsumexp, None, None, seq, seq, 0.0, self.causal, seed, offset
             )
+        gradients = tuple(gradient.to(dy.dtype) for gradient in gradients)
         if self.before is not None and (sums := sum_kernels()):
             if not self.before.waits(tokens):
                 dx, found = sums.merge(gradients)
@@ -348,9 +355,13 @@ def product_on(device: torch.device, kind: type[Product]) -> type[Product]:
     return ON_GPU[kind] if device.type == "cuda" else kind
 
 
+def heads_fit(d_head: int) -> bool:
+    """Whether a GPU's attention is made for heads this wide."""
+    return d_head % 8 == 0 and d_head <= 128
+
+
 def attention_on(device: torch.device, n_heads: int, d_head: int, causal: bool) -> Operation | None:
     """Self-attention on a device, or None where no kernel is made for such heads."""
     if device.type == "cuda":
-        fits = d_head % 8 == 0 and d_head <= 128
-        return DeviceAttention(n_heads, causal) if fits else None
+        return DeviceAttention(n_heads, causal) if heads_fit(d_head) else None
     return SelfAttention(n_heads, causal) if SelfAttention.available else None

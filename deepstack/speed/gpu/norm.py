@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -104,11 +104,13 @@ class _NormedByKernels(torch.autograd.Function):
 class AfterSum:
     """x <- LN(a x + G(x)) as one node, G a chain: (batch, seq, d) -> the same, in fp32.
 
+    scale: what gives a.
+
     One kernel adds, norms and makes the copy in bf16 that the next chain reads under autocast; one
     does the same on the way back, where the chain's last product adds to the gradient of a x.
     """
 
-    def __init__(self, chain: Chain, norm: DeviceNorm, scale: float) -> None:
+    def __init__(self, chain: Chain, norm: DeviceNorm, scale: Callable[[], float | None]) -> None:
         self.chain, self.norm, self.scale = chain, norm, scale
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -125,7 +127,7 @@ class AfterSum:
         half = y.dtype if save and y.dtype is not x.dtype else None
         norm = self.norm
         return norm.kernels().normed(
-            x, norm.gain, norm.bias, norm.eps, plus=y, scale=self.scale, copy=half, save=save
+            x, norm.gain, norm.bias, norm.eps, plus=y, scale=self.scale(), copy=half, save=save
         )
 
     def backward(self, dout: Tensor, saved: list[Tensor], kind: torch.dtype) -> Tensor:
@@ -133,7 +135,7 @@ class AfterSum:
         *inside, z, mean, rstd = saved
         norm, operations = self.norm, self.chain.backwards
         dx, dy, sums = norm.kernels().normed_backward(
-            dout, (z, mean, rstd), norm.gain, scale=self.scale, plus=kind
+            dout, (z, mean, rstd), norm.gain, scale=self.scale(), plus=kind
         )
         norm.leave(sums[:, :2])
         last = operations[0]
@@ -167,7 +169,7 @@ class _AfterSum(torch.autograd.Function):
         return ctx.node.backward(dout, list(ctx.saved_tensors), ctx.kind), None, None
 
 
-def after_sum(chain: Any, norm: Any, scale: float) -> AfterSum | None:
+def after_sum(chain: Any, norm: Any, scale: Callable[[], float | None]) -> AfterSum | None:
     """A sublayer, the sum after it and the norm after that as one node, or None if they cannot."""
     if not (isinstance(chain, Chain) and isinstance(norm, DeviceNorm)):
         return None
