@@ -235,10 +235,10 @@ def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:
 
 
 def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
-    x, w = (torch.ones(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x, w = (torch.ones(128, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     w[3, 5] = float("nan")
     y = torch.ops.aten._addmm_activation(w[0], x, w.t())
-    assert bool(y[:, 3].isnan().all()) and bool((y[:, :3] == 257).all())
+    assert bool(y[:, 3].isnan().all()) and bool((y[:, :3] == 129).all())
 
 
 class Listens(Observer):
