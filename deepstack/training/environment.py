@@ -142,6 +142,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
     tokens = config.train.batch_size * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
     gpu = device.type == "cuda"
+    shallow = two_layers(config) if gpu else None
     if config.model.norm.kind == "batch" and processes.size > 1:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
@@ -154,8 +155,8 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
-        inside=gpu and any(len(scheme.slots) for scheme in two_layers(config).schemes),
-        nodes=gpu and (layer <= SMALL_LAYER or is_nodes(two_layers(config))),
+        inside=shallow is not None and any(len(scheme.slots) for scheme in shallow.schemes),
+        nodes=shallow is not None and (layer <= SMALL_LAYER or is_nodes(shallow)),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,

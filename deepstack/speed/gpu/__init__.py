@@ -1,1 +1,5 @@
-"""Layers on a GPU: what stands for sublayers and norms there, and their kernels in Triton."""
+"""Layers on a GPU: what stands for sublayers and norms there, and their kernels in Triton.
+
+Triton reads a kernel's annotations as its own language: they cannot also be types, and mypy is told
+so at each kernel.
+"""

@@ -2,8 +2,9 @@
 
 Of a narrow layer every kernel takes as long as it takes to begin and to end, whatever it computes.
 What a layer's output does not wait for, the gradients of its weights, is therefore left until many
-layers' can be computed by one kernel.  A wide layer's gradients are added where its products
-compute them, a bf16 product to fp32 ones without a copy in between.
+layers' can be computed by one kernel.  A wide layer's are computed at once, on a second stream
+beside what the layers below wait for, and added where they are computed, a bf16 product to fp32
+ones without a copy in between.
 """
 
 from __future__ import annotations

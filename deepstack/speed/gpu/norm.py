@@ -34,11 +34,11 @@ class DeviceNorm:
     def __call__(self, z: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and z.requires_grad):
             return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
-        z, out = z.float(), Tensor()
+        out: Tensor
         if self.kernels() is None:
-            out = _Normed.apply(z, self)
+            out = _Normed.apply(z.float(), self)
             return out
-        out, copy = _NormedByKernels.apply(z, self)
+        out, copy = _NormedByKernels.apply(z.float(), self)
         return with_copy(out, copy)
 
     def kernels(self) -> Any:
@@ -104,10 +104,9 @@ class _NormedByKernels(torch.autograd.Function):
 class AfterSum:
     """x <- LN(a x + G(x)) as one node, G a chain: (batch, seq, d) -> the same, in fp32.
 
-    scale: what gives a.
-
-    One kernel adds, norms and makes the copy in bf16 that the next chain reads under autocast; one
-    does the same on the way back, where the chain's last product adds to the gradient of a x.
+    scale: a function that gives a.  One kernel adds, norms and makes the copy in bf16 that the next
+    chain reads under autocast; one does the same on the way back, where the chain's last product
+    adds to the gradient of a x.
     """
 
     def __init__(self, chain: Chain, norm: DeviceNorm, scale: Callable[[], float | None]) -> None:

@@ -26,8 +26,6 @@ class Tiles(NamedTuple):
 
 FORWARD, BACKWARD = Tiles(1024, 2), Tiles(2048, 2, 528)
 
-# Triton reads a kernel's annotations as its own language: they cannot also be types for mypy.
-
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
@@ -99,8 +97,8 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 class Normed(NamedTuple):
-    """z, (…, d), and mean and 1/sqrt(var + eps) of its rows, as the way back needs them; LN(z), and
-    a copy of it in bf16, or what else the sum's second term is in."""
+    """out: LN(z), (…, d); copy: the same in another precision; saved: what the way back needs, z
+    and mean and 1/sqrt(var + eps) of its rows.  The last two where they were asked for."""
 
     out: Tensor
     copy: Tensor | None

@@ -14,8 +14,6 @@ from torch import Tensor
 
 ROWS, COLUMNS, DEPTH = 32, 32, 64  # of a product's tiles
 
-# Triton reads a kernel's annotations as its own language: they cannot also be types for mypy.
-
 
 @triton.jit
 def _product(  # type: ignore[no-untyped-def]

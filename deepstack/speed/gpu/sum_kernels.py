@@ -15,8 +15,6 @@ ROWS, COLUMNS = 32, 128  # of a tile
 BLOCK = 128  # tokens of a program, which leaves one row of sums
 WARPS = 4
 
-# Triton reads a kernel's annotations as its own language: they cannot also be types for mypy.
-
 
 @triton.jit
 def _gate(  # type: ignore[no-untyped-def]
