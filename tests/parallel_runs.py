@@ -67,13 +67,14 @@ CASES: dict[str, dict[str, Any]] = {
         "runtime.recompute_every": 2,
         "runtime.banks": False,
     },
+    "muon": {"train.optimizer": "muon", "runtime.parallel": "data"},
     "bound": {"train.max_loss": 3.0},
 }
 
 
 def config_of(case: str, parallel: str = "data") -> Config:
     """The configuration of a case."""
-    return with_overrides(CONFIG, {**CASES[case], "runtime.parallel": parallel})
+    return with_overrides(CONFIG, {"runtime.parallel": parallel, **CASES[case]})
 
 
 def begin(out: Path, parallel: str) -> None:

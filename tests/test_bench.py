@@ -121,23 +121,25 @@ def test_the_other_peers_have_nearly_as_many_and_learn(name: str) -> None:
     config = config_of()
     shape = shape_of(config, 257)
     ours = sum(build_model(config, vocab_size=257, device="meta").banks.count().values())
-    model = build_peer(name, shape, CPU).model
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(ours, rel=0.02)
-    learns(config, model)
+    built = build_peer(name, shape, CPU)
+    assert sum(p.numel() for p in built.model.parameters()) == pytest.approx(ours, rel=0.02)
+    learns(config, built)
 
 
-def test_a_peers_step_trains_it_on_the_tasks_batches() -> None:
-    config = config_of()
-    learns(config, build_peer("torch", shape_of(config, 257), CPU).model)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_peers_step_trains_it_on_the_tasks_batches(optimizer: str) -> None:
+    config = config_of(**{"train.optimizer": optimizer})
+    learns(config, build_peer("torch", shape_of(config, 257), CPU))
 
 
-def learns(config: conf.Config, model: nn.Module) -> None:
+def learns(config: conf.Config, built: PeerModel) -> None:
     """The loss on the first batch falls over some steps, under clipping as configured."""
     task = build_task("text", {}, seq_len=16, seed=0)
     batch = task.train_batch(1, 2)
     inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    model = built.model
     before = mean_loss(model(inputs), targets)
-    steps = peer_steps(config, model, task, CPU)
+    steps = peer_steps(config, built, task, CPU)
     assert all(next(steps) > 0 for _ in range(8))
     largest = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     assert largest <= 1.0 + 1e-4

@@ -60,7 +60,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
      "f.yaml:1:8: model: found the list [6]; allowed a section with the keys scheme"),
     "number for a section": ("model: 6", "model: found 6; allowed a section with the keys scheme"),
     "wrong literal": ("train: {optimizer: AdmaW}",
-     "found 'AdmaW'; allowed adamw, adam, sgd; did you mean 'adamw'?"),
+     "found 'AdmaW'; allowed adamw, adam, sgd, muon; did you mean 'adamw'?"),
     "literal or number": ("log: {layers_every: lgo}",
      "log.layers_every: found 'lgo'; allowed an integer from 0 … or log; did you mean 'log'?"),
     "one beta": ("train: {betas: [0.9]}", "train.betas: found the list [0.9]; allowed a list of 2"),

@@ -247,6 +247,7 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
         "model.init",
         "task",
         "train",
+        "train.muon",
         "log",
         "runtime",
     }
@@ -256,11 +257,16 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
     }
 
 
+SECTIONS = (
+    conf.Model, conf.Norm, conf.Init, conf.Task, conf.Train, conf.Muon, conf.Log, conf.Runtime,
+)  # fmt: skip
+
+
 def test_every_key_has_a_description_in_python_too() -> None:
-    for model in (conf.Model, conf.Norm, conf.Init, conf.Task, conf.Train, conf.Log, conf.Runtime):
+    for model in SECTIONS:
         assert model.__doc__
         for key, field in model.model_fields.items():
-            assert field.description or key in ("norm", "init"), key
+            assert field.description or key in ("norm", "init", "muon"), key
 
 
 def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:

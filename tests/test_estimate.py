@@ -9,7 +9,7 @@ from small_runs import small
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import estimate
+from deepstack.config import estimate, too_large
 from deepstack.diagnostics.watch import TOGETHER
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.speed import FEW_STEPS
@@ -45,6 +45,7 @@ def test_parameter_count_is_that_of_the_model() -> None:
         ("model.dropout=0.1", True),
         ("model.d_ff=512", True),
         ("train.optimizer=sgd", False),
+        ("train.optimizer=muon", False),
         ("train.trainable=[q]", False),
         ("train.precision=bf16", False),
         ("log.layers_every=0", False),
@@ -109,8 +110,8 @@ def test_memory_estimate_of_a_known_run() -> None:
 
 
 def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "machine_memory", lambda: 2**30)
-    monkeypatch.setattr(estimate, "on_gpu", lambda config: False)
+    monkeypatch.setattr(too_large, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(too_large, "on_gpu", lambda config: False)
     conf.refuse_absurd(conf.Config())
     with pytest.raises(ConfigError) as error:
         conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))

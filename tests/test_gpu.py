@@ -45,7 +45,7 @@ def test_the_same_config_twice_is_the_same_bytes(name: str, precision: str, tmp_
     assert log_of(one) == log_of(two)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon"])
 def test_banks_are_plain_parameters_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
     given = config(train__optimizer=optimizer, train__momentum=0.9, train__weight_decay=0.1)
     banks = deepstack.train(given, out=tmp_path / "a")

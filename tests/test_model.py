@@ -149,7 +149,7 @@ def run_steps(config: Config, steps: int = 5, **options: object):
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
-@pytest.mark.parametrize("optimizer", some(["adamw", "adam", "sgd"], 3))
+@pytest.mark.parametrize("optimizer", some(["adamw", "muon", "adam", "sgd"], 4))
 @pytest.mark.parametrize("clip", some([0.05, None], 2))
 def test_banks_are_plain_parameters_bit_for_bit(
     name: str, optimizer: str, clip: float | None

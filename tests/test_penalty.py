@@ -152,9 +152,11 @@ def test_it_goes_on_byte_for_byte_and_with_plain_storage_too(tmp_path: Path) -> 
 
 
 def test_parameters_that_are_cut_are_refused() -> None:
-    from deepstack.speed.sharded import ShardedBanks
+    from deepstack.speed import ShardedBank
 
     chosen = config(train__spectral_penalty=0.1)
-    cut = SimpleNamespace(banks=ShardedBanks.__new__(ShardedBanks))
+    bank = ShardedBank.__new__(ShardedBank)
+    bank.stack, bank.start = "encoder", "matrix"
+    cut = SimpleNamespace(trained=[bank])
     with pytest.raises(ConfigError, match=r"runtime\.parallel=data"):
         SpectralPenalty(chosen, cut, SimpleNamespace(size=2))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import Registry, import_all, nearest
 
 LITERALS = {
-    "optimizer": ["adamw", "adam", "sgd"],
+    "optimizer": ["adamw", "adam", "sgd", "muon"],
     "schedule": ["constant", "linear", "cosine", "inverse_sqrt"],
     "distribution": ["xavier_normal", "xavier_uniform"],
     "head": ["tied", "separate", "bert"],

@@ -72,6 +72,7 @@ def assert_equal(one: Run, two: Run) -> None:
 KINDS: list[dict[str, Any]] = [
     {"train__optimizer": "sgd", "train__momentum": 0.9},
     {"train__optimizer": "adam", "train__clip": None},
+    {"train__optimizer": "muon", "train__weight_decay": 0.1},
     {"model__dropout": 0.1},
     {"train__precision": "bf16"},
     {"runtime__recompute_every": 2},

@@ -54,34 +54,50 @@ def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
     return built
 
 
-def peer_optimizer(train: conf.Train, model: nn.Module) -> torch.optim.Optimizer:
+def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
     """torch's optimizer as a user of another library makes it: every setting not named is torch's.
 
     One group of all parameters; whether it is fused or goes tensor by tensor is torch's choice.
+    With Muon there are two: its own for the matrices of the layers, AdamW for all else.
     """
-    parameters = list(model.parameters())
+    parameters = list(built.model.parameters())
     if train.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)
-    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
-    return kind(
+        return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
+    found: list[torch.optim.Optimizer] = []
+    if train.optimizer == "muon":
+        matrices = [p for p in built.stack.parameters() if p.ndim == 2]
+        parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
+        found += [
+            torch.optim.Muon(
+                matrices,
+                lr=train.lr,
+                weight_decay=train.weight_decay,
+                momentum=train.muon.momentum,
+                ns_steps=train.muon.ns_steps,
+                adjust_lr_fn=train.muon.adjust_lr,
+            )
+        ]
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+    others = kind(
         parameters,
         lr=train.lr,
         betas=(train.betas[0], train.betas[1]),
         eps=train.eps,
         weight_decay=train.weight_decay,
     )
+    return [*found, others]
 
 
 def peer_steps(
-    config: conf.Config, model: nn.Module, task: Task, device: torch.device
+    config: conf.Config, built: PeerModel, task: Task, device: torch.device
 ) -> Iterator[float]:
     """Seconds of one step after the other: batch, zero_grad, forward, backward, clip, step.
 
     The batches are those of deepstack's own steps; nothing is logged.  On a GPU the time ends when
     the work has ended.
     """
-    train = config.train
-    optimizer = peer_optimizer(train, model)
+    train, model = config.train, built.model
+    optimizers = peer_optimizers(train, built)
     bf16 = train.precision == "bf16"
     step = 0
     with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
@@ -89,13 +105,14 @@ def peer_steps(
             step += 1
             began = time.perf_counter()
             inputs, targets = to_device(task.train_batch(step, train.batch_size), device)
-            optimizer.zero_grad()
+            model.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 logits = model(inputs)
             mean_loss(logits, targets).backward()
             if train.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             yield time.perf_counter() - began

@@ -77,9 +77,9 @@ class Row:
     def _start(self) -> Iterator[float]:
         if self.name in OWN:
             return deepstack_steps(self.config, logged=self.name == LOGGED)
-        model = build_peer(self.name, self.shape, self.device).model
-        self.parameters = sum(p.numel() for p in model.parameters())
-        return peer_steps(self.config, model, self.task, self.device)
+        built = build_peer(self.name, self.shape, self.device)
+        self.parameters = sum(p.numel() for p in built.model.parameters())
+        return peer_steps(self.config, built, self.task, self.device)
 
 
 def memory_line(name: str) -> float:

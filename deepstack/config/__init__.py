@@ -3,11 +3,9 @@
 from deepstack.config.estimate import (
     depths,
     disk_estimate,
-    machine_memory,
     memory_estimate,
     memory_terms,
     parameter_count,
-    refuse_absurd,
     width_inside,
 )
 from deepstack.config.identity import (
@@ -27,11 +25,23 @@ from deepstack.config.load import (
     with_overrides,
 )
 from deepstack.config.names import checked_study
-from deepstack.config.schema import ROLES, Config, Init, Log, Model, Norm, Runtime, Task, Train
+from deepstack.config.schema import (
+    ROLES,
+    Config,
+    Init,
+    Log,
+    Model,
+    Muon,
+    Norm,
+    Runtime,
+    Task,
+    Train,
+)
 from deepstack.config.study import Combination, Study, load_study, parse_study
 from deepstack.config.study_rules import Override
 from deepstack.config.study_schema import json_schema
 from deepstack.config.template import annotated_defaults
+from deepstack.config.too_large import machine_memory, refuse_absurd
 from deepstack.config.write import to_yaml, yaml_of
 
 __all__ = [
@@ -41,6 +51,7 @@ __all__ = [
     "Init",
     "Log",
     "Model",
+    "Muon",
     "Norm",
     "Override",
     "Runtime",

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepstack.config.schema import Config
-from deepstack.errors import ConfigError
+from deepstack.config.schema import MATRICES, Config
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
-# far more than the machine has is refused; a little more is for the run itself to find out
-ABSURD = 4
-GPU_BYTES = 192 * 2**30
-
 # measured: a process that has imported torch and taken one step of a small model; and what the
 # modules of a layer and its operations, as a graph or a list, take besides what they compute
 PROCESS_BYTES = 320 * 2**20
@@ -148,7 +143,6 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
     chosen = by_role if train.trainable == "all" else train.trainable
     trained = sum(by_role.get(role, 0) for role in chosen) * _FP32
     largest = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
-    moments = {"adamw": 2, "adam": 2, "sgd": int(train.momentum > 0)}[train.optimizer]
     sizes = _sizes(config, train.batch_size)
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
@@ -157,8 +151,8 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "weights": weights,
         "gradients": trained,
-        "optimizer moments": moments * trained,
-        "temporaries of the optimizer": (2 if moments == 2 else 1) * largest,
+        "optimizer moments": moments(config, by_role),
+        "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
         "activations": activations(config, with_probe),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
@@ -195,20 +189,30 @@ def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
     return sum(memory_terms(config, vocab_size).values())
 
 
+def moments(config: Config, by_role: Mapping[str, int]) -> int:
+    """Bytes that the optimizer remembers of the parameters that are trained."""
+    train = config.train
+    each = {"adamw": 2, "adam": 2, "sgd": int(train.momentum > 0), "muon": 2}[train.optimizer]
+    chosen = by_role if train.trainable == "all" else train.trainable
+    of_muon = MATRICES if train.optimizer == "muon" else ()
+    numbers = {role: 1 if role in of_muon else each for role in chosen}
+    return _FP32 * sum(count * by_role.get(role, 0) for role, count in numbers.items())
+
+
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
     """Bytes on the disk: of the finished run, and at the most while it is being trained.
 
     The first are its weights and logs, the second two checkpoints and the draft of a third.
     """
-    weights = _FP32 * sum(parameter_count(config, vocab_size).values())
-    moments = {"adamw": 2, "adam": 2, "sgd": int(config.train.momentum > 0)}[config.train.optimizer]
+    by_role = parameter_count(config, vocab_size)
+    weights = _FP32 * sum(by_role.values())
     logs = BYTES_PER_STEP * config.train.steps + 2**16
     if every := config.log.layers_every:
         looks = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
             config.train.steps / every
         )  # fmt: skip
         logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (looks + 2))
-    return weights + logs, 3 * (weights * (1 + moments) + logs) + logs
+    return weights + logs, 3 * (weights + moments(config, by_role) + logs) + logs
 
 
 def activations(config: Config, sizes: _Sizes) -> int:
@@ -305,94 +309,3 @@ def _sizes(config: Config, batch: int) -> _Sizes:
         normed=model.norm.kind in ("rms", "dynamic_tanh"),
         matmul=_BF16 if config.train.precision == "bf16" else _FP32,
     )
-
-
-def machine_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or less under a cgroup's limit."""
-    found = []
-    try:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        pass
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = Path("/sys/fs/cgroup", name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            found.append(int(text))
-    return min(filter(None, found), default=16 * 2**30)
-
-
-def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
-    """ConfigError, with the estimate, for a run that this machine could never hold.
-
-    The error's key is the size that is furthest above its default; the message says how large it
-    may be.  A run a little too large is let through: a GPU may have more memory than the machine.
-    """
-    memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
-    needed = memory_estimate(config, vocab_size)
-    if needed <= ABSURD * memory:
-        return
-    key = _largest(config)
-    fits = _largest_that_fits(config, key, vocab_size, memory)
-    raise ConfigError(
-        f"{key}: found {_get(config, key)}, a run of about {readable(needed)}; "
-        f"allowed what fits into {readable(memory)}"
-        + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
-        key=key,
-    )
-
-
-def beyond(key: str, value: int) -> str:
-    """What a run of defaults but for one of `SIZES` needs, when this machine has less, else ''."""
-    needed, memory = memory_estimate(_changed(Config(), key, value)), machine_memory()
-    if needed <= memory:
-        return ""
-    return f"; such a run needs about {readable(needed)}, and {readable(memory)} are here"
-
-
-def readable(size: float) -> str:
-    """Bytes for people: '3.2 GiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:,.0f} PiB"
-
-
-SIZES = (
-    "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
-    "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
-)  # fmt: skip
-
-
-def _get(config: Config, key: str) -> int:
-    section, name = key.split(".")
-    return int(getattr(getattr(config, section), name) or 0)  # 0 where it follows another
-
-
-def _largest(config: Config) -> str:
-    usual = Config()
-    given = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
-    return max(given, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
-
-
-def _changed(config: Config, key: str, value: int) -> Config:
-    section, name = key.split(".")
-    values = {name: value}
-    if key == "model.d_model" and "d_ff" not in config.model.model_fields_set:
-        values["d_ff"] = 4 * value
-    inner = getattr(config, section).model_copy(update=values)
-    return config.model_copy(update={section: inner})
-
-
-def _largest_that_fits(config: Config, key: str, vocab_size: int, memory: int) -> int:
-    """The largest value of one size under which the run fits, to two digits; 0 for none."""
-    low, high = 0, _get(config, key)
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        fits = memory_estimate(_changed(config, key, middle), vocab_size) <= memory
-        low, high = (middle, high) if fits else (low, middle)
-    step = 10 ** max(0, len(str(low)) - 2)
-    return low // step * step

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.config import estimate
+from deepstack.config import too_large
 from deepstack.config.schema import IDENTIFIER, ROLES, RUN_NAME, Config
 from deepstack.config.walk import Path, Schema, alternatives, at, keys, sections
 from deepstack.errors import ConfigError
@@ -156,8 +156,8 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
             text += f"; did you mean {spelt}, in deepstack sweep?"
         elif "," in node.value:
             text += "; several values make a sweep: deepstack sweep"
-    if type(node.value) is int and node.value > 1 and dotted in estimate.SIZES:
-        text += estimate.beyond(dotted, node.value)
+    if type(node.value) is int and node.value > 1 and dotted in too_large.SIZES:
+        text += too_large.beyond(dotted, node.value)
     return Problem(node.where, dotted, text)
 
 

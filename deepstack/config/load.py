@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from deepstack.config import estimate
+from deepstack.config import too_large
 from deepstack.config.explain import meant_in_full, raise_all, validate
 from deepstack.config.schema import Config
 from deepstack.config.walk import keys
@@ -254,7 +254,7 @@ def together(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
 def refuse_absurd_tree(config: Config, tree: Node) -> None:
     """`refuse_absurd` with the place of the key that makes the run too large."""
     try:
-        estimate.refuse_absurd(config)
+        too_large.refuse_absurd(config)
     except ConfigError as error:
         node = tree.at(tuple((error.key or "").split(".")))
         raise ConfigError(f"{node.where}: {error}", key=error.key) from None

@@ -26,6 +26,7 @@ Role = Literal[
     "norm_gain", "norm_bias", "final_norm", "scheme", "embedding", "position", "head",
 ]  # fmt: skip
 ROLES: tuple[str, ...] = get_args(Role)
+MATRICES = ROLES[: ROLES.index("bias")]  # of the layers
 
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
@@ -85,15 +86,19 @@ def _only_with(
 ) -> Any:
     """The value, refused where it is not the default and another key makes it meaningless."""
     usual, other = section.model_fields[info.field_name].default, key.rpartition(".")[2]
+    found, no_more = value, usual
+    if isinstance(value, BaseModel):
+        found = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
+        no_more = "none of it"
     if value != usual and info.data.get(other) not in (None, *allowed):
         raise PydanticCustomError(
             "relation",
             "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
             {
-                "value": value,
+                "value": found,
                 "key": key,
                 "given": info.data[other],
-                "usual": "null" if usual is None else usual,
+                "usual": "null" if usual is None else no_more,
                 "ok": " or ".join(allowed),
             },
         )
@@ -220,6 +225,17 @@ class Task(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
+class Muon(_Section):
+    """What train.optimizer=muon does to the matrices of the layers; all else is AdamW's."""
+
+    momentum: Fraction = 0.95
+    """The momentum, Nesterov's."""
+    ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
+    """Newton-Schulz steps that orthogonalise an update."""
+    adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """What lr is multiplied by: 0.2 sqrt(max(n_out, n_in)), or sqrt(max(1, n_out/n_in))."""
+
+
 class Train(_Section):
     """Optimisation and evaluation.  Times are in steps."""
 
@@ -227,8 +243,8 @@ class Train(_Section):
     """The number of optimizer steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    """The optimizer, torch's own."""
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    """The optimizer; 'muon' moves the layers' matrices, and adamw the other parameters."""
     lr: Annotated[float, Field(gt=0, le=1e6)] = 1e-3
     """The learning rate after warm-up."""
     betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] = (0.9, 0.98)
@@ -237,6 +253,7 @@ class Train(_Section):
     """What is added to the square root of the second moment."""
     momentum: Fraction = 0.0
     """The momentum of sgd."""
+    muon: Muon = Muon()
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
     """The learning rate after warm-up; 'linear', 'cosine': to 0, one step after the last."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
@@ -264,6 +281,11 @@ class Train(_Section):
     """Steps between evaluations on held-out batches; 0: only at the start and the end."""
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
+
+    @field_validator("muon")
+    @classmethod
+    def _muon_is_of_muon(cls, value: Any, info: Any) -> Any:
+        return _only_with(cls, info, value, "train.optimizer", ("muon",))
 
     @field_validator("decay_period")
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deepstack.config import estimate
+from deepstack.config import too_large
 from deepstack.config.explain import raise_all, validate
 from deepstack.config.load import (
     not_of_a_probe,
@@ -243,7 +243,7 @@ def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
     nodes = dict(_pairs(axes))
     for sizes in _largest(study):
         try:
-            estimate.refuse_absurd(with_overrides(study.base, sizes))
+            too_large.refuse_absurd(with_overrides(study.base, sizes))
         except ConfigError as error:
             key = error.key or ""
             node = nodes.get(key) or tree.at(tuple(key.split(".")))
@@ -253,7 +253,7 @@ def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
 def _largest(study: Study) -> Iterator[dict[str, Any]]:
     """The sizes of the cells that can be the largest, those first that multiply to most."""
     found = {
-        tuple(sorted((k, v) for k, v in cell.settings.items() if k in estimate.SIZES and v))
+        tuple(sorted((k, v) for k, v in cell.settings.items() if k in too_large.SIZES and v))
         for cell in study.combinations()
     }
     # whether the heads divide the width is a question for each combination, and not for its size

@@ -15,11 +15,12 @@ from deepstack.speed.layers import (
     run_fused,
     run_layers,
 )
+from deepstack.speed.muon import Muon
 from deepstack.speed.nodes import OPERATIONS, Chain, Product
 from deepstack.speed.parallel import Processes, join, local_rank, lost, started_by_torchrun
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 from deepstack.speed.replay import replaying
-from deepstack.speed.sharded import ShardedBanks, sharded_norm, sharded_sum
+from deepstack.speed.sharded import ShardedBank, ShardedBanks, sharded_norm, sharded_sum
 from deepstack.speed.step import (
     Made,
     Measured,
@@ -41,10 +42,12 @@ __all__ = [
     "Choice",
     "Made",
     "Measured",
+    "Muon",
     "Probe",
     "Processes",
     "Product",
     "RoleParameter",
+    "ShardedBank",
     "ShardedBanks",
     "Step",
     "Through",

@@ -1,4 +1,4 @@
-"""torch's own optimizers over the banks, one parameter group a treatment."""
+"""torch's own optimizers over the banks, or Muon, one parameter group a treatment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
+from deepstack.errors import ConfigError
 from deepstack.schemes import Optim
-from deepstack.speed import Bank
+from deepstack.speed import Bank, Muon, ShardedBank
 
 
 def make_optimizer(
@@ -19,20 +20,28 @@ def make_optimizer(
     optim: Callable[[str], Optim] = lambda role: Optim(),
     capturable: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW, Adam or SGD, fused; a group's learning rate is lr(t) times its 'factor'.
+    """AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) times its 'factor'.
 
-    optim: what the scheme multiplies a role's learning rate, decay and epsilon with.  capturable:
-    learning rates are tensors, which a captured or replayed step reads anew at every step; on a GPU
-    they always are, so that an eager step rounds as a captured one.  Weight decay touches matrices
-    and tables (embedding, position, head), never a bias or a norm.
+    Muon moves the layers' matrices, AdamW all else.  optim: what the scheme multiplies a role's
+    learning rate, decay and epsilon with.  capturable: learning rates are tensors, which a captured
+    or replayed step reads anew at every step; on a GPU they always are, so that an eager step
+    rounds as a captured one.  Weight decay touches matrices and tables (embedding, position, head),
+    never a bias or a norm.  Raises ConfigError for Muon where processes have parts of matrices.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
+    of_matrices: list[dict[str, Any]] = []
     for bank in banks:
         own = optim(bank.roles[0])
         factor = train.lr_factor(bank.roles[0]) * own.lr
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
         decay *= own.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
+        if train.optimizer == "muon" and bank.in_layers and bank.start == "matrix":
+            refuse_parts(bank, "train.optimizer")
+            number, (rows, columns) = len(bank.roles), bank.shape
+            shape = (number, rows // number, columns)
+            of_matrices.append(fresh | {"params": bank.parameters, "shape": shape})
+            continue
         if train.optimizer != "sgd":
             fresh["eps"] = train.eps * own.eps
         groups.setdefault((factor, decay, own.eps), fresh)["params"] += bank.parameters
@@ -43,14 +52,30 @@ def make_optimizer(
     if capturable or on_gpu:
         # Kernels of a GPU read a rate of 32 bits; those of a CPU read one as exact as a float.
         dtype = torch.float32 if on_gpu else torch.float64
-        for group in settings:
+        for group in settings + of_matrices:
             group["lr"] = torch.tensor(train.lr, device=device, dtype=dtype)
     if train.optimizer == "sgd":
         return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
-    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
     betas = (train.betas[0], train.betas[1])
     more = {"capturable": True} if capturable and on_gpu else {}
-    return kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
+    adam = None
+    if settings:
+        adam = kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
+        if not of_matrices:
+            return adam
+    dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
+    return Muon(of_matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())
+
+
+def refuse_parts(bank: Bank, key: str) -> None:
+    """ConfigError for a bank of which every process has a part: `key` needs whole matrices."""
+    if isinstance(bank, ShardedBank):
+        raise ConfigError(
+            f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+            "allowed with runtime.parallel=data",
+            key=key,
+        )
 
 
 def leave_the_compiler_out() -> None:
@@ -80,8 +105,12 @@ def optimizer_state(
     return state
 
 
-def remembered(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What the optimizer keeps of every parameter after its first step."""
+def remembered(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
+    """What the optimizer keeps of every parameter of a bank after its first step."""
+    if isinstance(optimizer, Muon):
+        of_matrices = {p for group in optimizer.matrices for p in group["params"]}
+        if bank.parameters[0] in of_matrices:
+            return ("momentum_buffer",)
     if isinstance(optimizer, torch.optim.SGD):
         return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
     return "step", "exp_avg", "exp_avg_sq"
@@ -94,7 +123,7 @@ def load_optimizer_state(
 
     Raises ValueError for a state that is not that of all these banks and no others.
     """
-    wanted = {f"{bank.key}/{name}" for bank in banks for name in remembered(optimizer)}
+    wanted = {f"{bank.key}/{name}" for bank in banks for name in remembered(optimizer, bank)}
     if wrong := wanted ^ set(state):
         raise ValueError(f"its optimizer is not this run's ({min(wrong)})")
     for key, joined in state.items():

@@ -15,11 +15,10 @@ from deepstack.diagnostics.spectral import (
     tall,
     top_singular_vectors,
 )
-from deepstack.errors import ConfigError
 from deepstack.model.build import Built
 from deepstack.speed import Bank, Processes
 from deepstack.speed.banks import joined
-from deepstack.speed.sharded import ShardedBanks
+from deepstack.training.optimizer import refuse_parts
 
 
 class SpectralPenalty:
@@ -43,13 +42,9 @@ class SpectralPenalty:
         self.banks: list[Bank] = []
         if not self.strength:
             return
-        if isinstance(built.banks, ShardedBanks):
-            raise ConfigError(
-                "train.spectral_penalty: it needs whole matrices, and runtime.parallel="
-                "fully_sharded cuts them; allowed with runtime.parallel=data",
-                key="train.spectral_penalty",
-            )
         self.banks = [b for b in built.trained if b.in_layers and b.start == "matrix"]
+        for bank in self.banks:
+            refuse_parts(bank, "train.spectral_penalty")
         small = {min(shape_of(bank)) for bank in self.banks}
         device = next(built.model.parameters()).device
         self.start = {n: start_vectors(n, VECTORS, device) for n in small}

@@ -1,0 +1,105 @@
+"""Runs that this machine could never hold are refused, with the size that makes them too large."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deepstack.config.estimate import BYTES_VOCABULARY, memory_estimate, on_gpu
+from deepstack.config.schema import Config
+from deepstack.errors import ConfigError
+
+# far more than the machine has is refused; a little more is for the run itself to find out
+ABSURD = 4
+GPU_BYTES = 192 * 2**30
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or less under a cgroup's limit."""
+    found = []
+    try:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = Path("/sys/fs/cgroup", name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            found.append(int(text))
+    return min(filter(None, found), default=16 * 2**30)
+
+
+def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
+    """ConfigError, with the estimate, for a run that this machine could never hold.
+
+    The error's key is the size that is furthest above its default; the message says how large it
+    may be.  A run a little too large is let through: a GPU may have more memory than the machine.
+    """
+    memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
+    needed = memory_estimate(config, vocab_size)
+    if needed <= ABSURD * memory:
+        return
+    key = _largest(config)
+    fits = _largest_that_fits(config, key, vocab_size, memory)
+    raise ConfigError(
+        f"{key}: found {_get(config, key)}, a run of about {readable(needed)}; "
+        f"allowed what fits into {readable(memory)}"
+        + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
+        key=key,
+    )
+
+
+def beyond(key: str, value: int) -> str:
+    """What a run of defaults but for one of `SIZES` needs, when this machine has less, else ''."""
+    needed, memory = memory_estimate(_changed(Config(), key, value)), machine_memory()
+    if needed <= memory:
+        return ""
+    return f"; such a run needs about {readable(needed)}, and {readable(memory)} are here"
+
+
+def readable(size: float) -> str:
+    """Bytes for people: '3.2 GiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.0f} PiB"
+
+
+SIZES = (
+    "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
+    "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
+)  # fmt: skip
+
+
+def _get(config: Config, key: str) -> int:
+    section, name = key.split(".")
+    return int(getattr(getattr(config, section), name) or 0)  # 0 where it follows another
+
+
+def _largest(config: Config) -> str:
+    usual = Config()
+    given = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
+    return max(given, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
+
+
+def _changed(config: Config, key: str, value: int) -> Config:
+    section, name = key.split(".")
+    values = {name: value}
+    if key == "model.d_model" and "d_ff" not in config.model.model_fields_set:
+        values["d_ff"] = 4 * value
+    inner = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: inner})
+
+
+def _largest_that_fits(config: Config, key: str, vocab_size: int, memory: int) -> int:
+    """The largest value of one size under which the run fits, to two digits; 0 for none."""
+    low, high = 0, _get(config, key)
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        fits = memory_estimate(_changed(config, key, middle), vocab_size) <= memory
+        low, high = (middle, high) if fits else (low, middle)
+    step = 10 ** max(0, len(str(low)) - 2)
+    return low // step * step

@@ -1,0 +1,135 @@
+"""Muon on the banks: matrices of many layers are orthogonalised at once, in batched products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepstack.speed.step import bare_step
+
+# a, b, c of Jordan 2024: the steepest quintic at 0 that keeps singular values within 0.68 to 1.14.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Of a gradient: below, squares are no longer numbers of 32 bits.  The papers' 1e-7 is more than
+# gradients of layers far from the loss may have.
+LEAST_NORM = 1e-18
+# Numbers orthogonalised at a time, some tens of narrow layers: what caches hold; on a GPU, what
+# keeps it busy.
+AT_A_TIME, AT_A_TIME_ON_GPU = 2**19, 2**26
+
+Rows = tuple[Tensor, Tensor, Tensor]  # W, g and B of one layer or more, (layers, padded size)
+
+
+class Muon(torch.optim.Optimizer):
+    """B <- mu B + (1 - mu) g;  W <- (1 - lr decay) W - lr s O((1 - mu) g + mu B), W a matrix.
+
+    O: `orthogonalised`; s: 0.2 sqrt(max(n_out, n_in)), so that entries move as much as AdamW's, Liu
+    et al. 2025, arXiv:2502.16982, section 2.2, or sqrt(max(1, n_out/n_in)), that of Jordan's code.
+    Jordan et al. 2024, kellerjordan.github.io/posts/muon; the momentum is Nesterov's.  Their code
+    rounds to bf16 before O; here it is as exact as `dtype`.
+
+    Like torch's fused optimizers it divides gradients by `grad_scale` and does nothing where
+    `found_inf` is 1, without the host's knowing.
+
+    groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, that of the
+    matrices in a row (number, n_out, n_in); `weight_decay`.  others: the optimizer of all other
+    parameters, whose groups and state count as this one's; None where there are no others.
+    adjust_lr: which s, 'match_rms_adamw' or 'original', torch's names for them.
+    """
+
+    found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        others: torch.optim.Optimizer | None,
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        ns_steps: int = 5,
+        adjust_lr: str = "match_rms_adamw",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+        self.matrices = list(self.param_groups)
+        self.others, self.dtype = others, dtype
+        self.ns_steps, self.adjust_lr = ns_steps, adjust_lr
+        if others is not None:
+            others.state = self.state
+            self.param_groups += others.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of everything."""
+        told: Any = self.others  # of found_inf and grad_scale, which no class of torch's declares
+        if told is not None:
+            told.found_inf, told.grad_scale = self.found_inf, self.grad_scale
+            bare_step(told)()
+        for group in self.matrices:
+            for p in group["params"]:
+                if p not in self.state:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            self._move(group)
+
+    def _move(self, group: dict[str, Any]) -> None:
+        """W and B of one bank, some layers at a time."""
+        number, n_out, n_in = group["shape"]
+        size, momentum = number * n_out * n_in, group["momentum"]
+        stop = None if self.found_inf is None else self.found_inf.to(torch.bool)
+        share = 0.2 * max(n_out, n_in) ** 0.5
+        if self.adjust_lr == "original":
+            share = max(1.0, n_out / n_in) ** 0.5
+        rate, decay = group["lr"] * share, group["lr"] * group["weight_decay"]
+        if self.found_inf is not None:
+            decay = decay * (1.0 - self.found_inf)
+        for some in self._together(group["params"], size):
+            ahead = []
+            for _, gradient, buffer in some:
+                if self.grad_scale is not None:
+                    gradient = gradient / self.grad_scale
+                moved = torch.lerp(buffer, gradient, 1.0 - momentum)
+                buffer.copy_(moved if stop is None else torch.where(stop, buffer, moved))
+                ahead.append(torch.lerp(gradient, moved, momentum)[:, :size])
+            matrices = torch.cat(ahead).view(-1, n_out, n_in).to(self.dtype)
+            step = orthogonalised(matrices, self.ns_steps).reshape(-1, size).float().mul_(rate)
+            if stop is not None:
+                step.masked_fill_(stop, 0.0)
+            parts = step.split([len(weights) for weights, _, _ in some])
+            for (weights, _, _), part in zip(some, parts, strict=True):
+                if group["weight_decay"]:
+                    weights.mul_(1.0 - decay)
+                weights[:, :size].sub_(part)
+
+    def _together(self, parameters: Sequence[Tensor], size: int) -> Iterator[list[Rows]]:
+        """What is orthogonalised at a time, the same whether layers are rows or tensors."""
+        at_a_time = AT_A_TIME_ON_GPU if parameters[0].is_cuda else AT_A_TIME
+        layers = max(1, at_a_time // size)
+        rows: list[Rows] = []
+        for p in parameters:
+            assert p.grad is not None
+            buffer = self.state[p]["momentum_buffer"]
+            parts = (t.split(layers) for t in (p.detach(), p.grad, buffer))
+            rows += zip(*parts, strict=True)
+        step = layers if len(parameters) > 1 else 1
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step]
+
+
+def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
+    """O(G) ~ U Vᵀ of each G = U S Vᵀ, its singular values 0.68 to 1.14 but for the smallest.
+
+    X_0 = G/‖G‖_F,  X <- a X + (b A + c A²) X with A = X Xᵀ: five Newton-Schulz steps.  matrices:
+    (batch, n_out, n_in).  Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x
