@@ -85,6 +85,20 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
         ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
         ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
         (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary",
+            (1039, 944),
+        ),
+        (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary "
+            "model.qk_norm=true model.norm.kind=rms",
+            (1301, 1191),
+        ),
+        (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 "
+            "train.optimizer=muon",
+            (1738, 1473),
+        ),
+        (
             "model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4",
             (2158, 2157),
         ),

@@ -89,6 +89,7 @@ KINDS: list[dict[str, Any]] = [
     {"task__name": "copy"},
     {"train__lr_factors": {"w1": 0.5}},
     {"model__positions": "sinusoidal"},
+    {"model__positions": "rotary", "model__qk_norm": True},
     {"model__norm__bias": False},
     {"train__trainable": ["norm_gain"]},
     # rows of a batch norm that do not lie side by side, of which torch's form that writes is wrong

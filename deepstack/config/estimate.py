@@ -44,8 +44,9 @@ def parameter_count(
     crossing = 0 if merged else beside  # layers that have a cross-attention of its own
     sublayers = 2 * every + crossing
     # dynamic_tanh has a scalar beside its gain
-    gain = d * model.norm.gain + int(model.norm.kind == "dynamic_tanh")
-    bias = d * model.norm.bias
+    scalar = int(model.norm.kind == "dynamic_tanh")
+    gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
+    of_heads, d_head = 2 * (every + crossing) * model.qk_norm, d // model.n_heads
     own = model.norm.final_gain
     final_gain = gain if own is None else gain + d * (own - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
@@ -55,8 +56,9 @@ def parameter_count(
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
         "bias": (every * (4 * d + d_ff + d) + crossing * 4 * d) * model.bias,
-        "norm_gain": sublayers * norms_per_sublayer * gain,
-        "norm_bias": sublayers * norms_per_sublayer * bias,
+        "norm_gain": sublayers * norms_per_sublayer * gain
+        + of_heads * (d_head * model.norm.gain + scalar),
+        "norm_bias": sublayers * norms_per_sublayer * bias + of_heads * d_head * model.norm.bias,
         "final_norm": (1 + bool(beside)) * (final_gain + bias) * int(final_norm),
         "scheme": every * scheme_parameters,
         "embedding": vocab_size * d,
@@ -100,6 +102,7 @@ class _Sizes:
     d_ff: int
     dropout: bool
     normed: bool  # whether a norm keeps its output before the gain
+    qk: bool  # whether queries and keys are normed or turned
     matmul: int  # bytes of a number that a matrix product reads and writes
 
 
@@ -109,6 +112,8 @@ SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
      lambda s: s.b * s.n * s.d * s.matmul),
     ("attention", "queries, keys and values, the one output of that product",
      lambda s: 3 * s.b * s.n * s.d * s.matmul),
+    ("attention", "queries and keys once more, normed or turned",
+     lambda s: 2 * s.b * s.n * s.d * _FP32 * (1 + s.normed) if s.qk else 0),
     ("attention", "the attention's output, which the product with W_o reads",
      lambda s: s.b * s.n * s.d * s.matmul),
     ("attention", "the logarithm of each softmax's sum, from which its weights are computed again",
@@ -307,5 +312,6 @@ def _sizes(config: Config, batch: int) -> _Sizes:
         d_ff=width_inside(config),
         dropout=model.dropout > 0,
         normed=model.norm.kind in ("rms", "dynamic_tanh"),
+        qk=model.qk_norm or model.positions == "rotary",
         matmul=_BF16 if config.train.precision == "bf16" else _FP32,
     )

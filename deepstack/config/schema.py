@@ -175,8 +175,10 @@ class Model(_Section):
     """Whether the linear maps of the layers (q, k, v, o, w1, w2) have biases."""
     dropout: Fraction = 0.0
     """The dropout rate on attention weights and sublayer outputs."""
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    """How positions enter the stream."""
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    """How positions enter: added to the embedding, or turning queries and keys (RoPE)."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed before their logits, head by head."""
     norm: Norm = Norm()
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"

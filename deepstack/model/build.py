@@ -156,6 +156,16 @@ def refuse_unfit(model: conf.Model) -> None:
             key="model.decoder_attention",
         )
 
+    if model.positions == "rotary":
+        d_head, merged = model.d_model // model.n_heads, model.decoder_attention == "merged"
+        if d_head % 2 or merged:
+            why = "a merged attention, which turns nothing" if merged else f"heads of {d_head}"
+            raise ConfigError(
+                f"model.positions: found rotary with {why}; allowed with an even "
+                "model.d_model / model.n_heads and model.decoder_attention=separate, or learned",
+                key="model.positions",
+            )
+
 
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
     """Whether these roles are trained alike: then they may share one tensor."""

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.model.queries import QueriesAndKeys
 from deepstack.model.sublayers import STANDARD, Parameterisation, Slots, bias_of, taken
 from deepstack.speed import parameter
 
 
-class CrossAttention(nn.Module):
+class Crossing(nn.Module):
+    """What both have: queries of the stream, keys of the encoder's output, by head.
+
+    qk: what becomes of them; only the norms: positions of two sequences have no distance.
+    """
+
+    n_heads: int
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    qk: QueriesAndKeys | None
+    q: Tensor
+    q_bias: Tensor | None
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Of the stream, (batch, head, seq, d_head)."""
+        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
+        return q if self.qk is None else self.qk.q(q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        """Keys, (batch, source, d_model), by head."""
+        k = by_head(k, self.n_heads)
+        return k if self.qk is None else self.qk.k(k)
+
+
+class CrossAttention(Crossing):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [k, v] = m W_kvᵀ + b_kv.
 
     q = x W_qᵀ + b_q.  x: (batch, seq, d_model); m, the encoder's output: (batch, source, d_model).
@@ -29,11 +55,13 @@ class CrossAttention(nn.Module):
         fused: bool = True,
         bias: bool = True,
         parameterisation: Parameterisation = STANDARD,
+        qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
         self.linear = parameterisation.linear
+        self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
         if fused:
@@ -49,12 +77,12 @@ class CrossAttention(nn.Module):
         """k and v of the encoder's output, each (batch, head, source, d_head)."""
         weight = self.kv if self.fused else torch.cat([self.k, self.v])
         k, v = self.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
-        return by_head(k, self.n_heads), by_head(v, self.n_heads)
+        return self.keys(k), by_head(v, self.n_heads)
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """G(x), given the keys and values."""
         rate = self.dropout if self.training else 0.0
-        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
+        q = self.queries(x)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
         if "before_cross_out" in self.slots:
             y = self.slots["before_cross_out"](y)
@@ -65,7 +93,7 @@ class CrossAttention(nn.Module):
         return self.attend(x, *self.keys_and_values(memory))
 
 
-class MergedAttention(nn.Module):
+class MergedAttention(Crossing):
     """G(x) = (concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h + mean_{j <= i} u_j) W_oᵀ + b_o.
 
     q = x W_qᵀ + b_q and u = x W_vᵀ + b_v of the decoder's stream; k = m W_kᵀ + b_k and
@@ -86,11 +114,13 @@ class MergedAttention(nn.Module):
         *,
         bias: bool = True,
         parameterisation: Parameterisation = STANDARD,
+        qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
         self.linear = parameterisation.linear
+        self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="q", start="matrix")
         self.k = parameter(d_model, d_model, role="k", start="matrix")
@@ -102,7 +132,7 @@ class MergedAttention(nn.Module):
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """k and v of the encoder's output, each (batch, head, source, d_head)."""
         k = self.linear(memory, self.k, self.k_bias)
-        return by_head(k, self.n_heads), by_head(self.values(memory), self.n_heads)
+        return self.keys(k), by_head(self.values(memory), self.n_heads)
 
     def values(self, x: Tensor) -> Tensor:
         """x W_vᵀ + b_v, (batch, seq, d_model)."""
@@ -111,7 +141,7 @@ class MergedAttention(nn.Module):
     def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
         """G(x), given keys and values of the encoder's output and the mean of the values so far."""
         rate = self.dropout if self.training else 0.0
-        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
+        q = self.queries(x)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
         y = y + mean
         if "before_out" in self.slots:

@@ -72,7 +72,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         if model.encoder is not None and source is not None:
             memory = model.encoder(model.start(source))
         layers = cast(list[Layer], list(decoder.layers))
-        room = len(model.position) - model.source_len
+        room = model.seq_len
         remembering = [
             [one_by_one(module, memory, room) for module in layer.modules_in_order()]
             for layer in layers
@@ -131,7 +131,7 @@ class AttentionOneByOne:
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The query of this position, and the keys and values of all so far."""
-        q, *new = self.attention.project(x)
+        q, *new = self.attention.project(x, self.said)
         if not self.kept:
             self.kept = [n.new_empty(*n.shape[:2], self.room, n.shape[3]) for n in new]
         for old, now in zip(self.kept, new, strict=True):

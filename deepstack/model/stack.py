@@ -11,6 +11,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
+from deepstack.model.queries import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
 from deepstack.registry import unknown
 from deepstack.schemes import (
@@ -31,10 +32,13 @@ class Stack(nn.Module):
 
     place: which side of which family.  The layers of a decoder are causal; beside an encoder they
     read its output, `memory`, (batch, source, d_model).
+    seq_len: positions that there are, for a rotation.
     apart: roles that an optimizer treats apart, whose matrices are parameters of their own.
     """
 
-    def __init__(self, model: conf.Model, place: Place, apart: frozenset[str]) -> None:
+    def __init__(
+        self, model: conf.Model, place: Place, seq_len: int, apart: frozenset[str]
+    ) -> None:
         super().__init__()
         self.place = place
         d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
@@ -59,6 +63,20 @@ class Stack(nn.Module):
         refuse_unlike(self.schemes)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
+        if model.qk_norm and {"q", "k"} & set(self.schemes[0].slots):
+            raise ConfigError(
+                f"model.qk_norm: found true, unused under model.scheme={scheme.name}, which has "
+                "its own norms of queries and keys; allowed false",
+                key="model.qk_norm",
+            )
+
+        d_head = d // model.n_heads
+        rotation = Rotation(seq_len, d_head) if model.positions == "rotary" else None
+
+        def of_heads(rotation: Rotation | None) -> QueriesAndKeys | None:
+            if rotation is None and not model.qk_norm:
+                return None
+            return QueriesAndKeys(d_head, make_norm if model.qk_norm else None, rotation)
 
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())
@@ -67,14 +85,17 @@ class Stack(nn.Module):
             sizes = d, model.n_heads, model.dropout
             attention: nn.Module
             if merged:
-                attention = MergedAttention(*sizes, **common)
+                attention = MergedAttention(*sizes, qk=of_heads(None), **common)
             else:
                 together = not apart & {"q", "k", "v"}
-                attention = Attention(*sizes, fused=together, causal=causal, **common)
+                qk = of_heads(rotation)
+                attention = Attention(*sizes, fused=together, causal=causal, qk=qk, **common)
             made: dict[str, nn.Module] = {"attention": attention}
             if "cross_attention" in chosen:
                 together = not apart & {"cross_k", "cross_v"}
-                made["cross_attention"] = CrossAttention(*sizes, fused=together, **common)
+                made["cross_attention"] = CrossAttention(
+                    *sizes, fused=together, qk=of_heads(None), **common
+                )
             made["feed_forward"] = FeedForward(d, d_ff, model.activation, model.dropout, **common)
             refuse_unread(own, made)
             return made

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.model.queries import QueriesAndKeys
 from deepstack.speed import (
     OPERATIONS,
     Chain,
@@ -80,8 +81,9 @@ class Attention(nn.Module):
     computes q, k and v; with fused=False the three matrices are parameters of their own (which an
     optimizer can treat apart) and are put together first, so that the numbers are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
-    parameterisation: how matrices are applied.  A scheme that fills the slot `logits` calls
-    `attend_after`.  Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+    parameterisation: how matrices are applied.  qk: what becomes of q and k, after their slots.
+    A scheme that fills the slot `logits` calls `attend_after`.  Vaswani et al. 2017,
+    arXiv:1706.03762, section 3.2.
     """
 
     SLOTS = ("q", "k", "v", "logits", "heads", "before_out")
@@ -96,11 +98,13 @@ class Attention(nn.Module):
         bias: bool = True,
         causal: bool = False,
         parameterisation: Parameterisation = STANDARD,
+        qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
         self.linear, self.product = parameterisation
+        self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
@@ -143,8 +147,8 @@ class Attention(nn.Module):
             weights = F.dropout(weights, self.dropout)
         return torch.matmul(weights, v), handed
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (batch, head, seq, d_head)."""
+    def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, each (batch, head, seq, d_head), of positions from `first` on."""
         batch, seq, d = x.shape
         weight = self.qkv if self.fused else torch.cat([self.q, self.k, self.v])
         # Products are of matrices: flattened once, they need no view of their own going back.
@@ -154,7 +158,14 @@ class Attention(nn.Module):
         if slots := self.slots:
             own = (slots.get(name, same) for name in ("q", "k", "v"))
             q, k, v = (slot(h) for slot, h in zip(own, (q, k, v), strict=True))
+        if (qk := self.qk) is not None:
+            q, k = qk.q(q, first), qk.k(k, first)
         return q, k, v
+
+    @property
+    def bare(self) -> bool:
+        """Whether heads are attended to as the product gives them."""
+        return self.fused and self.qk is None and not self.slots
 
     def out(self, y: Tensor) -> Tensor:
         """G(x), (batch, seq, d_model), from the heads' outputs, (batch, head, seq, d_head)."""
@@ -171,7 +182,7 @@ class Attention(nn.Module):
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or self.slots or not self.fused:
+        if self.dropout or not self.bare:
             return None
         d_head = self.o.shape[1] // self.n_heads
         attention = attention_on(self.o.device, self.n_heads, d_head, self.causal)

@@ -23,7 +23,8 @@ class Transformer(nn.Module):
     """logits = head(F), F = what the last stack gives for x_0 = sqrt(d/2) (E[token] + P[position]).
 
     With tables N(0, 1/d) x_0 has unit variance per coordinate, and so have the logits of a tied
-    head.  Sinusoidal positions are scaled alike.
+    head.  Sinusoidal positions are scaled alike; with rotary ones there is no P, and
+    x_0 = sqrt(d) E[token].
 
     | family          | F                                                    | stacks             |
     |-----------------|------------------------------------------------------|--------------------|
@@ -36,7 +37,7 @@ class Transformer(nn.Module):
     of their own.  logits: (batch, seq or target, vocab_size).
     """
 
-    position: Tensor
+    position: Tensor | None
 
     def __init__(
         self,
@@ -48,18 +49,21 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         d = model.d_model
-        self.scale = math.sqrt(d / 2)
+        self.seq_len = seq_len
+        self.scale = math.sqrt(d if model.positions == "rotary" else d / 2)
         both = model.family == "encoder_decoder"
         self.source_len = seq_len if both else 0
         sides = places(model)
         self.embedding = parameter(vocab_size, d, role="embedding", start="table")
         if model.positions == "learned":
             self.position = parameter((1 + both) * seq_len, d, role="position", start="table")
-        else:
+        elif model.positions == "sinusoidal":
             table = torch.cat([sinusoidal(seq_len, d)] * (1 + both))
             self.register_buffer("position", table, persistent=False)
-        self.encoder = Stack(model, sides["encoder"], apart) if "encoder" in sides else None
-        self.decoder = Stack(model, sides["decoder"], apart) if "decoder" in sides else None
+        else:
+            self.position = None
+        stacks = {side: Stack(model, place, seq_len, apart) for side, place in sides.items()}
+        self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
         self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
 
@@ -137,8 +141,10 @@ class Transformer(nn.Module):
 
     def start(self, tokens: Tensor, at: int = 0) -> Tensor:
         """x_0 of all tokens, (batch, seq, d_model), the first of which has position `at`."""
-        position = self.position[at : at + tokens.shape[1]]
-        return (F.embedding(tokens, self.embedding) + position) * self.scale
+        x = F.embedding(tokens, self.embedding)
+        if self.position is not None:
+            x = x + self.position[at : at + tokens.shape[1]]
+        return x * self.scale
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, source + target, …) -> source, target; with one stack all of it is target."""

@@ -155,7 +155,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         recompute=runtime.recompute_every > 0,
-        inside=shallow is not None and any(len(scheme.slots) for scheme in shallow.schemes),
+        inside=shallow is not None and has_more_inside(shallow),
         nodes=shallow is not None and (layer <= SMALL_LAYER or is_nodes(shallow)),
         fused=runtime.fused,
         compiled=runtime.compile,
@@ -199,6 +199,13 @@ def two_layers(config: conf.Config) -> Transformer:
     return built.model
 
 
+def has_more_inside(model: Transformer) -> bool:
+    """Whether something goes on inside of sublayers that is no part of a GPU's nodes."""
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    turned = any(attention.qk is not None for attention in attentions)
+    return turned or any(len(scheme.slots) for scheme in model.schemes)
+
+
 def is_nodes(model: Transformer) -> bool:
     """Whether a GPU has nodes for all sublayers and norms, and one stream goes through them.
 
@@ -207,7 +214,7 @@ def is_nodes(model: Transformer) -> bool:
 
     def has_node(module: nn.Module) -> bool:
         if isinstance(module, Attention):
-            return module.fused and heads_fit(module.o.shape[1] // module.n_heads)
+            return module.bare and heads_fit(module.o.shape[1] // module.n_heads)
         return isinstance(module, FeedForward)
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]

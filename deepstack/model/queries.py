@@ -1,0 +1,63 @@
+"""What becomes of queries and keys before their logits: a norm head by head, a rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Rotation(nn.Module):
+    """(h_2i, h_2i+1) turned by the angle p θ_i at position p, θ_i = 10000^(-2i/d_head).
+
+    So that q·k knows how far two positions are apart, and the stream nothing of positions.  h:
+    (batch, head, seq, d_head), d_head even.  Su et al. 2021, arXiv:2104.09864, equation 34.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, seq_len: int, d_head: int) -> None:
+        super().__init__()
+        at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
+        rate = 10000 ** (-torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
+        angle = (at * rate).repeat_interleave(2, dim=1)
+        sign = torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu").repeat(d_head // 2)
+        self.register_buffer("cos", torch.cos(angle).float(), persistent=False)
+        self.register_buffer("sin", (sign * torch.sin(angle)).float(), persistent=False)
+
+    def forward(self, h: Tensor, first: int = 0) -> Tensor:
+        """h, whose first position is `first`, turned."""
+        positions = slice(first, first + h.shape[2])
+        other = h.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        turned = torch.addcmul(h * self.cos[positions], other, self.sin[positions])
+        return turned.to(h.dtype)
+
+
+class QueriesAndKeys(nn.Module):
+    """q, k -> R norm(q), R norm(k), the norm over d_head and R the rotation; either may be missing.
+
+    make_norm: d_head -> a norm, one for q and one for k; None: there is none.  Norms before logits:
+    Henry et al. 2020, arXiv:2010.04245; as here, Dehghani et al. 2023, arXiv:2302.05442, section 2.
+    """
+
+    def __init__(
+        self, d_head: int, make_norm: Callable[[int], nn.Module] | None, rotation: Rotation | None
+    ) -> None:
+        super().__init__()
+        self.q_norm = make_norm(d_head) if make_norm else None
+        self.k_norm = make_norm(d_head) if make_norm else None
+        self.rotation = rotation
+
+    def q(self, h: Tensor, first: int = 0) -> Tensor:
+        """Queries, (batch, head, seq, d_head), the first of which has position `first`."""
+        return self._made(h, self.q_norm, first)
+
+    def k(self, h: Tensor, first: int = 0) -> Tensor:
+        """Keys, likewise."""
+        return self._made(h, self.k_norm, first)
+
+    def _made(self, h: Tensor, norm: nn.Module | None, first: int) -> Tensor:
+        h = h if norm is None else norm(h)
+        return h if self.rotation is None else self.rotation(h, first)
