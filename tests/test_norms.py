@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from deepstack.errors import ConfigError, Interrupted
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
+from deepstack.model.sublayers import ACTIVATIONS
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES, BatchNorm
 from deepstack.schemes.norms import StackNorm
@@ -112,7 +112,10 @@ CHOICES: list[dict[str, Any]] = [
     *({"model.norm.kind": kind} for kind in KINDS),
     *({"model.norm.kind": kind, "model.norm.bias": False} for kind in KINDS),
     {"model.norm.kind": "dynamic_tanh", "model.norm.gain": False, "model.norm.start": 0.8},
-    *({"model.activation": name} for name in ("relu", "gelu", "sigmoid", "tanh", "selu")),
+    *({"model.activation": name} for name in ACTIVATIONS),
+    *({"model.activation": name, "model.gated": True} for name in ("relu", "silu", "gelu")),
+    {"model.gated": True, "model.activation": "relu2", "train.lr_factors": {"w3": 0.5}},
+    {"model.gated": True, "train.optimizer": "muon", "model.bias": False},
     *({"model.init.distribution": name} for name in DISTRIBUTIONS),
     {"model.bias": False},
     {"model.bias": False, "model.activation": "tanh", "train.lr_factors": {"q": 0.5}},
@@ -339,29 +342,6 @@ def test_what_means_nothing_is_refused_in_one_line(text: str, said: str) -> None
 def test_a_resolved_config_is_read_back(choice: dict[str, Any]) -> None:
     given = with_overrides(Config(), choice)
     assert parse_config(conf.to_yaml(given)) == given
-
-
-@pytest.mark.parametrize(
-    ("name", "literal"),
-    [
-        ("sigmoid", lambda z: 1 / (1 + torch.exp(-z))),
-        ("tanh", lambda z: 1 - 2 / (torch.exp(2 * z) + 1)),
-        ("selu", lambda z: 1.0507009873554805 * torch.where(
-            z > 0, z, 1.6732632423543772 * (torch.exp(z) - 1))),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_feed_forward_is_its_formula(
-    name: str, literal: Callable[[torch.Tensor], torch.Tensor], bias: bool
-) -> None:
-    found = built(model__activation=name, model__bias=bias, model__scheme="post_ln")
-    module = found.model.layers[0].feed_forward
-    x = torch.randn(2, 8, 12)
-    wanted = literal(x @ module.w1.T) @ module.w2.T
-    torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(module.chain()(x), wanted, rtol=1e-4, atol=1e-5)
-    biases = {"w1_bias", "w2_bias"} if bias else set()
-    assert set(dict(module.named_parameters())) == {"w1", "w2"} | biases
 
 
 def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:

@@ -36,11 +36,13 @@ class Shape:
     dropout: float
     eps: float
     tied: bool
+    gated: bool = False
 
     @property
     def in_matrices(self) -> int:
-        """Numbers in W_q, W_k, W_v, W_o, W_1 and W_2 of all layers."""
-        return self.depth * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
+        """Numbers in W_q, W_k, W_v, W_o, W_1, W_2 and, with a gate, W_3 of all layers."""
+        in_feed_forward = (2 + self.gated) * self.d_model * self.d_ff
+        return self.depth * (4 * self.d_model**2 + in_feed_forward)
 
 
 def shape_of(config: conf.Config, vocab_size: int) -> Shape:
@@ -57,6 +59,7 @@ def shape_of(config: conf.Config, vocab_size: int) -> Shape:
         dropout=model.dropout,
         eps=model.norm.eps,
         tied=model.head != "separate",
+        gated=model.gated,
     )
 
 

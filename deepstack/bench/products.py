@@ -23,6 +23,7 @@ class Products:
     | A V      | (B, seq, seq) (B, seq, e) | (B, seq, e) (B, e, seq) and (B, seq, seq) (B, seq, e) |
     | o        | (T, d) (d, d)             | (T, d) (d, d)             and (d, T) (T, d)        |
     | w1       | (T, d) (d, d_ff)          | (T, d_ff) (d_ff, d)       and (d_ff, T) (T, d)     |
+    | w1, w3   | with a gate: both at once, 2 d_ff for d_ff                                     |
     | w2       | (T, d_ff) (d_ff, d)       | (T, d) (d, d_ff)          and (d, T) (T, d_ff)     |
     | head     | (T, d) (d, vocab)         | (T, vocab) (vocab, d)     and (vocab, T) (T, d)    |
 
@@ -36,17 +37,18 @@ class Products:
     ) -> None:
         self.device = device
         seq, d, d_ff, depth = shape.seq_len, shape.d_model, shape.d_ff, shape.depth
+        inner = (1 + shape.gated) * d_ff
         tokens, heads, d_head = batch_size * seq, batch_size * shape.n_heads, d // shape.n_heads
 
         def made(*size: int) -> Tensor:
             # Of ordinary size: neither zeros nor denormals, which some processors treat apart.
             return torch.randn(size, device=device, dtype=dtype) / size[-1] ** 0.5
 
-        sizes = {"qkv": (3 * d, d), "o": (d, d), "w1": (d_ff, d), "w2": (d, d_ff)}
+        sizes = {"qkv": (3 * d, d), "o": (d, d), "w1": (inner, d), "w2": (d, d_ff)}
         weights = {role: made(depth, *size) for role, size in sizes.items()}
         grads = {role: torch.zeros_like(weight) for role, weight in weights.items()}
         # One tensor to read and one to write for every width that a layer's values have.
-        read = {width: made(tokens, width) for width in {d, 3 * d, d_ff, shape.vocab_size}}
+        read = {width: made(tokens, width) for width in {d, 3 * d, inner, d_ff, shape.vocab_size}}
         write = {width: torch.zeros_like(value) for width, value in read.items()}
         q, k, v = made(3, heads, seq, d_head).unbind(0)
         a, one_head = made(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)

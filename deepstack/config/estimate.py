@@ -55,7 +55,8 @@ def parameter_count(
         **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * d * d),
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
-        "bias": (every * (4 * d + d_ff + d) + crossing * 4 * d) * model.bias,
+        "w3": every * d_ff * d * model.gated,
+        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + crossing * 4 * d) * model.bias,
         "norm_gain": sublayers * norms_per_sublayer * gain
         + of_heads * (d_head * model.norm.gain + scalar),
         "norm_bias": sublayers * norms_per_sublayer * bias + of_heads * d_head * model.norm.bias,
@@ -102,6 +103,7 @@ class _Sizes:
     d_ff: int
     dropout: bool
     normed: bool  # whether a norm keeps its output before the gain
+    gated: bool  # whether the feed-forward is
     qk: bool  # whether queries and keys are normed or turned
     matmul: int  # bytes of a number that a matrix product reads and writes
 
@@ -129,6 +131,8 @@ SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
     ("feed_forward", "the hidden values before the activation: gelu needs them, and relu leaves a "
      "hole of their size between tensors that stay, which the allocator fills only in part",
      lambda s: s.b * s.n * s.d_ff * s.matmul),
+    ("feed_forward", "under a gate the other half of the first product, and what both make",
+     lambda s: 2 * s.b * s.n * s.d_ff * s.matmul if s.gated else 0),
     ("feed_forward", "the input of the norm around the feed-forward",
      lambda s: s.b * s.n * s.d * _FP32),
     ("both", "mean and reciprocal deviation of the two norms",
@@ -312,6 +316,7 @@ def _sizes(config: Config, batch: int) -> _Sizes:
         d_ff=width_inside(config),
         dropout=model.dropout > 0,
         normed=model.norm.kind in ("rms", "dynamic_tanh"),
+        gated=model.gated,
         qk=model.qk_norm or model.positions == "rotary",
         matmul=_BF16 if config.train.precision == "bf16" else _FP32,
     )

@@ -22,7 +22,7 @@ from deepstack.errors import FrozenError
 from deepstack.yaml_reader import refused
 
 Role = Literal[
-    "q", "k", "v", "o", "w1", "w2", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
+    "q", "k", "v", "o", "w1", "w2", "w3", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
     "norm_gain", "norm_bias", "final_norm", "scheme", "embedding", "position", "head",
 ]  # fmt: skip
 ROLES: tuple[str, ...] = get_args(Role)
@@ -169,10 +169,12 @@ class Model(_Section):
     """The number of attention heads; it divides d_model."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
-    activation: Literal["relu", "gelu", "sigmoid", "tanh", "selu"] = "relu"
-    """The nonlinearity of the feed-forward."""
+    activation: Literal["relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2"] = "relu"
+    """The nonlinearity of the feed-forward; relu2: relu's square."""
+    gated: bool = False
+    """Whether a third matrix, w3, gates the feed-forward's hidden values; with silu: SwiGLU."""
     bias: bool = True
-    """Whether the linear maps of the layers (q, k, v, o, w1, w2) have biases."""
+    """Whether the linear maps of the layers (q, k, v, o, w1, w2, w3) have biases."""
     dropout: Fraction = 0.0
     """The dropout rate on attention weights and sublayer outputs."""
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"

@@ -118,10 +118,11 @@ def not_said_of(model: conf.Model) -> tuple[str, ...]:
     """How the names of diagnostics begin whose derivation is not of this model.
 
     Theorem 4.2 and `grad_norm_predicted` speak of LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
-    = √d/‖z‖ of each token, and of ReLU; the theorem of products x Wᵀ, which the NTK
+    = √d/‖z‖ of each token, and of ReLU without a gate; the theorem of products x Wᵀ, which the NTK
     parameterisation divides by √n_in.
     """
-    if model.norm.kind not in ("layer", "rms") or model.activation != "relu":
+    relu = model.activation == "relu" and not model.gated
+    if model.norm.kind not in ("layer", "rms") or not relu:
         return (*NAMES, "grad_norm_predicted")
     return NAMES if model.init.distribution == "ntk" else ()
 

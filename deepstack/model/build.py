@@ -82,7 +82,7 @@ def build_model(
     """
     device = torch.device(device)
     refuse_unfit(conf.checked_config(config).model)
-    joined = ("q", "k", "v"), ("cross_k", "cross_v")
+    joined = ("q", "k", "v"), ("cross_k", "cross_v"), ("w1", "w3")
     apart = frozenset(
         role for roles in joined if not one_treatment(config, roles) for role in roles
     )

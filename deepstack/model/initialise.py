@@ -20,7 +20,7 @@ IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
 OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
 
 # the matrices of sublayers, whose products the NTK parameterisation divides by sqrt(n_in)
-IN_SUBLAYERS = (*IN_LAYERS, "cross_q", "cross_k", "cross_v", "cross_o")
+IN_SUBLAYERS = (*IN_LAYERS, "w3", "cross_q", "cross_k", "cross_v", "cross_o")
 
 # a start that is a number says so itself
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
@@ -136,7 +136,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
 
     | start  | roles                                  | distribution                              |
     |--------|----------------------------------------|-------------------------------------------|
-    | matrix | q k v o w1 w2, cross_q … cross_o, …     | gain * that of `init.distribution`:       |
+    | matrix | q k v o w1 w2 w3, cross_q … cross_o, …  | gain * that of `init.distribution`:       |
     |        |                                        | Xavier, std gain * sqrt(2/(n_in + n_out)) |
     | table  | embedding, position, a separate head   | N(0, gain^2/d_model)                      |
     | zero   | bias, norm_bias                        | 0                                         |
@@ -197,7 +197,7 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
         return 8 * layer + IN_LAYERS.index(role)
     if not bank.in_layers and bank.key in OUTSIDE:
         return OUTSIDE.index(bank.key)
-    named = bank.stack if role.removeprefix("cross_") in IN_LAYERS else bank.key
+    named = bank.stack if role in IN_SUBLAYERS else bank.key
     digest = hashlib.sha256(f"{named}/{role}/{layer}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
 

@@ -23,7 +23,7 @@ from deepstack.model.transformer import Transformer
 from deepstack.schemes import BatchNorm
 from deepstack.speed import RoleParameter
 
-JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
+JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
 """What is computed by one product, and the maps that it consists of."""
 
 

@@ -96,6 +96,7 @@ class Stack(nn.Module):
                 made["cross_attention"] = CrossAttention(
                     *sizes, fused=together, qk=of_heads(None), **common
                 )
+            common |= {"gated": model.gated, "fused": not apart & {"w1", "w3"}}
             made["feed_forward"] = FeedForward(d, d_ff, model.activation, model.dropout, **common)
             refuse_unread(own, made)
             return made

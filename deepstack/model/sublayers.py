@@ -20,15 +20,18 @@ from deepstack.speed import (
     parameter,
     product_on,
 )
-from deepstack.speed.nodes import ScaledProduct
+from deepstack.speed.nodes import Gate, ScaledProduct
 
-# relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515
+# relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515; silu(z) =
+# z sigmoid(z); relu2(z) = relu(z)^2: So et al. 2021, arXiv:2109.08668
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": F.gelu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "selu": F.selu,
+    "silu": F.silu,
+    "relu2": lambda z: torch.relu(z).square(),
 }
 
 
@@ -196,8 +199,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
-    x: (batch, seq, d_model); W_1: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: no b_1, b_2.
-    parameterisation: how matrices are applied.
+    gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
+    SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both;
+    with fused=False the two matrices are parameters of their own.
+
+    x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: there is
+    no b.  parameterisation: how matrices are applied.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
@@ -210,6 +217,8 @@ class FeedForward(nn.Module):
         activation: str,
         dropout: float,
         *,
+        gated: bool = False,
+        fused: bool = True,
         bias: bool = True,
         parameterisation: Parameterisation = STANDARD,
         slots: Slots | None = None,
@@ -218,30 +227,53 @@ class FeedForward(nn.Module):
         self.linear, self.product = parameterisation
         self.slots = taken(slots, self.SLOTS)
         self.activation, self.dropout = ACTIVATIONS[activation], dropout
+        self.gated, self.fused = gated, fused or not gated
         self.operation = OPERATIONS.get(activation)  # None: no chain
-        self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
-        self.w1_bias = bias_of(d_ff, bias)
+        if gated and self.operation is not None:
+            self.operation = Gate(self.operation)
+        if gated and fused:
+            self.w13 = parameter(2 * d_ff, d_model, role=("w1", "w3"), start="matrix")
+            self.w13_bias = bias_of(2 * d_ff, bias)
+        else:
+            self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
+            if gated:
+                self.w3 = parameter(d_ff, d_model, role="w3", start="matrix")
+                self.w13_bias = bias_of(2 * d_ff, bias)
+            else:
+                self.w1_bias = bias_of(d_ff, bias)
         self.w2 = parameter(d_model, d_ff, role="w2", start="matrix")
         self.w2_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         slots = self.slots
-        hidden = self.linear(x.flatten(0, 1), self.w1, self.w1_bias)
+        hidden = self.linear(x.flatten(0, 1), *self.into())
+        gate = None
+        if self.gated:
+            hidden, gate = hidden.chunk(2, dim=1)
         if "before_activation" in slots:
             hidden = slots["before_activation"](hidden)
         hidden = self.activation(hidden)
+        if gate is not None:
+            hidden = hidden * gate
         if "after_activation" in slots:
             hidden = slots["after_activation"](hidden)
         # hidden: (batch * seq, d_ff)
         y = self.linear(hidden, self.w2, self.w2_bias).view(x.shape)
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
+    def into(self) -> tuple[Tensor, Tensor | None]:
+        """W_1 and b_1, or those of both products one over the other."""
+        if not self.gated:
+            return self.w1, self.w1_bias
+        return (self.w13 if self.fused else torch.cat([self.w1, self.w3])), self.w13_bias
+
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or self.slots or self.operation is None:
+        if self.dropout or self.slots or self.operation is None or not self.fused:
             return None
-        product = product_on(self.w1.device, self.product)
-        into, out = product(self.w1, self.w1_bias), product(self.w2, self.w2_bias)
+        product = product_on(self.w2.device, self.product)
+        inner = (self.w13, self.w13_bias) if self.gated else (self.w1, self.w1_bias)
+        into, out = product(*inner), product(self.w2, self.w2_bias)
         return Chain(in_turn(into, self.operation, out))
 
 

@@ -108,7 +108,7 @@ class DeepNormPower(
 
 
 # With which power of N an update of size eta moves F: one step of Adam from initialisation.
-ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2")} | {
+ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2", "w3")} | {
     "bias": 3 / 4,
     "norm_gain": 1.0,
     "norm_bias": 1.0,

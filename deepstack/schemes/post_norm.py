@@ -12,7 +12,7 @@ from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices that the output of a sublayer is linear in: q and k only weigh."""
-MATRICES = ("q", "k", "cross_q", "cross_k", *VALUE_PATH)
+MATRICES = ("q", "k", "w3", "cross_q", "cross_k", *VALUE_PATH)
 
 
 class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):

@@ -139,12 +139,54 @@ class Selu:
         return torch.ops.aten.elu_backward(dy, self.ALPHA, self.SCALE, 1, False, x)
 
 
+class Silu:
+    """y = x / (1 + exp(-x))."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(x)
+        return F.silu(x)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return torch.ops.aten.silu_backward(dy, saved.pop())
+
+
+class Relu2:
+    """y = max(x, 0)^2."""
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        saved.append(torch.relu_(x))
+        return x * x
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return dy.mul_(saved.pop()).mul_(2.0)
+
+
+class Gate:
+    """y = phi(a) * b, x = [a, b] side by side, phi an operation of its own."""
+
+    def __init__(self, phi: Operation) -> None:
+        self.phi = phi
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        a, b = x.chunk(2, dim=1)
+        hidden = self.phi.forward(a, seq, saved)
+        saved += (hidden, b)
+        return hidden * b
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        b, hidden = saved.pop(), saved.pop()
+        db = dy * hidden
+        return torch.cat([self.phi.backward(dy.mul_(b), seq, saved), db], dim=1)
+
+
 OPERATIONS: dict[str, Operation] = {
     "relu": Relu(),
     "gelu": Gelu(),
     "sigmoid": Sigmoid(),
     "tanh": Tanh(),
     "selu": Selu(),
+    "silu": Silu(),
+    "relu2": Relu2(),
 }
 
 
