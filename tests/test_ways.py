@@ -236,6 +236,8 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
         ({"model.scheme": "hyper_connections"}, False),
         ({"model.norm.kind": "rms"}, False),
         ({"model.norm.gain": False}, False),
+        ({"model.scheme": "parallel"}, True),
+        ({"model.scheme": "parallel", "model.norm.kind": "rms"}, False),
         ({"model.n_heads": 1, "model.d_model": 256}, False),
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),

@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import Transformer, build_model
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import SCHEMES, LayerNorm, Scheme
+from deepstack.schemes import SCHEMES, LayerNorm, Scheme, StackNorm
 from deepstack.speed import (
     Processes,
     Ways,
@@ -218,7 +218,7 @@ def is_nodes(model: Transformer) -> bool:
         return isinstance(module, FeedForward)
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
-    norms = [norm for scheme in model.schemes for own in scheme.each("norms") for norm in own]
+    norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
     return (
         all(has_node(module) for module in sublayers)
         and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
