@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import deepstack
 from deepstack.config import Config, with_overrides
@@ -15,6 +16,7 @@ from deepstack.errors import Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
+from deepstack.speed.gpu.nodes import DeviceProduct
 from deepstack.training import Observer
 from deepstack.training.opening import open_job
 
@@ -235,9 +237,14 @@ def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:
 
 
 def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
-    x, w = (torch.ones(128, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    w[3, 5] = float("nan")
-    y = torch.ops.aten._addmm_activation(w[0], x, w.t())
+    weight, bias = torch.ones(256, 128, device="cuda"), torch.ones(256, device="cuda")
+    weight[3, 5] = float("nan")
+    product = DeviceProduct(nn.Parameter(weight), nn.Parameter(bias))
+    product.relu = True
+    assert not product.kernels(512)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = product.forward(torch.ones(512, 128, device="cuda"), 512, [])
+    assert y.dtype is torch.bfloat16
     assert bool(y[:, 3].isnan().all()) and bool((y[:, :3] == 129).all())
 
 

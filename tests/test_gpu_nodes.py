@@ -271,3 +271,23 @@ def test_where_numbers_are_split(
     assert (found is not None) is there
     if there:
         assert callable(found.product.split_product) and callable(found.attention.split_attention)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(gpu_nodes, "relu_keeps_nan", lambda *size: asked.append(size) or kept)
+    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    weight[1, 2] = float("nan")
+    product = gpu_nodes.DeviceProduct(nn.Parameter(weight), nn.Parameter(torch.randn(5)))
+    product.relu = True
+    right = torch.relu(nn.functional.linear(x, weight, product.bias)).bfloat16()
+    found = product.forward(x, 3, [])
+    assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()
+    assert asked == [(3, 5, 4, torch.bfloat16)]
+    assert available.relu_keeps_nan(3, 5, 4, torch.bfloat16, "cpu")

@@ -75,3 +75,18 @@ def mixes(dtype: torch.dtype) -> bool:
     except (RuntimeError, TypeError):
         return False
     return True
+
+
+@cache
+def relu_keeps_nan(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: str = "cuda"
+) -> bool:
+    """Whether a library's product of this size, its bias and a ReLU at once, leaves NaN NaN.
+
+    cuBLASLt has given 0 for it; what it takes depends on the size.  This waits for the device.
+    """
+    sizes = (columns,), (rows, depth), (columns, depth)
+    bias, x, weight = (torch.ones(size, device=device, dtype=dtype) for size in sizes)
+    weight[0, 0] = float("nan")
+    y = torch.ops.aten._addmm_activation(bias, x, weight.t())
+    return bool(y[:, 0].isnan().all())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from deepstack.speed.gpu.available import (
     mixes,
+    relu_keeps_nan,
     since_ampere,
     small_kernels,
     split_kernels,
@@ -67,9 +68,10 @@ class DeviceProduct(Product):
         if not half and (split := self.splits(x)):
             return split.product.split_product(x, weight, bias, relu=self.relu)
         if self.scale == 1.0 and bias is not None and half:
-            if self.relu:
+            if self.relu and relu_keeps_nan(len(x), *weight.shape, x.dtype):
                 return aten._addmm_activation(bias, x, weight.t())
-            return torch.addmm(bias, x, weight.t())  # one kernel; in fp32 it would be four
+            y = torch.addmm(bias, x, weight.t())  # one kernel; in fp32 it would be four
+            return torch.relu_(y) if self.relu else y
         y = torch.mm(x, weight.t())
         if self.scale != 1.0:
             y.mul_(self.scale)
