@@ -82,8 +82,8 @@ class RMSNorm(StackNorm):
     def bound(self) -> Callable[[Tensor], Tensor]:
         shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
         if bias is None:
-            return lambda z: torch.rms_norm(z, shape, gain, eps)
-        return lambda z: torch.rms_norm(z, shape, gain, eps) + bias
+            return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps)
+        return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps) + bias
 
 
 class DynamicTanh(StackNorm):
