@@ -8,6 +8,7 @@ on kernels too small to fill a GPU.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -117,6 +118,12 @@ class Graphs(list[torch.cuda.CUDAGraph]):
         for graph in self:
             graph.replay()
 
+    def reset(self) -> None:
+        """Free them now, whoever still knows them: torch takes back what the library of products
+        works in on their stream, which those that are captured there later use as well."""
+        for graph in self:
+            graph.reset()
+
 
 class _Recorded(NamedTuple):
     gradients: Graphs
@@ -220,12 +227,15 @@ class _Captured:
         # what runs beside the step must not share its memory
         pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
         random = torch.cuda.get_rng_state()
+        made = Graphs()
         try:
             first, found = captured(
                 lambda: self.update.gradients(self.inputs, self.targets),
                 pools[0], self.stream, parts,
             )  # fmt: skip
+            made += first
             second, measured = captured(lambda: self.update.apply(*found), pools[0], self.stream)
+            made += second
             third = None
             if self.probe is not None:
                 third, values = captured(self.probe, pools[1], self.beside, parts)
@@ -234,6 +244,8 @@ class _Captured:
                 )
         except RuntimeError as error:
             abandon(pools, random)
+            made.reset()
+            let_go(error)
             return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Recorded(first, second, third, measured)
         return None
@@ -257,23 +269,34 @@ def captured(
     are only ever launched one after the other.
     """
     graphs = Graphs()
-    # The outer context leaves the capturing stream where the capture itself fails.
-    with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as inside:
+    try:
+        # The outer context leaves the capturing stream where the capture itself fails.
+        with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as inside:
 
-        def begin() -> None:
-            join()
-            inside.close()
-            graphs.append(torch.cuda.CUDAGraph())
-            inside.enter_context(torch.cuda.graph(graphs[-1], pool=pool, stream=stream))
+            def begin() -> None:
+                join()
+                inside.close()
+                graphs.append(torch.cuda.CUDAGraph())
+                inside.enter_context(torch.cuda.graph(graphs[-1], pool=pool, stream=stream))
 
-        begin()
-        if parts is None:
-            found = function()
-        else:
-            # a capture ends in the thread in which it began, in the backward pass too
-            with torch.autograd.set_multithreading_enabled(False), parts(LAYERS, begin):
+            begin()
+            if parts is None:
                 found = function()
+            else:
+                # a capture ends in the thread in which it began, in the backward pass too
+                with torch.autograd.set_multithreading_enabled(False), parts(LAYERS, begin):
+                    found = function()
+    except RuntimeError:
+        graphs.reset()
+        raise
     return graphs, found
+
+
+def let_go(error: BaseException | None) -> None:
+    """Free what the frames of an error hold, all activations for one, and leave its lines."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def abandon(pools: Sequence[Any], random: Tensor) -> None:

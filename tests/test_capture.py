@@ -1,0 +1,93 @@
+"""What a capture that failed leaves to the next one, shown with stand-ins for a GPU's graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepstack.speed import Measured, Update, capture
+
+
+class Stream:
+    def __init__(self, *device: int) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+
+class Graph:
+    """A CUDA graph of nothing."""
+
+    def __init__(self) -> None:
+        self.held = True
+
+    def reset(self) -> None:
+        self.held = False
+
+    def replay(self) -> None: ...
+
+
+class Held:
+    """What a function that fails has in a local variable."""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that are begun."""
+    begun: list[Graph] = []
+
+    @contextmanager
+    def graph(one: Graph, **how: Any) -> Iterator[None]:
+        begun.append(one)
+        yield
+
+    stand_ins = {
+        "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
+        "current_device": lambda: 0, "current_stream": Stream, "graph_pool_handle": object,
+        "synchronize": lambda: None, "get_rng_state": lambda: None,
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    module = import_module("deepstack.speed.capture")
+    monkeypatch.setattr(module, "abandon", lambda pools, random: None)
+    return begun
+
+
+@pytest.mark.parametrize("where", ["gradients", "probe"])
+def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
+    where: str, graphs: list[Graph]
+) -> None:
+    found = torch.zeros(())
+    failed: list[weakref.ref[Held]] = []
+
+    def fails(now: str) -> None:
+        if now == where and graphs and not failed:  # the first that is captured
+            held = Held()
+            failed.append(weakref.ref(held))
+            raise torch.OutOfMemoryError("out of memory")
+        if graphs and failed:
+            assert failed[0]() is None
+            assert not any(graph.held for graph in graphs[: 1 if where == "gradients" else 3])
+
+    def gradients(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        fails("gradients")
+        return found, found
+
+    def probe() -> dict[str, Tensor]:
+        fails("probe")
+        return {}
+
+    lines: list[str] = []
+    update = Update(gradients, lambda value, norm: Measured(value, norm, found, {}))
+    made = capture(update, probe, lines.append, parts=lambda every, between: nullcontext())
+    for _ in range(4):
+        made(found, found)
+    assert failed and len(graphs) == (4 if where == "gradients" else 6)
+    assert lines[0].startswith("captured a step as CUDA graphs of")
+    assert all(graph.held for graph in graphs[-3:])
