@@ -74,7 +74,7 @@ class Again(Generic[T]):
         changed: Callable[[], str | None],
     ) -> None:  # fmt: skip
         self.function, self.said, self.changed = function, said, changed
-        self.stream = other_stream(torch.cuda.current_device())
+        self.stream = other_stream(torch.cuda.current_device(), "looks")
         self.calls, self.refused = 0, False
         self.graphs: Graphs | None = None
         self.found: T | None = None

@@ -102,8 +102,9 @@ def waiting() -> Waiting:
 
 
 @cache
-def other_stream(device: int) -> torch.cuda.Stream:
-    """A stream of this process beside the one that works: libraries keep memory for each."""
+def other_stream(device: int, use: str = "gradients") -> torch.cuda.Stream:
+    """A stream of this process beside the one that works, one for each use: libraries keep memory
+    for each, which torch may free with a graph that was captured on it."""
     return torch.cuda.Stream(device)
 
 

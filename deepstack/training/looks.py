@@ -146,7 +146,12 @@ class Looks:
         self._records.write()
 
     def close(self) -> None:
-        """Close the logs; of a run that failed, write what was seen last if the disk takes it."""
+        """Close the logs; of a run that failed, write what was seen last if the disk takes it.
+
+        A captured pass ends here, whoever still knows the run: torch frees with it what cuBLAS
+        works in on its stream, which that of the next run uses too.
+        """
+        self._passed = None
         with contextlib.suppress(ResourceError):
             self.write()
         for log in self.logs:
