@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepstack.speed import Measured, Update, capture
+from deepstack.speed import Again, Measured, Update, capture
 
 
 class Stream:
@@ -45,12 +46,19 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     @contextmanager
     def graph(one: Graph, **how: Any) -> Iterator[None]:
         begun.append(one)
-        yield
+        ended = False
+        try:
+            yield
+            ended = True
+        finally:
+            if not ended:
+                raise RuntimeError("a capture that was ended by an error")
 
     stand_ins = {
         "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
         "current_device": lambda: 0, "current_stream": Stream, "graph_pool_handle": object,
         "synchronize": lambda: None, "get_rng_state": lambda: None,
+        "mem_get_info": lambda: (1, 1), "max_memory_allocated": lambda: 0,
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -91,3 +99,25 @@ def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
     assert failed and len(graphs) == (4 if where == "gradients" else 6)
     assert lines[0].startswith("captured a step as CUDA graphs of")
     assert all(graph.held for graph in graphs[-3:])
+
+
+def test_a_look_that_cannot_be_captured_holds_nothing_afterwards(graphs: list[Graph]) -> None:
+    failed: list[weakref.ref[Held]] = []
+
+    def look() -> int:
+        if graphs and not failed:
+            held = Held()
+            failed.append(weakref.ref(held))
+            raise RuntimeError("a wait while capturing")
+        return len(failed)
+
+    lines: list[str] = []
+    again = Again(look, lines.append, lambda: None)
+    gc.collect()
+    gc.disable()
+    try:
+        assert [again() for _ in range(3)] == [0, 1, 1]
+        assert failed[0]() is None and not graphs[0].held
+    finally:
+        gc.enable()
+    assert lines == ["looks at the layers are launched kernel by kernel: a wait while capturing"]

@@ -104,6 +104,7 @@ class Again(Generic[T]):
             self.graphs, self.found = captured(self.function, pool, self.stream)
         except RuntimeError as error:
             abandon([pool], random)
+            let_go(error)
             self.refused = True
             why = str(error.__context__ or error).splitlines()[0]
             self.said(f"looks at the layers are launched kernel by kernel: {why}")
