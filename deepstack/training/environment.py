@@ -215,7 +215,7 @@ def is_nodes(model: Transformer) -> bool:
     def has_node(module: nn.Module) -> bool:
         if isinstance(module, Attention):
             return module.bare and heads_fit(module.o.shape[1] // module.n_heads)
-        return isinstance(module, FeedForward)
+        return isinstance(module, FeedForward) and module.fused
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
