@@ -20,7 +20,7 @@ FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("experiments/*/*.yaml")
 
 def test_the_promised_examples_are_there() -> None:
     names = {"quick", "deepnorm_1000", "deepnorm_1000_gpu", "post_ln_1000", "pre_ln_1000"}
-    names |= {"depth_sweep", "text_file", "bench_narrow", "bench_wide"}
+    names |= {"depth_sweep", "text_file", "bench_narrow", "bench_wide", "modern_48"}
     assert names <= {path.stem for path in FILES}
 
 
