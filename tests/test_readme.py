@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LINES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    ")]
+PLACES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "experiments/*/*.md")
+PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
 
 
@@ -101,6 +103,10 @@ def test_the_table_of_schemes_is_the_codes() -> None:
     assert table in README
 
 
-def test_every_link_to_a_file_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    """And none into results/, where every command that is shown would write over it."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        path = (page.parent / target).resolve()
+        assert path.exists(), target
+        assert "results" not in path.relative_to(ROOT).parts, target
