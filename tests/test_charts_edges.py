@@ -15,8 +15,9 @@ from plot_runs import LABELS, make_chart, make_run, rows, words
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
 from deepstack.plots.fit import Fit
-from deepstack.plots.page import wrap
+from deepstack.plots.page import CAPTION, wrap
 from deepstack.plots.series import caption_of, counted, text
+from deepstack.plots.style import PAGE
 from deepstack.records import find_runs
 
 
@@ -254,6 +255,19 @@ def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
     assert max(measured) <= 72 * width
     squeezed = str.maketrans("", "", " \u00a0")
     assert "".join(lines).translate(squeezed) == text.translate(squeezed)
+
+
+def test_lines_of_a_caption_are_full(tmp_path: Path) -> None:
+    """A long list of settings goes on in the line that has room for its first ones."""
+    factors = {f"train.lr_factors.role_{i}": 0.1 + i for i in range(9)}
+    for depth in (6, 48):
+        make_run(tmp_path, depth=depth, config={"train.optimizer": "adam", **factors})
+    text = make_chart("update_vs_depth", tmp_path).figure.texts
+    lines = [line.get_text() for line in text if line.get_fontsize() == CAPTION]
+    font = FontProperties(size=CAPTION)
+    widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
+    assert len(lines) > 1 and min(widths[:-1]) > 0.85 * 72 * PAGE
+    assert any("lr\u00a00.001" in line for line in lines)
 
 
 def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:

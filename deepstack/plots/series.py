@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -262,7 +263,8 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
     items += [f"{short(key)} follows N" for key in follows]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
-    return [item.replace(" ", "\u00a0") for item in items if item]
+    # A line may end after a comma; a name and its value stay together.
+    return [re.sub("(?<!,) ", "\u00a0", item) for item in items if item]
 
 
 def _repeated(runs: Sequence[Run]) -> int:
