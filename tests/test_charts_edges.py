@@ -162,9 +162,9 @@ def test_a_diverged_seed_marks_the_bound_at_its_depth(tmp_path: Path) -> None:
     chart = make_chart("bound_vs_depth", tmp_path)
     for panel in ("measured", "right-hand side"):
         points = rows(chart, kind="point", panel=panel)
-        assert points["mark"].tolist()[-1] == "diverged" and points["mark"].isna().sum() == 2
+        assert points["mark"].tolist()[-1] == "some diverged" and points["mark"].isna().sum() == 2
         assert rows(chart, kind="fit", panel=panel)["n"].item() == 2
-    assert "a seed diverged" in caption(chart) and np.isfinite(points["y"]).all()
+    assert "some seeds diverged" in caption(chart) and np.isfinite(points["y"]).all()
 
 
 @pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step", "gradient_ratios"])
@@ -177,10 +177,23 @@ def test_means_name_the_seeds_that_diverged(tmp_path: Path, name: str) -> None:
         assert "or a seed diverged are not in the fits" in caption(chart)
 
 
-def test_a_diverged_point_says_whose_value_it_is(tmp_path: Path) -> None:
+def test_a_seed_counts_until_it_has_diverged(tmp_path: Path) -> None:
+    """What it measured before is a mean's; a last finite value is none, and is no other step's."""
     study_with_a_lost_seed(tmp_path)
-    text = caption(make_chart("update_vs_depth", tmp_path))
-    assert "a seed diverged: with its last finite value until then" in text
+    for step, n in ((2, 2), (3, 1)):
+        chart = make_chart("update_vs_depth", tmp_path, at_step=step)
+        points = rows(chart, kind="point", x=48).set_index("panel")
+        assert points["n"].to_dict() == {"step 1": 2, f"step {step}": n}
+        assert points["y"][f"step {step}"] == pytest.approx({2: 0.96, 3: 1.44}[step])
+        assert rows(chart, kind="fit")["n"].tolist() == [3, 1 + n]
+        assert ("some seeds diverged: mean of the others" in caption(chart)) == (n == 1)
+    make_run(tmp_path, depth=48, updates=[1.0, 2.0, math.inf], state="diverged")
+    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
+    (point,) = rows(chart, panel="step 3", x=48).to_dict("records")
+    assert point["mark"] == "diverged" and math.isnan(point["low"])
+    assert "all seeds diverged: last finite value" in caption(chart)
+    ends = [max(np.asarray(line.get_xdata()), default=0) for line in chart.figure.axes[1].lines]
+    assert 18 in ends  # the line stops before it
 
 
 @pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step"])

@@ -29,9 +29,11 @@ from deepstack.plots.series import (
 from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
+    ALL_DIVERGED,
     SATURATED,
     Point,
     diverged,
+    diverged_by,
     draw_points,
     log_extent,
     mark_handles,
@@ -166,6 +168,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         found = tables[run][tables[run]["step"] == step][column]
         return float(found.iloc[0]) if len(found) else None
 
+    gone = partial(diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
     series, follows = split(list(tables))
     table = Table()
@@ -183,13 +186,14 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             s.at,
             partial(value, column="measured"),
             lambda run: SATURATED * unrelated(run, "model_update"),
+            gone,
         )
         if not measured:
             continue
         marks = {point.depth: point.mark for point in measured}
         found = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
-            points = points_of(s.depths, s.at, partial(value, column=column))
+            points = points_of(s.depths, s.at, partial(value, column=column), gone=gone)
             found[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
@@ -216,7 +220,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
         Line2D([], [], **LINE, label="equal: below it is no bound"),
     ]
-    handles += mark_handles({p.mark for p in drawn["measured"]}, gone="a seed diverged")
+    handles += mark_handles({p.mark for p in drawn["measured"]}, gone=ALL_DIVERGED)
     if note := seeds_note(p.value.n for p in drawn["measured"]):
         label = f"± 1 standard deviation, {note}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
@@ -225,7 +229,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    if {"saturated", "diverged"} & {p.mark for p in drawn["measured"]}:
+    if any(p.mark for p in drawn["measured"]):
         notes.append("hollow points are left out of the fits")
     figure = page.finish(title, title_of(used, series), notes, handles)
     return Chart(figure, table.frame(), title)

@@ -22,7 +22,6 @@ from deepstack.plots.curves import (
 )
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
-    Series,
     caption_of,
     counted,
     depth_of,
@@ -39,8 +38,7 @@ from deepstack.plots.style import (
     step_axis,
 )
 from deepstack.plots.values import (
-    SOME_DIVERGED,
-    Point,
+    ALL_DIVERGED,
     Spread,
     diverged,
     draw_levels,
@@ -50,6 +48,7 @@ from deepstack.plots.values import (
     log_extent,
     mark_handles,
     overlay,
+    points_of,
     reference_levels,
     spread_of,
     with_steps,
@@ -196,26 +195,6 @@ def final_loss(runs: Sequence[Run], column: str) -> Spread:
     return spread_of([loss for loss in found if loss is not None])
 
 
-def final_points(series: Series, column: str) -> list[Point]:
-    """The final loss at each depth.
-
-    Where every seed diverged, their last finite values before they did: a mark, and no mean of
-    final losses.
-    """
-    points = []
-    for depth in series.depths:
-        runs = series.at(depth)
-        if (value := final_loss(runs, column)).n:
-            mark = SOME_DIVERGED if any(map(diverged, runs)) else ""
-        else:
-            last = [last_row(run.evals, [column]) for run in runs if diverged(run)]
-            value = spread_of([loss for loss in last if loss is not None])
-            value, mark = value._replace(low=math.nan, high=math.nan), "diverged"
-        if value.n:
-            points.append(Point(depth, value, mark))
-    return points
-
-
 @chart("final_loss_vs_depth")
 def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Validation loss at the end of training against depth, on [MASK] positions where there are."""
@@ -238,14 +217,11 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     counts, marks = [], set()
     handles: list[Handle] = []
     for s, style in zip(series, line_styles(series, options.runs), strict=True):
-        points = final_points(s, column)
+        points = points_of(s.depths, s.at, lambda run: last_row(run.evals, [column]))
         if not points:
             continue
         finished = [p for p in points if p.mark != "diverged"]
-        draw_points(axes, finished, style)
-        for point in points:
-            if point.mark == "diverged":  # on its own, not on the line
-                draw_points(axes, [point], style)
+        draw_points(axes, points, style)
         handles.append(Line2D([], [], **style, label=s.label))
         counts += [p.value.n for p in finished]
         marks |= {p.mark for p in points}
@@ -266,8 +242,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depth_axis(axes, depths)
     _loss_axis([axes], table.rows, _far_apart(table.rows))
     axes.set_ylabel(f"validation loss{where(final)} (nats)")
-    gone = "all seeds diverged: last finite value"
-    handles += level_handles(levels) + mark_handles(marks, gone=gone)
+    handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)
     if seeds_note(counts):
         label = f"± 1 standard deviation, {seeds_note(counts)}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))

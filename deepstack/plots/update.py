@@ -26,9 +26,11 @@ from deepstack.plots.series import (
 )
 from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.values import (
+    ALL_DIVERGED,
     SATURATED,
     axis_label,
     diverged,
+    diverged_by,
     draw_points,
     last_row,
     log_extent,
@@ -62,9 +64,9 @@ def unrelated(run: Run, column: str) -> float:
 
 
 def value_at(run: Run, column: str, step: int) -> float | None:
-    """The value at a step; for a diverged run without one, the last finite one before it."""
+    """The value at a step; of a run that had diverged by then, the last finite one before it."""
     rows = run.steps[run.steps["step"] <= step]
-    if diverged(run):
+    if diverged_by(run, step):
         return last_row(rows, [column])
     if not len(rows) or rows["step"].iloc[-1] != step:
         return None
@@ -96,6 +98,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 s.at,
                 partial(value_at, column=column, step=step),
                 lambda run: SATURATED * unrelated(run, column),
+                partial(diverged_by, step=step),
             )
             for s in series
         ]
@@ -137,8 +140,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         )
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
     marks = {p.mark for row in lines for points in row for p in points}
-    gone = "a seed diverged: with its last finite value until then"
-    handles += mark_handles(marks, "saturated: above 0.3 of it", gone)
+    handles += mark_handles(marks, "saturated: above 0.3 of it", ALL_DIVERGED)
     if seeds_note(counts):
         handles.append(
             Patch(
@@ -146,7 +148,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             )
         )
     notes = caption_of(runs, follows)
-    if marks & {"saturated", "diverged"}:
+    if any(marks):
         notes.append("hollow points are left out of the fits")
     if any(p.value.mean == 0 for row in lines for points in row for p in points):
         notes.append("zeros are not drawn")

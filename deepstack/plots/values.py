@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # state has lost most of what it was, and an update can hardly grow any more.
 SATURATED = 0.3
 SOME_DIVERGED = "some diverged"
+ALL_DIVERGED = "all seeds diverged: last finite value"
 
 LEVELS: dict[str, tuple[str, Any]] = {
     "unigram_entropy": ("unigram entropy", (0, (5, 1.6))),
@@ -70,6 +71,11 @@ def diverged(run: Run) -> bool:
     return run.state == "diverged"
 
 
+def diverged_by(run: Run, step: int) -> bool:
+    """Whether a run had diverged when this step was made: the last of its rows is where it did."""
+    return diverged(run) and int(run.steps["step"].iloc[-1]) <= step
+
+
 def diverged_seeds(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
     """A note on which of some means, by name, have seeds that diverged."""
     said = []
@@ -100,22 +106,28 @@ def points_of(
     members: Callable[[int], list[Run]],
     value: Callable[[Run], float | None],
     ceiling: Callable[[Run], float] = lambda _: math.inf,
+    gone: Callable[[Run], bool] = diverged,
 ) -> list[Point]:
-    """The mean over seeds at each depth; runs whose value is None are left out.
+    """The mean over the seeds of each depth that are not `gone`; where the value is None, of the
+    others.
 
-    A point is diverged when one of its runs is, or one that was left out, and saturated when it
-    lies above `ceiling`.
+    A point is marked where some seeds are gone, and saturated when it lies above `ceiling`.  Where
+    all are gone it is diverged: their last finite values, if `value` has them, and no mean of
+    measurements.
     """
     points = []
     for depth in depths:
         there = members(depth)
-        found = [(run, v) for run in there if (v := value(run)) is not None]
+        whole = [run for run in there if not gone(run)]
+        found = [(run, v) for run in whole or there if (v := value(run)) is not None]
         mean = spread_of([v for _, v in found])
         if not mean.n:
             continue
         mark = ""
-        if any(map(diverged, there)):
-            mark = "diverged"
+        if not whole:
+            mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
+        elif len(whole) < len(there):
+            mark = SOME_DIVERGED
         elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
             mark = "saturated"
         by_seed = {int(run.get("seed", 0)): v for run, v in found if math.isfinite(v)}
@@ -124,12 +136,12 @@ def points_of(
 
 
 def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
-    """A line through the points with its band; marked points are hollow."""
-    x = [point.depth for point in points]
-    axes.plot(x, [p.value.mean for p in points], color=style["color"], ls=style["linestyle"])
-    draw_band(
-        axes, x, [p.value.low for p in points], [p.value.high for p in points], style["color"]
-    )
+    """A line through the points with its band; marked points are hollow, diverged ones alone."""
+    joined = [point for point in points if point.mark != "diverged"]
+    x = [point.depth for point in joined]
+    axes.plot(x, [p.value.mean for p in joined], color=style["color"], ls=style["linestyle"])
+    low, high = ([getattr(p.value, end) for p in joined] for end in ("low", "high"))
+    draw_band(axes, x, low, high, style["color"])
     for point in points:
         marker = DIVERGED_MARKER if point.mark == "diverged" else style["marker"]
         axes.plot(
