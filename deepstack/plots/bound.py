@@ -197,8 +197,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             found[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
-        dot = "." if len(x) == 1 else None  # one point has no line
-        both.plot(x, y, color=style["color"], ls=":", lw=1.0, marker=dot)
+        both.plot(x, y, color=style["color"], ls=":", lw=1.0, marker=style["marker"], ms=1.8)
         draw_points(quotient, found[RATIO], style)
         fits = {name: fit_points(points) for name, points in found.items()}
         fitted += fits.values()

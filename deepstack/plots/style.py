@@ -94,10 +94,12 @@ def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
     """
     colours = COLOURS + MORE_COLOURS
     many = ordered and count > len(COLOURS)
+    # A colour that comes again has another marker, and another line: 56 are told apart by either.
+    dash, marker = index + index // (2 * len(colours)), index + index // len(colours)
     return {
         "color": shade(index, count) if many else colours[index % len(colours)],
-        "linestyle": DASHES[index % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[dash % len(DASHES)],
+        "marker": MARKERS[marker % len(MARKERS)],
     }
 
 
