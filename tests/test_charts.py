@@ -88,6 +88,26 @@ def test_a_seed_that_diverged_has_no_final_loss(tmp_path: Path) -> None:
     assert {"some seeds diverged: mean of the others", lost} <= set(words(chart))
 
 
+def test_losses_of_two_tasks_share_no_axis_and_no_line(tmp_path: Path) -> None:
+    """Not even where each was trained with a learning rate of its own."""
+    for depth in (6, 48):
+        make_run(tmp_path / "study", depth=depth, masked=2.5)
+        config = {"task.name": "markov"}
+        levels = {"unigram_entropy": 1.5}
+        make_run(
+            tmp_path / "study", depth=depth, lr=2e-3, config=config, masked=1.2, references=levels
+        )
+    for name in ("final_loss_vs_depth", "loss_vs_lr"):
+        chart = make_chart(name, tmp_path)
+        assert len(chart.figure.axes) == 2
+        known = {}
+        for panel, part in chart.data.groupby("panel"):
+            known[str(panel).split()[-1]] = sorted(set(part["y"]))
+        assert known == {"markov": [1.2, 1.5], "text": [2.5, 3.26]}
+    ends = [axes.get_ylim() for axes in make_chart("final_loss_vs_depth", tmp_path).figure.axes]
+    assert ends[0] != ends[1]
+
+
 def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Path) -> None:
     for lr, loss in ((1e-3, 2.5), (1e-2, 2.0), (1e-1, 1.5)):
         for seed in (0, 1):

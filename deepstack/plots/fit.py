@@ -99,7 +99,13 @@ def exponent_title(fits: Sequence[Fit | None]) -> str:
     return f"exponent of N, ± standard error over {'–'.join(map(str, sorted(seeds)))} seeds"
 
 
-def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: Fit | None) -> None:
+def record(
+    table: Table,
+    panel: str | None,
+    series: str,
+    points: Sequence[Point],
+    fit: Fit | None = None,
+) -> None:
     """The rows of one line, and of its fit."""
     for point in points:
         mean, low, high, n = point.value
@@ -110,7 +116,7 @@ def record(table: Table, panel: str, series: str, points: Sequence[Point], fit: 
     add_fit(table, panel, series, fit)
 
 
-def add_fit(table: Table, panel: str, series: str, fit: Fit | None) -> None:
+def add_fit(table: Table, panel: str | None, series: str, fit: Fit | None) -> None:
     """The row of a fit, if there is one."""
     if fit is not None:
         table.add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -18,10 +19,14 @@ from deepstack.plots.curves import (
     band_handle,
     curves_of,
     draw_curve,
+    grid,
     thin,
 )
+from deepstack.plots.fit import record
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.series import (
+    TASK,
+    Series,
     caption_of,
     counted,
     depth_of,
@@ -189,15 +194,23 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     return Chart(figure, table.frame(), title)
 
 
+def final_value(run: Run, column: str) -> float | None:
+    """The last finite validation loss."""
+    return last_row(run.evals, [column])
+
+
 def final_loss(runs: Sequence[Run], column: str) -> Spread:
     """The mean over the seeds that did not diverge: those have no final loss."""
-    found = [last_row(run.evals, [column]) for run in runs if not diverged(run)]
+    found = [final_value(run, column) for run in runs if not diverged(run)]
     return spread_of([loss for loss in found if loss is not None])
 
 
 @chart("final_loss_vs_depth")
 def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
-    """Validation loss at the end of training against depth, on [MASK] positions where there are."""
+    """Validation loss at the end of training against depth, on [MASK] positions where there are.
+
+    A task has a panel, an axis and levels of its own: losses of two do not compare.
+    """
     final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
     if not final:
         raise NothingMatchedError("no finished run has a validation loss")
@@ -207,41 +220,38 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             f"needs finished runs of two depths or more; all have N = {depths[0]}"
         )
     series, follows = split(final)
-    on_mask = masked(final)
-    column = "loss_masked" if on_mask else "loss"
+    tasks: dict[str, list[tuple[Series, dict[str, Any]]]] = {}
+    for s, style in zip(series, line_styles(series, options.runs), strict=True):
+        tasks.setdefault(str(s.runs[0].get(TASK, "?")), []).append((s, style))
     table = Table()
-    page = Page(1, 1, height=2.0)
-    (axes,) = page.axes
-    levels = validation_levels(final)
-    draw_levels(axes, levels, table, None)
+    page = Page(*grid(len(tasks)), panels=len(tasks), height=2.0)
+    levels: list[tuple[str, float]] = []
     counts, marks = [], set()
     handles: list[Handle] = []
-    for s, style in zip(series, line_styles(series, options.runs), strict=True):
-        points = points_of(s.depths, s.at, lambda run: last_row(run.evals, [column]))
-        if not points:
-            continue
-        finished = [p for p in points if p.mark != "diverged"]
-        draw_points(axes, points, style)
-        handles.append(Line2D([], [], **style, label=s.label))
-        counts += [p.value.n for p in finished]
-        marks |= {p.mark for p in points}
-        for p in points:
-            table.add(
-                series=s.label,
-                kind="point",
-                x=p.depth,
-                y=p.value.mean,
-                low=p.value.low,
-                high=p.value.high,
-                n=p.value.n,
-                mark=p.mark or None,
-            )
+    published: list[Handle] = []
+    for axes, (task, members) in zip(page.axes, tasks.items(), strict=True):
+        panel = f"task {task}" if len(tasks) > 1 else None
+        axes.set_title(panel or "")
+        here = [run for s, _ in members for run in s.runs]
+        column = "loss_masked" if masked(here) else "loss"
+        levels += (known := validation_levels(here))
+        draw_levels(axes, known, table, panel)
+        for s, style in members:
+            points = points_of(s.depths, s.at, partial(final_value, column=column))
+            if not points:
+                continue
+            draw_points(axes, points, style)
+            handles.append(Line2D([], [], **style, label=s.label))
+            counts += [p.value.n for p in points if p.mark != "diverged"]
+            marks |= {p.mark for p in points}
+            record(table, panel, s.label, points)
+        published = overlay(axes, options, "final_loss_vs_depth", table, panel) or published
+        depth_axis(axes, depths)
+        rows = [row for row in table.rows if row.get("panel") == panel]
+        _loss_axis([axes], rows, _far_apart(rows))
+        axes.set_ylabel(f"validation loss{where(here)} (nats)")
     if not marks:
         raise NothingMatchedError("no finished run has a finite validation loss")
-    published = overlay(axes, options, "final_loss_vs_depth", table, None)
-    depth_axis(axes, depths)
-    _loss_axis([axes], table.rows, _far_apart(table.rows))
-    axes.set_ylabel(f"validation loss{where(final)} (nats)")
     handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)
     if seeds_note(counts):
         label = f"± 1 standard deviation, {seeds_note(counts)}"

@@ -17,8 +17,10 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid
 from deepstack.plots.page import LINE, Handle, Page, wrap
 from deepstack.plots.series import (
+    DATA,
     DEPTH,
     SCHEME,
+    TASK,
     caption_of,
     counted,
     depth_of,
@@ -140,7 +142,7 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
 
     A row is a scheme, and its options where it has several.  A panel is what else varies besides
     depth, seed and the keys in `but`, and does not follow from scheme, depth and these: a learning
-    rate that was chosen for each scheme makes no panel.
+    rate that was chosen for each scheme makes no panel.  A task, or other data, always does.
     """
     import pandas as pd
 
@@ -151,7 +153,8 @@ def places(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, Place]:
     options = [key for key in names if key.startswith(OPTION)]
     given = [DEPTH, SCHEME, *but, *options]
     for key in names:
-        if key not in options and frame.groupby(given)[key].nunique().max() > 1:
+        varies = frame.groupby(given)[key].nunique().max() > 1
+        if key not in options and (varies or key in (TASK, DATA)):
             given.append(key)
     panels = [key for key in given if key in names and key not in options]
     told = {key: owners_told(key, runs) for key in options}

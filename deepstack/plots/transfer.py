@@ -53,10 +53,12 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({depth for by_depth in panels.values() for depth in by_depth})
     page = Page(*grid(len(panels)), panels=len(panels), height=1.9)
     table, counts = Table(), []
-    levels = validation_levels(final)
+    levels: list[tuple[str, float]] = []
     for axes, (panel, by_depth) in zip(page.axes, panels.items(), strict=True):
         axes.set_title(panel if len(panels) > 1 else "")
-        draw_levels(axes, levels, table, panel)
+        runs = [run for by_rate in by_depth.values() for found in by_rate.values() for run in found]
+        levels += (here := validation_levels(runs))
+        draw_levels(axes, here, table, panel)
         for depth, by_rate in by_depth.items():
             found = {rate: final_loss(members, column) for rate, members in by_rate.items()}
             partly = {r for r in found if any(map(diverged, by_rate[r]))}
