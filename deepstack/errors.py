@@ -35,7 +35,10 @@ class FrozenError(ConfigError, ValueError):
 
 
 class PluginError(ConfigError):
-    """A plugin file is missing, has changed, or cannot be used."""
+    """A plugin file is missing, has changed, or cannot be used.
+
+    exit_code is 1 where that came out after steps were made: the run has failed.
+    """
 
 
 class ResourceError(DeepstackError):

@@ -269,6 +269,29 @@ def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> 
     assert status["state"] == "failed" and "other.py:7, in own: " in status["error"]
 
 
+@pytest.mark.parametrize("good", [0, 2])
+def test_a_diagnostic_that_goes_wrong_later_fails_the_run(tmp_path: Path, good: int) -> None:
+    """Exit code 2 says that nothing was run: so at the first look, and not after steps."""
+    text = dedent(f'''
+        from deepstack.diagnostics import diagnostic
+
+        looks = []
+
+        @diagnostic("late", "k", parts=())
+        def late(snapshot):
+            """Late."""
+            looks.append(snapshot)
+            return snapshot.grad_norm if len(looks) <= {good} else snapshot.grad_norm.mean()
+    ''')
+    (file := tmp_path / f"late{good}.py").write_text(text)
+    words = ("train.steps=3", "log.layers_every=1", "--plugin", file, "-q", "--out", tmp_path / "r")
+    result = typed("train", QUICK, *TINY, *words)
+    assert result.exit_code == (1 if good else 2) and "found () for late" in result.stderr
+    (run,) = (tmp_path / "r" / "quick").iterdir()
+    status = RunFolder(run).read_status()
+    assert (status["state"], status["step"]) == (("failed", good) if good else ("running", 0))
+
+
 def test_a_stream_that_is_not_finite_at_the_start_is_a_result(tmp_path: Path) -> None:
     body = RESIDUAL + "return norm(x + G(x) / 0 * 0)\n"
     (tmp_path / "own.py").write_text(FIRST + indent(body, "    "))

@@ -15,7 +15,13 @@ import torch
 
 from deepstack import config as conf
 from deepstack.collector import collector_paused
-from deepstack.errors import ConfigError, DeepstackError, OutOfMemoryError, ResourceError
+from deepstack.errors import (
+    ConfigError,
+    DeepstackError,
+    OutOfMemoryError,
+    PluginError,
+    ResourceError,
+)
 from deepstack.model import build_model, shallow, try_scheme, with_defaults
 from deepstack.plugins import bug_in, refuse_while_loading
 from deepstack.records import RunFolder, removal
@@ -102,7 +108,8 @@ def open_job(
     """A job on its folder, which this process holds until the end of the block.
 
     status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
-    a refusal or a full disk it says what it said before, and the same command goes on.
+    a refusal or a full disk it says what it said before, and the same command goes on.  What a
+    plugin gives after a step has been made is no refusal any more: the run has failed.
 
     saves: whether checkpoints will be saved, which must fit on the disk.
     """
@@ -144,12 +151,17 @@ def open_job(
             if processes.first and (changed := changed_data(folder, config)):
                 observer.said(changed)
             folder.write_config(conf.to_yaml(with_defaults(config)))
+        begun = float("inf")
         try:
             with collector_paused():
                 job.build(where, command, allow_env_change)
+            begun = job.last_step
             gc.freeze()  # what was built stays: the collector need not walk over it again
             yield job
-        except DeepstackError:
+        except DeepstackError as error:
+            if isinstance(error, PluginError) and job.last_step > begun:
+                folder.write_status("failed", job.last_step, error=str(error))
+                error.exit_code = DeepstackError.exit_code
             raise
         except Exception as error:
             if processes.size > 1 and (gone := lost(error)):
