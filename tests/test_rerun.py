@@ -212,6 +212,10 @@ CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
         lambda f: f.write_columns(f.read_columns() | {"f0_norm": 1.5}),
         "columns.json, f0_norm",
     ),
+    "a unit": (
+        lambda f: f.columns_path.write_text(f.columns_path.read_text().replace('"nats"', '"bits"')),
+        "columns.json, columns.loss.unit",
+    ),
     "no layers": (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), "layers/grad_norm.npy, "),
     "no weights": (lambda f: shutil.rmtree(f.checkpoint_dir), "step 6 of checkpoint/6, "),
     "broken weights": (

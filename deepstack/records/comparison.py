@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 LOGS = ("steps.csv", "attribution.csv", "first_order.csv", "evals.csv")
 ABSENT, PRESENT = "not there", "there"
-# What charts and tables take from files that are no logs.
-NUMBERS = {
+# What charts and tables take from files that are no logs: numbers, symbols, units, names.
+TAKEN = {
     "meta.json": ("seed", "parameters", "references"),
-    "columns.json": ("f0_norm", "references", "stacks"),
-}
+    "columns.json": (
+        "f0_norm", "references", "stacks", "columns", "layers", "attribution", "scheme", "defaults",
+    ),
+}  # fmt: skip
+# Sentences for readers may be put better later.
+SENTENCES = ("description", "equation", "paper")
 
 Row = TypeVar("Row")
 Found = tuple[str, str, str]
@@ -99,7 +103,7 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
         found += mine if any(mine) else [_lines_difference(name, old, new, end)]
     for name in sorted({*old.layer_names(), *new.layer_names()}):
         found.append(_layers_difference(name, old, new, end))
-    found += [_numbers_difference(name, old, new) for name in NUMBERS]
+    found += [_taken_difference(name, old, new) for name in TAKEN]
     return sorted((d for d in found if d is not None), key=earliest)
 
 
@@ -126,11 +130,13 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
     return count
 
 
-def _numbers_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
-    """The first number of a JSON file that both have and that differs."""
+def _taken_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
+    """The first value that charts take from a JSON file, that both have and that differs."""
     one, two = (dict(_leaves(_json(folder.path / name))) for folder in (old, new))
     for key in one:
-        if key.split(".")[0] in NUMBERS[name] and key in two and one[key] != two[key]:
+        words = key.split(".")
+        taken = words[0] in TAKEN[name] and words[-1] not in SENTENCES
+        if taken and key in two and one[key] != two[key]:
             return Difference(None, name, key, repr(one[key]), repr(two[key]))
     return None
 
