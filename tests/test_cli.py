@@ -143,7 +143,18 @@ def test_listed_coefficients_are_at_the_depth_asked_for() -> None:
     deepnorm = next(row for row in rows if row["name"] == "deepnorm")
     assert deepnorm["alpha"] == pytest.approx(6.6874, rel=1e-4)
     assert deepnorm["gains"]["v"] == pytest.approx(0.10574, rel=1e-4)
-    assert deepnorm["gains"]["q"] == 1.0
+    assert deepnorm["gains"]["q"] == 1.0 and deepnorm["gains"] == deepnorm["gains_last"]
+
+
+def test_gains_are_listed_of_the_first_layer_and_of_the_last() -> None:
+    """They differ where a scheme starts its layers differently."""
+    rows = json.loads(deepstack("list", "schemes", "--depth", "48", "--json").stdout)
+    found = {row["name"]: row for row in rows}
+    for name, first, last in (("post_ln_init", 1 / 48, 1.0), ("ds_init", 1.0, 48**-0.5)):
+        row = found[name]
+        for place in (row, row["coefficients"]["encoder_decoder"]["decoder"]):
+            assert place["gains"]["w1"] == pytest.approx(first)
+            assert place["gains_last"]["w1"] == pytest.approx(last)
 
 
 def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:

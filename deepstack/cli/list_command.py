@@ -49,8 +49,8 @@ def list_(
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
     """Name, equation, families, coefficients and gains of every scheme at a depth.
 
-    alpha, beta and gains are an encoder's; `coefficients` has those of every family and side, an
-    encoder-decoder with as many layers on both.
+    alpha, beta and gains, of the first layer and of the last, are an encoder's; `coefficients` has
+    those of every family and side, an encoder-decoder with as many layers on both.
     """
     from deepstack.schemes import SCHEMES
 
@@ -61,7 +61,8 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": name, "equation": scheme.equation}
         row |= {"alpha": own["alpha"], "beta": own["beta"]}
         if nested:
-            row |= {"label": scheme.label, "depth": depth, "gains": own["gains"]}
+            row |= {"label": scheme.label, "depth": depth}
+            row |= {"gains": own["gains"], "gains_last": own["gains_last"]}
             row |= {"final_norm": scheme.final_norm, "families": list(found)}
             row["coefficients"] = found
         else:
@@ -71,7 +72,7 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
 
 
 def by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
-    """alpha, beta and the gain of every role, for each stack of a family."""
+    """alpha, beta and the gain of every role, in layers 1 and N, for each stack of a family."""
     from deepstack.config import Config, with_overrides
     from deepstack.model import places
     from deepstack.model.initialise import IN_LAYERS, gains
@@ -89,6 +90,7 @@ def by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
             "alpha": with_options(scheme.alpha, own)(place.depth),
             "beta": with_options(scheme.beta, own)(place.depth),
             "gains": {role: gain_of[side](role, 1) for role in roles},
+            "gains_last": {role: gain_of[side](role, place.depth) for role in roles},
         }
     return found
 
