@@ -311,7 +311,10 @@ def test_exponents_in_depth() -> None:
 def test_peers_that_are_built_otherwise_are_left_out() -> None:
     said: list[str] = []
     assert measure.alike(conf.Config(), ["torch"], said.append) == ["torch"] and not said
-    for key, value in (("norm.kind", "rms"), ("activation", "tanh"), ("bias", False)):
+    for key, value in (
+        ("norm.kind", "rms"), ("activation", "tanh"), ("bias", False), ("gated", True),
+        ("qk_norm", True), ("positions", "rotary"),
+    ):  # fmt: skip
         given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
         assert measure.alike(given, ["torch"], said.append) == ()
         assert said.pop().startswith("left out: all peers") and not said

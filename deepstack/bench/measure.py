@@ -87,6 +87,9 @@ def alike(config: conf.Config, names: Sequence[str], say: Callable[[str], None])
         "model.norm.kind=layer": model.norm.kind == "layer",
         "model.activation=relu or gelu": model.activation in ("relu", "gelu"),
         "model.bias=true": model.bias,
+        "model.gated=false": not model.gated,
+        "model.qk_norm=false": not model.qk_norm,
+        "model.positions=learned or sinusoidal": model.positions != "rotary",
     }
     missing = [key for key, same in theirs.items() if not same]
     if names and missing:
