@@ -50,6 +50,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
      "f.yaml:2:10: runtime.banks: found 'yes'; allowed true or false; did you mean true?"),
     "0 for false": ("runtime: {banks: 0}", "found 0 … did you mean false?"),
     "a word of other programs": ("runtime: {device: gpu}", "auto, cpu, cuda; did you mean 'cuda'?"),
+    "a paper's name": ("model: {positions: rope}", "did you mean 'rotary'?"),
     "torch's name of a number": ("train: {precision: bfloat16}", "did you mean 'bf16'?"),
     "a label for a name": ("model: {scheme: Post-LN}", "found 'Post-LN' … did you mean 'post_ln'?"),
     "a blank in a name": ("name: my study", "found 'my study' … did you mean 'my_study'?"),

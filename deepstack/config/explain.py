@@ -53,7 +53,8 @@ _WORDS_ELSEWHERE = {
     "batch_norm": "batch", "batchnorm": "batch", "bfloat16": "bf16",
     "ddp": "data", "dyt": "dynamic_tanh", "float32": "fp32", "fsdp": "fully_sharded",
     "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer", "layernorm": "layer",
-    "rms_norm": "rms", "rmsnorm": "rms",
+    "relu_squared": "relu2", "rms_norm": "rms", "rmsnorm": "rms", "rope": "rotary",
+    "squared_relu": "relu2", "swiglu": "silu", "swish": "silu",
 }  # fmt: skip
 
 
