@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
+from deepstack.config import Config
 from deepstack.records import Run, find_runs
 
 TINY = [
@@ -128,7 +129,7 @@ def test_every_commented_default_of_init_is_the_default(tmp_path: Path) -> None:
     assert parse_config(text).model_dump() == wanted.model_dump()
 
 
-@pytest.mark.parametrize("kind", ["schemes", "tasks", "diagnostics", "charts"])
+@pytest.mark.parametrize("kind", ["settings", "schemes", "tasks", "diagnostics", "charts"])
 def test_list(kind: str) -> None:
     assert deepstack("list", kind).exit_code == 0
     rows = json.loads(deepstack("list", kind, "--json").stdout)
@@ -136,6 +137,16 @@ def test_list(kind: str) -> None:
     for row in rows:
         text = row.get("description") or row.get("equation")
         assert text and text[0].isprintable(), row
+
+
+def test_settings_are_listed_with_what_each_may_be() -> None:
+    rows = json.loads(deepstack("list", "settings", "--json").stdout)
+    found = {row["name"]: row for row in rows}
+    assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh"
+    assert {"gelu", "relu"} <= set(found["model.activation"]["allowed"].split(", "))
+    assert {"adam", "sgd"} <= set(found["train.optimizer"]["allowed"].split(", "))
+    assert found["train.lr"]["default"] == Config().train.lr
+    assert "'settings'" in deepstack("list", "norms").stderr
 
 
 def test_listed_coefficients_are_at_the_depth_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""deepstack list schemes|tasks|diagnostics|charts|claims"""
+"""deepstack list settings|schemes|tasks|diagnostics|charts|claims"""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from deepstack.cli.options import Json, Plugins, load_plugins
 class Kind(StrEnum):
     """What can be listed."""
 
+    settings = "settings"
     schemes = "schemes"
     tasks = "tasks"
     diagnostics = "diagnostics"
@@ -32,11 +33,15 @@ def list_(
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """List what deepstack knows: schemes, tasks, diagnostics, charts or claims."""
+    """List what deepstack knows: schemes, tasks, diagnostics, charts or claims.
+
+    Settings are listed with what each may be: norms, activations, optimizers, …
+    """
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
     rows = {
+        Kind.settings: setting_rows,
         Kind.schemes: lambda: scheme_rows(depth, nested=json),
         Kind.tasks: lambda: task_rows(nested=json),
         Kind.diagnostics: diagnostic_rows,
@@ -44,6 +49,20 @@ def list_(
         Kind.claims: lambda: claim_rows(nested=json),
     }[kind]()
     emit(rows, json, markdown=markdown)
+
+
+def setting_rows() -> list[dict[str, Any]]:
+    """Dotted key, default, what is allowed and what it means, of every setting."""
+    from deepstack.config import Config, values
+    from deepstack.config.explain import describe
+    from deepstack.config.walk import keys
+
+    usual, rows = values(Config()), []
+    for key in keys():
+        allowed, schema = describe(tuple(key.split(".")))
+        row = {"name": key, "default": usual.get(key), "allowed": allowed}
+        rows.append(row | {"description": " ".join(schema.get("description", "").split())})
+    return rows
 
 
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
