@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ from test_mistakes import QUICK, TINY
 
 import deepstack
 from deepstack.errors import ConfigError
+from deepstack.records import RunFolder
+from deepstack.sweeps import Progress
 from deepstack.training import PlainLines
+from deepstack.training.observer import Observer
 
 
 @pytest.mark.parametrize("key", ["seed", "model.depth", "task.seq_len", "task.name"])
@@ -60,6 +65,50 @@ def test_ctrl_c_in_a_cell_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (row,) = deepstack.load_runs(tmp_path).to_dict("records")
     assert row["state"] == "interrupted"
     assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, times: int) -> None:
+    class Impatient(Observer):
+        def stepped(self, step: int, row: Any) -> None:
+            for _ in range(times if step == 1 else 0):
+                signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, [*TINY, "train.steps=3"])
+    with pytest.raises(KeyboardInterrupt, match="step 1, saved" if times == 1 else "^$"):
+        deepstack.train(config, out=tmp_path, observer=Impatient())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    (run,) = tmp_path.glob("*/*")
+    assert RunFolder(run).checkpoints() == ([1] if times == 1 else [])
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> None:
+    class Late(Observer):
+        def finished(self, state: str, step: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, TINY)
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.train(config, out=tmp_path, observer=Late())
+    (row,) = deepstack.load_runs(tmp_path).to_dict("records")
+    assert row["state"] == "done"
+
+
+def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def show(progress: Sequence[Progress]) -> None:
+        if progress[0].step and not sent:
+            sent.append(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, [*TINY, "train.steps=100000"])
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.sweep(config, {"seed": [0, 1]}, out=tmp_path, workers=1, show=show)
+    (run,) = tmp_path.glob("*/*/config.yaml")
+    assert RunFolder(run.parent).read_status()["state"] == "interrupted"
+    assert RunFolder(run.parent).checkpoints()
 
 
 def test_charts_are_drawn_from_python(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack import plugins
+from deepstack.ctrl_c import Stop, asked_to_stop
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
@@ -29,7 +30,7 @@ def sweep(
     max_hours: float | None = None,
     run_timeout: float | None = None,
     memory: str | None = None,
-    stop: Callable[[], int | None] = lambda: None,
+    stop: Stop | None = None,
     show: Callable[[Sequence[Progress]], None] = lambda progress: None,
 ) -> list[Run]:
     """Train every combination of the grid's values, {dotted key: values}, and return the runs.
@@ -41,7 +42,8 @@ def sweep(
     into `memory` ('8GB', a share such as '0.5'; default: most of what is free).  After max_hours
     nothing new starts and what runs saves and ends; a run that takes longer than run_timeout, in
     seconds a start, is ended and counts as failed.  stop: asked while it runs; a signal number has
-    every run save and ends the sweep.  show: given how far every run is, again and again, for a
+    every run save and ends the sweep; without it Ctrl-C does so and raises KeyboardInterrupt, a
+    second one at once.  show: given how far every run is, again and again, for a
     progress bar (`p.cell.folder.name`, `p.state`, `p.step` of each).  Returns a Run for each cell
     that has a folder, whatever its state.
 
@@ -59,7 +61,8 @@ def sweep(
     refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
-    progress = Pool(cells, launcher, again, stop, show, seconds, run_timeout).run()
+    with asked_to_stop(stop) as asked:
+        progress = Pool(cells, launcher, again, asked, show, seconds, run_timeout).run()
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
     if refused:
         raise ConfigError(

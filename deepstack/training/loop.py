@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from deepstack import config as conf
+from deepstack.ctrl_c import Stop, asked_to_stop
 from deepstack.records import Run
 from deepstack.training.observer import Observer
 from deepstack.training.opening import open_job
@@ -17,7 +17,7 @@ def train(
     study: str | None = None,
     out: str | Path = "results",
     observer: Observer | None = None,
-    stop: Callable[[], int | None] = lambda: None,
+    stop: Stop | None = None,
     allow_env_change: bool = False,
     command: str = "",
 ) -> Run:
@@ -30,8 +30,9 @@ def train(
     `deepstack.config.with_overrides(config, {"model.depth": 48})`.
     study: name of the study's folder, by default the configuration's name or 'runs'.  observer:
     told of every event; `deepstack.training.PlainLines()` prints a line every five seconds.  stop:
-    asked after every step; a signal number saves a checkpoint and ends the run.  Ctrl-C without it
-    ends the run at once, and what came after its last checkpoint is made again by the next call.
+    asked after every step; a signal number saves a checkpoint and ends the run.  Without it Ctrl-C
+    does so after the step and raises KeyboardInterrupt, a second one at once, and what came after
+    the last checkpoint is made again by the next call.
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 
     Raises, all of them in `deepstack.errors`, ConfigError, ResourceError (memory, disk, a folder in
@@ -43,18 +44,19 @@ def train(
         if job.finished:
             return job.result()
         job.begin()
-        for step in job.remaining_steps():
-            inputs, targets = job.batch(step)
-            measured = job.step(inputs, targets, job.learning_rate(step))
-            job.record(step, measured)
-            if job.diverged():
-                break
-            if job.snapshot_is_due(step):
-                job.snapshot(step)
-            if step in job.evaluation_steps:
-                job.evaluate(step)
-            if job.checkpoint_is_due(step):
-                job.save(step)
-            if signal := job.agreed(stop()):
-                job.interrupt(step, signal)
-        return job.finish()
+        with asked_to_stop(stop) as asked:
+            for step in job.remaining_steps():
+                inputs, targets = job.batch(step)
+                measured = job.step(inputs, targets, job.learning_rate(step))
+                job.record(step, measured)
+                if job.diverged():
+                    break
+                if job.snapshot_is_due(step):
+                    job.snapshot(step)
+                if step in job.evaluation_steps:
+                    job.evaluate(step)
+                if job.checkpoint_is_due(step):
+                    job.save(step)
+                if signal := job.agreed(asked()):
+                    job.interrupt(step, signal)
+            return job.finish()

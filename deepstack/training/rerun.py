@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack import plugins
+from deepstack.ctrl_c import Stop
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
 from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
 from deepstack.records.comparison import (
@@ -33,8 +34,6 @@ from deepstack.training.environment import choose_device, choose_threads, enviro
 from deepstack.training.loop import train
 from deepstack.training.meta import environment_changes, refuse_probed
 from deepstack.training.observer import Observer, Row, Started
-
-Stop = Callable[[], int | None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def rerun(
     *,
     out: str | Path = "results",
     observer: Observer | None = None,
-    stop: Stop = lambda: None,
+    stop: Stop | None = None,
     allow_env_change: bool = False,
     command: str = "",
 ) -> Run:
