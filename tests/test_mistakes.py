@@ -275,6 +275,9 @@ def test_charts_over_the_runs_of_several_folders(tmp_path: Path) -> None:
     for study, scheme in (("one", "post_ln"), ("two", "deepnorm"), ("three", "deepnorm")):
         typed("train", QUICK, *TINY, f"model.scheme={scheme}", "--study", study, "--out", tmp_path)
     folders = [tmp_path / "one", tmp_path / "two", tmp_path / "three"]
+    last = typed("plot", folders[0], "loss_vs_step")
+    assert last.exit_code == 2 and "the folder comes last" in last.stderr
+    assert f"deepstack plot loss_vs_step {folders[0]}" in last.stderr
     without = typed("plot", "loss_vs_step", *folders)
     assert without.exit_code == 2 and "need a folder of their own: --to FOLDER" in without.stderr
     found = typed("plot", "loss_vs_step", *folders, "--to", tmp_path / "x")

@@ -51,7 +51,7 @@ def plot(
     directories = words[len(charts) :]
     directory = directories[-1]
     if not Path(directory).is_dir() and directory in CHARTS:
-        folders = [word for word in charts if word not in CHARTS]
+        folders = [word for word in words if word not in CHARTS]
         named = [word for word in words if word in CHARTS]
         said = shlex.join(["deepstack", "plot", *named, *(folders or ["results/"])])
         what = "the folder comes last" if folders else "no folder given"
