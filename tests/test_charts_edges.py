@@ -270,6 +270,15 @@ def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
     assert "".join(lines).translate(squeezed) == text.translate(squeezed)
 
 
+def test_a_caption_says_which_lines_may_still_grow(tmp_path: Path) -> None:
+    for depth, state in ((6, "done"), (18, "running"), (48, "diverged")):
+        make_run(tmp_path, depth=depth, state=state)
+    for name in ("loss_vs_step", "update_vs_depth"):
+        assert "unfinished: 1 of 3 runs" in caption(make_chart(name, tmp_path))
+    make_run(tmp_path, depth=18)
+    assert "unfinished" not in caption(make_chart("loss_vs_step", tmp_path))
+
+
 def test_lines_of_a_caption_are_full(tmp_path: Path) -> None:
     """A long list of settings goes on in the line that has room for its first ones."""
     factors = {f"train.lr_factors.role_{i}": 0.1 + i for i in range(9)}

@@ -222,7 +222,7 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
 
 
 def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
-    """What all runs share, for the caption, and what follows depth.
+    """What all runs share, for the caption, what follows depth, and how many have not ended.
 
     Width, batch and rate are always said, of the rest what is not the default.
     """
@@ -263,6 +263,8 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
     items += [f"{short(key)} follows N" for key in follows]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
+    if going := sum(run.state not in ENDED for run in runs):
+        items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items if item]
 
