@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
@@ -122,23 +121,24 @@ class AttentionOneByOne:
         self.kept: list[Tensor] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.attention.out(F.scaled_dot_product_attention(*self.project(x)))
+        q, k, v = self.attention.project(x, self.said)
+        return self.attention.out(self.attention.attend(q, *self.keep(k, v), causal=False))
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The same for a scheme that hands logits on, here those of one position."""
-        y, handed = self.attention.weigh(*self.project(x), before, causal=False)
+        """The same for a scheme that hands something on, here of one position."""
+        qkv = self.attention.project(x, self.said)
+        y, handed = self.attention.attend_given(*qkv, before, causal=False, keep=self.keep)
         return self.attention.out(y), handed
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The query of this position, and the keys and values of all so far."""
-        q, *new = self.attention.project(x, self.said)
+    def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of all positions so far, given those of this one."""
         if not self.kept:
             self.kept = [n.new_empty(*n.shape[:2], self.room, n.shape[3]) for n in new]
         for old, now in zip(self.kept, new, strict=True):
             old[:, :, self.said] = now[:, :, 0]
         self.said += 1
         k, v = (old[:, :, : self.said] for old in self.kept)
-        return q, k, v
+        return k, v
 
 
 def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:

@@ -60,6 +60,7 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 STANDARD = Parameterisation(F.linear, Product)
 NTK = Parameterisation(scaled_linear, ScaledProduct)
 
+Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Slots = Mapping[str, nn.Module]
 """What a scheme puts inside of a sublayer, by the place where it goes:
 
@@ -69,6 +70,9 @@ Slots = Mapping[str, nn.Module]
 | logits           | attention    | q kᵀ / sqrt(d_head), (batch, head, seq, seq), and what the    |
 |                  |              | layer before handed on, alike or None; gives what the softmax |
 |                  |              | is taken of, and what is handed on                            |
+| mixed_values     | attention    | values, (batch, head, seq, d_head), and what the layer before |
+|                  |              | handed on, alike or None; gives those that are weighed, and   |
+|                  |              | what is handed on                                             |
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
 | before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
 | before_cross_out | cross-attention | the same there                                             |
@@ -85,11 +89,11 @@ class Attention(nn.Module):
     optimizer can treat apart) and are put together first, so that the numbers are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
     parameterisation: how matrices are applied.  qk: what becomes of q and k, after their slots.
-    A scheme that fills the slot `logits` calls `attend_after`.  Vaswani et al. 2017,
-    arXiv:1706.03762, section 3.2.
+    A scheme that fills the slot `logits` or `mixed_values` calls `attend_after`.  Vaswani et al.
+    2017, arXiv:1706.03762, section 3.2.
     """
 
-    SLOTS = ("q", "k", "v", "logits", "heads", "before_out")
+    SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
 
     def __init__(
         self,
@@ -120,21 +124,46 @@ class Attention(nn.Module):
         self.o_bias = bias_of(d_model, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x)
+        return self.out(self.attend(*self.project(x), self.causal))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        """The heads' outputs, (batch, head, seq, d_head)."""
         rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.causal)
-        return self.out(y)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=causal)
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """G(x) where the layer before has a say in the logits, and what is handed on to the next.
+        """G(x) where the layer before has a say in the logits, or in the values, and what is handed
+        on to the next.
 
-        before, and what is handed on: (batch, head, seq, seq), of every position and every other,
-        also of those that a causal attention does not read, so that they are finite; None: there
-        is no layer before.  The slot `logits` says what becomes of them.
+        The slot `logits` or `mixed_values` says what becomes of `before`, None in the first layer.
+        Logits, before and handed on, are (batch, head, seq, seq), of every position and every
+        other, also of those that a causal attention does not read, so that they are finite; values
+        (batch, head, seq, d_head).
         """
-        q, k, v = self.project(x)
-        y, handed = self.weigh(q, k, v, before, self.causal)
+        y, handed = self.attend_given(*self.project(x), before, self.causal)
         return self.out(y), handed
+
+    def attend_given(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        before: Tensor | None,
+        causal: bool,
+        keep: Keep | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The heads' outputs, (batch, head, seq, d_head), and what is handed on.
+
+        keep: where positions come one by one, makes of the keys and values of this one those of all
+        so far.
+        """
+        mixes = "mixed_values" in self.slots
+        if mixes:
+            v, handed = self.slots["mixed_values"](v, before)
+        k, v = keep(k, v) if keep else (k, v)
+        if mixes:
+            return self.attend(q, k, v, causal), handed
+        return self.weigh(q, k, v, before, causal)
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool

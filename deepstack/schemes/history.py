@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol, cast
+from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepstack.schemes.norms import in_fp32, in_full_precision
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
@@ -175,69 +175,3 @@ def weighed(values: Tensor, w: Tensor) -> Tensor:
         keys = torch.rms_norm(values, w.shape, eps=1e-6)
         weights = torch.softmax(torch.matmul(keys, w), dim=-1)
         return (weights[..., None] * values).sum(dim=2)
-
-
-class Attending(Protocol):
-    """An attention whose logits the one of the layer before has a say in."""
-
-    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """G(x), and what is handed on to the next layer."""
-
-
-class RunningLogits(nn.Module):
-    """S_l = q kᵀ / sqrt(d_head) + S_{l-1}, which is handed on; the softmax takes S_l, or S_l / l.
-
-    S: (batch, head, seq, seq), in fp32.
-    """
-
-    share: Tensor
-
-    def __init__(self, layer: int, mean: bool) -> None:
-        super().__init__()
-        self.mean = mean
-        self.register_buffer("share", torch.tensor(1 / layer), persistent=False)
-
-    def forward(self, own: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        total = in_fp32(own) if before is None else before + own
-        return total * self.share if self.mean else total, total
-
-
-class RealFormer(Scheme, name="real_former", label="RealFormer", paper="arXiv:2012.11747"):
-    """x <- LN(x + A(x)), S_l = q kᵀ/sqrt(d_head) + S_{l-1} in A's softmax, x <- LN(x + F(x)).
-
-    He et al. 2020, arXiv:2012.11747, section 3.  Post-LN whose attention logits have a residual of
-    their own: S_l, (batch, head, seq, seq), is a sum over the layers so far, S_0 = 0.  A causal
-    attention masks S_l before its softmax and hands it on unmasked.  No fused attention kernel
-    gives its logits: every layer keeps batch * heads * seq^2 numbers for S_l and as many for
-    its softmax, and recomputation keeps S_l with x at each boundary.
-
-    mean: the softmax takes S_l / l.  The authors' code has it, for 30 layers or more
-    (`use_running_mean` in google-research/realformer); the paper's equation has the sum.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        mean: Annotated[bool, Field(description="the mean of the logits, not their sum")] = False,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.slots["logits"] = RunningLogits(layer, mean)
-
-    def enter(self, x: Tensor) -> Stream:
-        return x, None
-
-    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        (now, before), (attention, feed_forward) = x, sublayers
-        (after_attention,), (after_feed_forward,) = self._norms
-        y, logits = cast(Attending, attention).attend_after(now, before)
-        now = self.residual(now, lambda _: y, after_attention)
-        return self.residual(now, feed_forward, after_feed_forward), logits
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(x + G(x))
-
-    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
-        return super().leave(stream[0], norm)

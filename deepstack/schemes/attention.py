@@ -1,0 +1,84 @@
+"""Schemes whose attention reads, besides the stream, what the attention before it handed on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from deepstack.schemes.norms import in_fp32
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+
+
+class Attending(Protocol):
+    """An attention in which the one of the layer before has a say."""
+
+    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """G(x), and what is handed on to the next layer."""
+
+
+class RunningLogits(nn.Module):
+    """S_l = q kᵀ / sqrt(d_head) + S_{l-1}, which is handed on; the softmax takes S_l, or S_l / l.
+
+    S: (batch, head, seq, seq), in fp32.
+    """
+
+    share: Tensor
+
+    def __init__(self, layer: int, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+        self.register_buffer("share", torch.tensor(1 / layer), persistent=False)
+
+    def forward(self, own: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        total = in_fp32(own) if before is None else before + own
+        return total * self.share if self.mean else total, total
+
+
+class RealFormer(Scheme, name="real_former", label="RealFormer", paper="arXiv:2012.11747"):
+    """x <- LN(x + A(x)), S_l = q kᵀ/sqrt(d_head) + S_{l-1} in A's softmax, x <- LN(x + F(x)).
+
+    He et al. 2020, arXiv:2012.11747, section 3.  Post-LN whose attention logits have a residual of
+    their own: S_l, (batch, head, seq, seq), is a sum over the layers so far, S_0 = 0.  A causal
+    attention masks S_l before its softmax and hands it on unmasked.  No fused attention kernel
+    gives its logits: every layer keeps batch * heads * seq^2 numbers for S_l and as many for
+    its softmax, and recomputation keeps S_l with x at each boundary.
+
+    mean: the softmax takes S_l / l.  The authors' code has it, for 30 layers or more
+    (`use_running_mean` in google-research/realformer); the paper's equation has the sum.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        mean: Annotated[bool, Field(description="the mean of the logits, not their sum")] = False,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.slots["logits"] = RunningLogits(layer, mean)
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, None
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        (now, before), (attention, feed_forward) = x, sublayers
+        handed: list[Tensor] = []
+
+        def attend(z: Tensor) -> Tensor:
+            y, on = cast(Attending, attention).attend_after(z, before)
+            handed.append(on)
+            return y
+
+        (of_attention,), (of_feed_forward,) = self._norms
+        now = self.residual(now, attend, of_attention)
+        return self.residual(now, feed_forward, of_feed_forward), handed[0]
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + G(x))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        return super().leave(stream[0], norm)
