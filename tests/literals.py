@@ -1,4 +1,4 @@
-"""Equations of schemes whose layers hand on more than x, written once more from their papers."""
+"""Equations that take some lines, most of them of layers that hand on more than x, once more."""
 
 from __future__ import annotations
 
@@ -123,12 +123,101 @@ def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
     return H[0], H
 
 
+def res_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
+    """Equation of section 3 with both coefficients 0.5, and v_1 as it is in the first layer."""
+    x, first = stream
+    firsts = []
+
+    def values(qkv: Tensor) -> Any:
+        q, k, v = qkv
+        firsts.append(v if first is None else first)
+        return q, k, v if first is None else 0.5 * first + 0.5 * v
+
+    x = x + p.A(p.a[0](x), qkv=values)
+    return x + p.F(p.f[0](x)), firsts[0]
+
+
+def x0_lambdas(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
+    x, x0 = stream
+    x = p.s.r * x + p.s.s * x0
+    x = x + p.A(p.a[0](x))
+    return x + p.F(p.f[0](x)), x0
+
+
+def siamese_norm(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
+    """A block of the authors' DeiT, whose index counts from 0: c = sqrt(2 (index + 1))."""
+    x, y = stream
+    for G, (of_x, of_y, of_both) in ((p.A, p.a), (p.F, p.f)):
+        x = of_x(x)
+        u = G(of_both(x + of_y(y)))
+        x, y = x + u / (2 * p.l) ** 0.5, y + u
+    return x, y
+
+
+def mv_split(p: Any, x: Tensor) -> Tensor:
+    """Sequence by sequence, with the matrix that takes the mean of its tokens."""
+    for G, n, a, b in (
+        (p.A, p.a, p.s.attention_mean, p.s.attention_centred),
+        (p.F, p.f, p.s.feed_forward_mean, p.s.feed_forward_centred),
+    ):
+        g, tokens = G(x), x.shape[1]
+        M = torch.full((tokens, tokens), 1 / tokens)
+        x = n[0](x + ((torch.eye(tokens) - M) @ g) * b + (M @ (g - x)) * a)
+    return x
+
+
+def laurel(p: Any, x: Tensor) -> Tensor:
+    for G, n, A, B in (
+        (p.A, p.a, p.s.attention_down, p.s.attention_up),
+        (p.F, p.f, p.s.feed_forward_down, p.s.feed_forward_up),
+    ):
+        rank, d = A.shape
+        start = torch.zeros(rank, d)
+        for i in range(d):
+            start[i % rank, i] = 1 / (rank * d) ** 0.5
+        x = x + G(n[0](x)) + x @ (A + start).T @ B.T
+    return x
+
+
+def frac_connections(p: Any, x: Tensor) -> Tensor:
+    """Equations 6 to 15 and algorithm 1, a token at a time."""
+    for G, n, c in (
+        (p.A, p.a, p.s.attention_connections),
+        (p.F, p.f, p.s.feed_forward_connections),
+    ):
+        m = len(c.static)
+        static = c.static.view(m, 2 * m + 1)
+        h, mixed, given = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+        for b, t in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
+            H = x[b, t].reshape(m, -1)  # the paper's matrix, (m, d/m)
+            Y = torch.eye(m) + static[:, :m]
+            A = torch.eye(m) + static[:, m : 2 * m]
+            B = torch.ones(m) + static[:, -1]
+            if c.dynamic:
+                normed, (W_y, W_a, W_b) = norm(c.norm)(H), c.map.T.split([m, m, 1], dim=1)
+                Y = Y + c.scale_a * torch.tanh(normed @ W_y)
+                A = A + c.scale_a * torch.tanh(normed @ W_a)
+                B = B + c.scale_b * torch.tanh(normed @ W_b)[:, 0]
+            h[b, t], mixed[b, t] = (Y.T @ H).flatten(), (A.T @ H).flatten()
+            given[b, t] = B.repeat_interleave(x.shape[-1] // m)
+        x = mixed + given * G(n[0](h))
+    return x
+
+
 HANDING: dict[str, Callable[[Any, Any], Any]] = {
     "real_former": real_former,
     "hyper_connections": hyper_connections,
     "mhc": mhc,
     "dense_former": dense_former,
     "attn_res": attn_res,
+    "res_former": res_former,
+    "x0_lambdas": x0_lambdas,
+    "siamese_norm": siamese_norm,
+}
+ALONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "mv_split": mv_split,
+    "laurel": laurel,
+    "frac_connections": frac_connections,
 }
 
 
@@ -138,8 +227,11 @@ def stream_into(name: str, l: int, x: Tensor) -> Any:
     before = torch.randn(len(x), 3, x.shape[1], x.shape[1])  # 3 heads
     return {
         "residual": (x, others[0]),
+        "siamese_norm": (x, others[0]),
         "dlcl": (x, tuple(others[:l])),
         "real_former": (x, None if l == 1 else before),
+        "res_former": (x, None if l == 1 else torch.randn(len(x), 3, x.shape[1], x.shape[2] // 3)),
+        "x0_lambdas": (x, others[0]),
         "hyper_connections": (x, torch.stack([x, *others[:3]])),
         "mhc": (x, torch.stack([x, *others[:3]])),
         "dense_former": (x, tuple(others[:l])),
@@ -151,8 +243,11 @@ def enter(name: str, x: Tensor) -> Any:
     """What the first layer reads."""
     several = {
         "residual": (x, x),
+        "siamese_norm": (x, x),
         "dlcl": (x, (x,)),
         "real_former": (x, None),
+        "res_former": (x, None),
+        "x0_lambdas": (x, x),
         "hyper_connections": (x, torch.stack([x] * 4)),
         "mhc": (x, torch.stack([x] * 4)),
         "dense_former": (x, (x,)),

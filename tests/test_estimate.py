@@ -83,6 +83,9 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
         ("model.scheme=attn_res model.depth=48", (1125, 872)),
         ("model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0", (3145, 1461)),
         ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
+        ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1390, 1384)),
+        ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1033, 1128)),
+        ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1202, 1025)),
         ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
         (
             "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary",

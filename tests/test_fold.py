@@ -27,7 +27,8 @@ VOCAB, SEQ = 13, 6
 # Of these, at their default options, every norm is read by linear maps alone.
 EXACT = {
     "pre_ln", "sub_ln", "ln_scaling", "layer_scale", "depth_mup", "complete_p", "deep_scale_lm",
-    "pre_ln_scaled", "parallel", "gpas", "dense_former", "attn_res", "mhc",
+    "pre_ln_scaled", "parallel", "gpas", "dense_former", "attn_res", "mhc", "res_former", "laurel",
+    "pro_res",
 }  # fmt: skip
 
 

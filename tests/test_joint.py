@@ -19,7 +19,8 @@ from deepstack.speed.joint import Either, Operation
 from deepstack.speed.replay import decided, layout
 
 # Streams or layers lie side by side in the first dimension; what the scheme computes changes.
-NOT_SHARED = {"hyper_connections", "mhc", "dlcl", "dense_former", "branch_norm"}
+NOT_SHARED = {"hyper_connections", "mhc", "dlcl", "dense_former", "branch_norm", "pro_res",
+              "frac_connections"}  # fmt: skip
 
 
 @pytest.fixture

@@ -160,7 +160,9 @@ def test_a_start_of_gains_that_are_not_there_is_refused() -> None:
         build_model(with_overrides(given, {"model.norm.gain": False}), vocab_size=11)
 
 
-@pytest.mark.parametrize("name", ["attn_res", "dense_former", "mhc"])
+@pytest.mark.parametrize(
+    "name", ["attn_res", "dense_former", "mhc", "res_former", "x0_lambdas", "frac_connections"]
+)
 @pytest.mark.parametrize("every", [1, 3])
 def test_recomputation_gives_the_same_gradients(name: str, every: int) -> None:
     found = []
@@ -172,7 +174,7 @@ def test_recomputation_gives_the_same_gradients(name: str, every: int) -> None:
         torch.testing.assert_close(found[1][key], gradient, msg=partial(str.__add__, key))
 
 
-@pytest.mark.parametrize("name", ["dlcl", "dense_former", "attn_res", "mhc"])
+@pytest.mark.parametrize("name", ["dlcl", "dense_former", "attn_res", "mhc", "x0_lambdas"])
 def test_what_goes_between_layers_is_in_full_precision_under_autocast(name: str) -> None:
     """Sublayers round to bf16; what they gave is mixed, weighed and summed up in fp32."""
     model = perturbed(name, 6)

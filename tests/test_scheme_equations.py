@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from literals import HANDING, enter, norm, stream_into
+from literals import ALONE, HANDING, enter, norm, stream_into
 from sample import some
 from torch import Tensor
 
@@ -167,6 +167,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "residual": residual,
     "dlcl": dlcl,
     **HANDING,
+    **ALONE,
     "pre_ln_scaled": twice(pre),
     "parallel": lambda p, x: x + p.A(norm(p.s.before_both)(x)) + p.F(norm(p.s.before_both)(x)),
     "res_post_norm": twice(lambda x, G, n, p: x + n[0](G(x))),
@@ -179,6 +180,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "sandwich_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
     "peri_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
     "ln_scaling": twice(lambda x, G, n, p: x + G(n[0](x) / math.sqrt(p.l))),
+    "pro_res": twice(lambda x, G, n, p: x + 7 / (1000 * p.l) * G(n[0](x))),  # at step 7
     "layer_scale": two_vectors(
         lambda x, G, n, s: x + s * G(n[0](x)), "attention_scale", "feed_forward_scale"
     ),
@@ -292,7 +294,7 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     model = perturbed(name, 4)
     tokens = torch.arange(12).view(2, 6) % 11
     x = (model.embedding[tokens] + model.position[:6]) * math.sqrt(D / 2)
-    if name in ("peri_ln", "dlcl"):
+    if name in ("peri_ln", "dlcl", "mv_split", "x0_lambdas"):
         x = norm(model.last.entry_norm)(x)
     else:
         assert model.last.entry_norm is None
@@ -302,11 +304,14 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     without = {
         "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_tight", "deepnorm_power",
         "deepnorm_adam", "deepnorm_rates", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel",
-        "admin", "rezero", "skip_init", "t_fixup", "fixup", "real_former",
+        "admin", "rezero", "skip_init", "t_fixup", "fixup", "real_former", "mv_split",
     }  # fmt: skip
     assert (model.last.final_norm is None) == (name in without)
     if name == "residual":
         x = x[0] + norm(model.last.final_norm)(x[1])
+    elif name == "siamese_norm":
+        last = model.schemes[-1]
+        x = norm(model.last.final_norm)(norm(last.last_of_x)(x[0]) + norm(last.last_of_y)(x[1]))
     elif name in ("hyper_connections", "mhc"):
         x = norm(model.last.final_norm)(sum(x[1]))
     else:

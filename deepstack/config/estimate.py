@@ -22,6 +22,9 @@ LAYER_FILES = 60
 # from how many steps on `auto` replays them; of how many sublayers a look computes at a time
 FEW_STEPS = 50
 LOOKED_AT_TOGETHER = 128
+# tensors as large as the stream, which some schemes keep besides for each sublayer
+BESIDES = {"frac_connections": 6, "siamese_norm": 4, "mv_split": 3, "laurel": 2, "res_former": 1,
+           "x0_lambdas": 1}  # fmt: skip
 
 _FP32, _BF16 = 4, 2
 
@@ -244,7 +247,7 @@ def saved_by_layers(config: Config, sizes: _Sizes) -> int:
 
 
 def saved_by_scheme(config: Config, sizes: _Sizes) -> int:
-    """Bytes that schemes keep which hand on more than the stream, as was measured."""
+    """Bytes that schemes keep besides what every layer does, as was measured."""
     model, state = config.model, sizes.b * sizes.n * sizes.d * _FP32
     replayed = _replayed(config)
 
@@ -269,9 +272,8 @@ def saved_by_scheme(config: Config, sizes: _Sizes) -> int:
     if model.scheme in ("hyper_connections", "mhc"):  # as they are, normed, mixed, and added to
         n = option("streams", 4)
         steps = 2 * option("iterations", 20) if model.scheme == "mhc" else 0
-        mixing_bytes = steps * n * n * sizes.b * sizes.n * _FP32
-        return sublayers(config) * (4 * n * state + mixing_bytes)
-    return 0
+        return sublayers(config) * (4 * n * state + steps * n * n * sizes.b * sizes.n * _FP32)
+    return sublayers(config) * BESIDES.get(model.scheme, 0) * state
 
 
 def saved_by_a_layer(sizes: _Sizes) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from deepstack.schemes.norms import in_fp32
 from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.speed.parameter import parameter
 
 
 class Attending(Protocol):
@@ -82,3 +83,61 @@ class RealFormer(Scheme, name="real_former", label="RealFormer", paper="arXiv:20
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
         return super().leave(stream[0], norm)
+
+
+class MixedValues(nn.Module):
+    """v_l <- a v_1 + b v_l for the layers that mix; v_1 is handed on.
+
+    v: (batch, head, seq, d_head).  a and b: trained numbers, or constants.
+    """
+
+    def __init__(self, mixes: bool, a: float, b: float, learnable: bool) -> None:
+        super().__init__()
+        self.mixes, self.a, self.b = mixes, a, b
+        self.learnable = learnable
+        if learnable:
+            self.of_first = parameter(1, role="scheme", start=a)
+            self.of_own = parameter(1, role="scheme", start=b)
+
+    def forward(self, own: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        first = own if before is None else before
+        if before is None or not self.mixes:
+            return own, first
+        if self.learnable:
+            return self.of_first * first + self.of_own * own, first
+        return self.a * first + self.b * own, first
+
+
+class ResFormer(RealFormer, name="res_former", label="ResFormer", paper="arXiv:2410.17897"):
+    """x <- x + A(LN(x)), v_l <- a v_1 + b v_l in A, x <- x + F(LN(x)).  Zhou et al. 2024.
+
+    Value residual learning, arXiv:2410.17897, section 3: Pre-LN whose attention weighs the layer's
+    values mixed with those of the first layer, before its softmax is applied to them; the first
+    layer keeps its own.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
+
+    learnable: a and b are trained numbers of each layer, started there (Learnable-ResFormer).
+    first, own: other a and b; 2 and 1 are the best constants of the paper (Constant-ResFormer).
+    last: only so many of the last layers mix (Sparse-ResFormer: the last 3 of 8, a = 5 and b = 1).
+    With first = 1 and own = 0 all layers share v_1: SVFormer, but for the W_v of the other layers,
+    which it leaves out and which are here without use.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        learnable: Annotated[bool, Field(description="a and b are trained")] = False,
+        first: Annotated[float, Field(description="a, of the first layer's values")] = 0.5,
+        own: Annotated[float, Field(description="b, of the layer's own values")] = 0.5,
+        last: Annotated[int, Field(ge=0, description="layers that mix, at the end; 0: all")] = 0,
+    ) -> None:
+        Scheme.__init__(self, layer, depth, parts)
+        mixes = layer > 1 and (not last or layer > depth - last)
+        self.slots["mixed_values"] = MixedValues(mixes, first, own, learnable)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + G(norm(x))

@@ -175,3 +175,44 @@ def weighed(values: Tensor, w: Tensor) -> Tensor:
         keys = torch.rms_norm(values, w.shape, eps=1e-6)
         weights = torch.softmax(torch.matmul(keys, w), dim=-1)
         return (weights[..., None] * values).sum(dim=2)
+
+
+class X0Lambdas(
+    Scheme, name="x0_lambdas", label="x0 lambdas", paper="Jordan et al. 2024, modded-nanogpt"
+):
+    """x <- r x + s x_0 before each layer, then x <- x + G(LN(x)), r = 1 and s = 0 at the start.
+
+    Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt (`lambdas` of its `Block`): Pre-LN in
+    which every layer may take up the embedding once more.  r and s are trained numbers of a layer,
+    x_0 is normed (LN(x_0), whose gain the authors leave out), and a norm ends the stack.  nanochat
+    (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s at 0.1, and both give
+    these numbers learning rates of their own.
+    """
+
+    entry_norm = True
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[float, Field(description="where s starts")] = 0.0,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.r = parameter(1, role="scheme", start="one")
+        self.s = parameter(1, role="scheme", start=start)
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, x
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        now, first = x
+        return super().layer(self.r * now + self.s * first, *sublayers), first
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + G(norm(x))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        return super().leave(stream[0], norm)

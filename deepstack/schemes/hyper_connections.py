@@ -1,4 +1,4 @@
-"""Hyper-connections: several residual streams, mixed around every sublayer."""
+"""Hyper-connections: several residual streams, or parts of one, mixed around every sublayer."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.errors import ConfigError
 from deepstack.schemes.norms import in_full_precision
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 from deepstack.speed.parameter import parameter
 
 
 class Connections(nn.Module):
-    """C(H) = C + [s_a, …, s_a, s_b] * tanh(LN(H) W), C = [A_m | A_r | Bᵀ]; without `dynamic`, C.
+    """C(H) = C + [s_a, …, s_a, s_b] * tanh(LN(H) W); without `dynamic`, C.
 
-    H: (n, batch, seq, d), the n streams; C(H): (n, batch, seq, n + 2), or (n, 1, 1, n + 2): column
-    0, A_m, says what the sublayer reads, columns 1 … n, A_r, what becomes of the streams, and the
-    last one, B, what each is given of the sublayer's output.  W: (d, n + 2), kept transposed, is 0
-    at the start; the scalars s_a and s_b are 0.01.  C starts as [e_k | I | (1, …, 1)ᵀ], e_k the
-    unit vector of stream k, and is kept as its difference from that.
+    H: (n, batch, seq, w), n streams of width w; C(H): (n, batch, seq, k), or (n, 1, 1, k): all
+    columns but the last, A, say what is made of the streams, and the last one, B, what each is
+    given of the sublayer's output.  W: (w, k), kept transposed, is 0 at the start; the scalars s_a
+    and s_b are 0.01.  C starts as [begin | 1], and is kept as its difference from that.
     """
 
     begin: Tensor
 
-    def __init__(self, k: int, n: int, parts: Parts, dynamic: bool) -> None:
+    def __init__(self, begin: Tensor, width: int, parts: Parts, dynamic: bool) -> None:
         super().__init__()
-        identity = torch.eye(n)
-        begin = torch.cat([identity[:, k, None], identity, torch.ones(n, 1)], dim=1)
-        self.register_buffer("begin", begin.view(n, 1, 1, n + 2), persistent=False)
-        self.static = parameter(n, 1, 1, n + 2, role="scheme", start="zero")
+        n, k = begin.shape[0], begin.shape[1] + 1
+        whole = torch.cat([begin, torch.ones(n, 1)], dim=1)
+        self.register_buffer("begin", whole.view(n, 1, 1, k), persistent=False)
+        self.static = parameter(n, 1, 1, k, role="scheme", start="zero")
         self.dynamic = dynamic
         if dynamic:
-            self.norm = parts.norm()
-            self.map = parameter(n + 2, parts.d_model, role="scheme", start="zero")
+            self.norm = parts.norm(width)
+            self.map = parameter(k, width, role="scheme", start="zero")
             self.scale_a = parameter(1, role="scheme", start=0.01)
             self.scale_b = parameter(1, role="scheme", start=0.01)
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
-        """A = [A_m | A_r] and B, (n, …, n + 1) and (n, …, 1)."""
-        C, n = self.begin + self.static, len(H)
+        """A and B, (n, …, k - 1) and (n, …, 1)."""
+        C = self.begin + self.static
+        last = C.shape[-1] - 1
         if self.dynamic:
-            s = torch.cat([self.scale_a.expand(n + 1), self.scale_b])
+            s = torch.cat([self.scale_a.expand(last), self.scale_b])
             C = C + s * torch.tanh(torch.matmul(self.norm(H), self.map.t()))
-        A, B = C.split([n + 1, 1], dim=-1)
+        A, B = C.split([last, 1], dim=-1)
         return A, B
 
 
@@ -86,7 +87,13 @@ class HyperConnections(
         output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0,
     ) -> None:
         super().__init__(layer, depth, parts)
-        self.connect(streams, lambda k: Connections(k, streams, parts, dynamic))
+        identity = torch.eye(streams)
+
+        def connections(k: int) -> Connections:
+            begin = torch.cat([identity[:, k, None], identity], dim=1)  # [A_m | A_r]
+            return Connections(begin, parts.d_model, parts, dynamic)
+
+        self.connect(streams, connections)
 
     def connect(self, streams: int, make: Callable[[int], nn.Module]) -> None:
         """Give every sublayer its connections, made from the stream that it reads at the start."""
@@ -202,10 +209,74 @@ class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880"):
         self.connect(streams, lambda k: Constrained(k, streams, parts, iterations))
 
 
-def mix(A: Tensor, H: Tensor) -> Tensor:
-    """Aᵀ H for every token, (n + 1, batch, seq, d), in fp32 under autocast too.
+class FracConnections(
+    Scheme, name="frac_connections", label="Frac-connections", paper="arXiv:2503.14125"
+):
+    """h = Yᵀ H, H <- Aᵀ H + B * G(LN(h)), H the stream in m parts.  Zhu et al. 2025, 2503.14125.
 
-    A: (n, batch, seq, n + 1), or (n, 1, 1, n + 1); H: (n, batch, seq, d).  In bf16 every sublayer
+    Section 4: hyper-connections between fractions of the stream, H (m, d/m) of a token, which
+    therefore grows no wider; h and what G gives are as wide as the stream, and cut up likewise.
+    Y (m, m), A (m, m) and B (m, 1) of a sublayer, all trained, start as Pre-LN: Y = A = I,
+    B = (1, …, 1).  A final norm.
+
+    dynamic: to each of them is added s tanh(LN(H) W), with W = 0 and s = 0.01 at the start and a
+    norm over the d/m numbers of a part; s is one number for Y and A and one for B, as in the
+    paper's appendix A.  Weight decay leaves all of them alone; the authors decay W.
+    """
+
+    final_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        fractions: Annotated[int, Field(ge=1, le=64, description="m, a divisor of d_model")] = 4,
+        dynamic: Annotated[
+            bool, Field(description="connections depend on the stream, not only on training")
+        ] = True,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        if parts.d_model % fractions:
+            raise ConfigError(
+                f"model.scheme_options.fractions: found {fractions}, allowed a divisor of "
+                f"model.d_model, {parts.d_model}",
+                key="model.scheme_options.fractions",
+            )
+        self.fractions = fractions
+        begin = torch.eye(fractions).repeat(1, 2)  # [Y | A]
+        width = parts.d_model // fractions
+        self.of_each("connections", lambda: Connections(begin, width, parts, dynamic))
+
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, norms, connections in zip(
+            sublayers, self._norms, self.each("connections"), strict=True
+        ):
+            H = self.apart(x)
+            A, B = connections(H)
+            h, mixed = mix(A, H).chunk(2)
+            x = self.residual(together(h), G, *norms, mixed=mixed, B=B)
+        return x
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
+        """The stream, from h (here x) and its parts as A has mixed them, (m, batch, seq, d/m)."""
+        return together(mixed + B * self.apart(G(norm(x))))
+
+    def apart(self, x: Tensor) -> Tensor:
+        """(batch, seq, d) -> (m, batch, seq, d/m)."""
+        return x.unflatten(-1, (self.fractions, -1)).movedim(2, 0)
+
+
+def together(H: Tensor) -> Tensor:
+    """(m, batch, seq, d/m) -> (batch, seq, d)."""
+    return H.movedim(0, 2).flatten(2)
+
+
+def mix(A: Tensor, H: Tensor) -> Tensor:
+    """Aᵀ H for every token, (k, batch, seq, d), in fp32 under autocast too.
+
+    A: (n, batch, seq, k), or (n, 1, 1, k); H: (n, batch, seq, d).  In bf16 every sublayer
     would round the streams, which other schemes leave in fp32.
     """
     with in_full_precision(H):

@@ -104,6 +104,59 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         return x + norm(r)
 
 
+class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064"):
+    """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
+
+    Li et al. 2026, arXiv:2602.08064: two streams that the same sublayers read and write, x normed
+    on its way as in Post-LN and y added up as in Pre-LN, both x_0 at first.  As in the authors'
+    code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm); that for OLMo has
+    HybridNorm's norms in its attention in the place of the one around x + LN(y).
+
+    Every norm is one of its own.  The last two before the final one are the last layer's, and are
+    there without use in the others.
+    """
+
+    final_norm = True
+    norms_per_sublayer = 3
+    share: Tensor
+
+    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+        super().__init__(layer, depth, parts)
+        self.register_buffer("share", torch.tensor((2 * layer) ** -0.5), persistent=False)
+        self.last_of_x, self.last_of_y = parts.norm(), parts.norm()
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, x
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        now, y = x
+        for G, norms in zip(sublayers, self._norms, strict=True):
+            given: list[Tensor] = []
+            now = self.residual(now, noting(G, given), *norms, y=y)
+            y = y + given[0]
+        return now, y
+
+    def residual(
+        self, x: Tensor, G: Sublayer, of_x: Norm, of_y: Norm, of_both: Norm, *, y: Tensor
+    ) -> Tensor:
+        x = of_x(x)
+        return x + self.share * G(of_both(x + of_y(y)))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        x, y = stream
+        return super().leave(self.last_of_x(x) + self.last_of_y(y), norm)
+
+
+def noting(G: Sublayer, given: list[Tensor]) -> Sublayer:
+    """The sublayer, which also puts what it gives into the list."""
+
+    def call(x: Tensor) -> Tensor:
+        given.append(G(x))
+        return given[-1]
+
+    return call
+
+
 class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
     """x <- LN(w * x + G(x)), w a trained vector.  Liu et al. 2020, arXiv:2004.08249, section 4.
 

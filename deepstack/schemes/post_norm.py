@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
+from deepstack.speed.parameter import RoleParameter, parameter
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices that the output of a sublayer is linear in: q and k only weigh."""
@@ -253,3 +254,44 @@ class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:23
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + self.ramp * G(x))
+
+
+class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169"):
+    """x <- LN(x + b * (g - M g) + a * (M g - M x)), g = G(x), M the mean over the tokens.
+
+    Lu 2026, arXiv:2605.06169 (Mean-Variance Split residuals), for diffusion Transformers of 1000
+    layers: what differs between the tokens of a sequence is added with one trained vector, b (0.03
+    at the start), and their mean is replaced by the branch's with another, a (0).  As in the
+    author's code (`dit.py` of github.com/erwold/mv-split), whose norm is RMS: a norm on x_0 and
+    none at the end.  The mean is that of a whole sequence, so there is no causal form.
+    """
+
+    families = ("encoder",)
+    entry_norm = True
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        mean: Annotated[float, Field(description="where a starts")] = 0.0,
+        centred: Annotated[float, Field(description="where b starts")] = 0.03,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.of_each("mean", lambda: parameter(parts.d_model, role="scheme", start=mean))
+        self.of_each("centred", lambda: parameter(parts.d_model, role="scheme", start=centred))
+
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, norms, a, b in zip(
+            sublayers, self._norms, self.each("mean"), self.each("centred"), strict=True
+        ):
+            x = self.residual(x, G, *norms, a=a, b=b)
+        return x
+
+    def residual(
+        self, x: Tensor, G: Sublayer, norm: Norm, *, a: RoleParameter, b: RoleParameter
+    ) -> Tensor:
+        g = G(x)
+        M_g, M_x = (y.mean(dim=1, keepdim=True) for y in (g, x))
+        return norm(x + b * (g - M_g) + a * (M_g - M_x))

@@ -170,6 +170,80 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
         return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
+class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369"):
+    """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
+
+    Progressive residual warm-up: t counts the steps, and layer l takes l times as long to grow in
+    as the first one, so that the last is there after N ramp_steps.  The paper has 1000, and 500
+    for 96 layers and more; F_0 is measured with a_0 = 0.  The paper puts the same factor into
+    Post-LN, DeepNorm, Sandwich-LN and LayerNorm Scaling too; here it is in Pre-LN.
+    """
+
+    final_norm = True
+    ramp: Tensor
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t of layer 1 is 1")] = (
+            1000
+        ),
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.until = layer * ramp_steps
+        self.register_buffer("ramp", torch.zeros(()), persistent=False)
+
+    def at_step(self, step: int) -> None:
+        self.ramp.fill_(min(1.0, step / self.until))
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return x + self.ramp * G(norm(x))
+
+
+class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501"):
+    """x <- x + B A x + G(LN(x)), A (rank, d) and B (d, rank) trained, B = 0 at the start.
+
+    Menghani et al. 2024, arXiv:2411.07501, section 2.2 (the low-rank version): a residual stream
+    that passes a linear map of its own around every sublayer, and starts as Pre-LN.  A starts with
+    A_ji = 1/sqrt(rank d) where i mod rank = j, and 0 elsewhere, as for the paper's language models
+    (section 3.3), whose rank is 4 and 64; it is kept as its difference from that.  The paper also
+    has weights of x and G, bounded by a function that it leaves open, which are not here.
+    """
+
+    final_norm = True
+    begin: Tensor
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        rank: Annotated[int, Field(ge=1, description="of the map beside the identity")] = 4,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        d = parts.d_model
+        ones = torch.arange(d) % rank == torch.arange(rank)[:, None]
+        self.register_buffer("begin", ones / (rank * d) ** 0.5, persistent=False)
+        self.of_each("down", lambda: parameter(rank, d, role="scheme", start="zero"))
+        self.of_each("up", lambda: parameter(d, rank, role="scheme", start="zero"))
+
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, norms, A, B in zip(
+            sublayers, self._norms, self.each("down"), self.each("up"), strict=True
+        ):
+            x = self.residual(x, G, *norms, A=A, B=B)
+        return x
+
+    def residual(
+        self, x: Tensor, G: Sublayer, norm: Norm, *, A: RoleParameter, B: RoleParameter
+    ) -> Tensor:
+        return x + F.linear(F.linear(x, self.begin + A), B) + G(norm(x))
+
+
 def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
     """Learning rate times m^(a - 1) and epsilon times m^(-a) inside of the layers, m = N/base.
 
