@@ -29,7 +29,7 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(ROOT)  # text_file.yaml names a file of the checkout
     if "sweep" in yaml.safe_load(path.read_text()):
         study = load_study(path)
-        configs = expand(study.base, study.grid)
+        configs = expand(study)
         assert len(configs) == study.size > 1
     else:
         configs = [load_config(path)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ def test_the_columns_of_its_frames_are_named_where_help_shows_them(tmp_path: Pat
         assert all(column in said for column in getattr(run, frame).columns), frame
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, also where the tests run in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
     config = deepstack.load_config(QUICK, TINY)
     run = deepstack.train(config, out=tmp_path, observer=PlainLines())
@@ -67,6 +75,7 @@ def test_ctrl_c_in_a_cell_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert deepstack.train(config, out=tmp_path).state == "done"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, times: int) -> None:
     class Impatient(Observer):
@@ -83,6 +92,7 @@ def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, ti
     assert deepstack.train(config, out=tmp_path).state == "done"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> None:
     class Late(Observer):
         def finished(self, state: str, step: int) -> None:
@@ -95,6 +105,7 @@ def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> Non
     assert row["state"] == "done"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
     sent: list[int] = []
 
