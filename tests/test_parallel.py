@@ -76,7 +76,8 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
         alone, run = only_run(out / "alone" / case), only_run(out / kind / case)
         where = f"{case} {kind}"
         environment = run.meta["environment"]
-        assert (environment["processes"], environment["parallel"]) == (2, kind)
+        assert environment["processes"] == 2
+        assert environment["parallel"] == config_of(case, kind).runtime.parallel
         assert run.state == alone.state == ("diverged" if case == "bound" else "done"), where
         assert max(differences(alone, run).values()) < 1e-4, where
         if run.state == "diverged":

@@ -310,8 +310,7 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     if name == "residual":
         x = x[0] + norm(model.last.final_norm)(x[1])
     elif name == "siamese_norm":
-        last = model.schemes[-1]
-        x = norm(model.last.final_norm)(norm(last.last_of_x)(x[0]) + norm(last.last_of_y)(x[1]))
+        x = norm(model.last.final_norm)(x[0] + x[1])
     elif name in ("hyper_connections", "mhc"):
         x = norm(model.last.final_norm)(sum(x[1]))
     else:

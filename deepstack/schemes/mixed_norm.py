@@ -112,7 +112,7 @@ class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv
     code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm); that for OLMo has
     HybridNorm's norms in its attention in the place of the one around x + LN(y).
 
-    Every norm is one of its own.  The last two before the final one are the last layer's, and are
+    Every norm is one of its own.  The last two before the final one end the last layer, and are
     there without use in the others.
     """
 
@@ -123,6 +123,7 @@ class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__(layer, depth, parts)
         self.register_buffer("share", torch.tensor((2 * layer) ** -0.5), persistent=False)
+        self.last = layer == depth
         self.last_of_x, self.last_of_y = parts.norm(), parts.norm()
 
     def enter(self, x: Tensor) -> Stream:
@@ -134,7 +135,14 @@ class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv
             given: list[Tensor] = []
             now = self.residual(now, noting(G, given), *norms, y=y)
             y = y + given[0]
-        return now, y
+        return self.after(now, y)
+
+    def pass_over(self, x: Stream) -> Stream:
+        return self.after(*x)
+
+    def after(self, x: Tensor, y: Tensor) -> Stream:
+        """What follows a layer: its own end, or that of the stack."""
+        return (self.last_of_x(x), self.last_of_y(y)) if self.last else (x, y)
 
     def residual(
         self, x: Tensor, G: Sublayer, of_x: Norm, of_y: Norm, of_both: Norm, *, y: Tensor
@@ -144,7 +152,7 @@ class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
         x, y = stream
-        return super().leave(self.last_of_x(x) + self.last_of_y(y), norm)
+        return super().leave(x + y, norm)
 
 
 def noting(G: Sublayer, given: list[Tensor]) -> Sublayer:
