@@ -42,9 +42,8 @@ COLOURS = {
     "q": "#DCE9F5", "k": "#BCD4EA", "v": "#94BEDD", "o": "#61A0CD", "w1": "#327FBA",
     "w2": "#0E559B", "w3": "#0A2F66", "cross_q": "#E4E1F0", "cross_k": "#C6C3E0",
     "cross_v": "#A19BC9", "cross_o": "#6F5BA6", "bias": "#FBD9B5", "norm_gain": "#F29A4A",
-    "norm_bias": "#C8500A",
-    "final_norm": "#7A2A04", "scheme": "#333333", "embedding": "#8CCB9B", "position": "#2E8B57",
-    "head": "#C9C9C9", SCHEDULE: "#888888",
+    "norm_bias": "#C8500A", "final_norm": "#7A2A04", "scheme": "#333333", "embedding": "#8CCB9B",
+    "position": "#2E8B57", "head": "#C9C9C9", SCHEDULE: "#888888",
 }  # fmt: skip
 
 

@@ -116,8 +116,9 @@ class ResFormer(RealFormer, name="res_former", label="ResFormer", paper="arXiv:2
     layer keeps its own.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
 
     learnable: a and b are trained numbers of each layer, started there (Learnable-ResFormer).
-    first, own: other a and b; 2 and 1 are the best constants of the paper (Constant-ResFormer).
-    last: only so many of the last layers mix (Sparse-ResFormer: the last 3 of 8, a = 5 and b = 1).
+    first, own: other a and b; 2 and 1 in Constant-ResFormer.  last: only so many of the last layers
+    mix; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.  The three are as others report
+    them: the authors' code that was read has constants of 1/2 alone.
     With first = 1 and own = 0 all layers share v_1: SVFormer, but for the W_v of the other layers,
     which it leaves out and which are here without use.
     """

@@ -134,7 +134,8 @@ class DeepNormRates(
     alike at every depth, as at N = base, where nothing is changed.  Measured with roles trained
     apart, one step of Adam, N from 6 to 500, three seeds: 0.49 (v, o), 0.50 (w1, w2), 0.72 (bias),
     1.01 (norm_gain, norm_bias), -0.02 (tables).  Queries and keys move F a fiftieth of what values
-    do at N = 500, and are treated like the other matrices.  The rates of SGD stay.
+    do at N = 500, and are treated like the other matrices; so is a gate's w3, which the derivation
+    does not know and which was not measured apart.  The rates of SGD stay.
     """
 
     def __init__(

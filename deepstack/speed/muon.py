@@ -62,7 +62,7 @@ class Muon(torch.optim.Optimizer):
             self.param_groups += others.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """One update of everything."""
         told: Any = self.others  # of found_inf and grad_scale, which no class of torch's declares
         if told is not None:
