@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from deepstack.plots.draw import draw as plot
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.records import load_runs as load_runs
+    from deepstack.reports import compare as compare
+    from deepstack.reports import report as report
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.probe import probe as probe
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 # `import deepstack` needs no torch
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
+    "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.plugins", "load_plugins"),
     "load_runs": ("deepstack.records", "load_runs"),
     "plot": ("deepstack.plots.draw", "draw"),
     "probe": ("deepstack.training.probe", "probe"),
+    "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),
     "sweep": ("deepstack.sweeps", "sweep"),
     "train": ("deepstack.training", "train"),
@@ -41,12 +45,14 @@ _PUBLIC = {
 
 __all__ = [
     "build_model",
+    "compare",
     "errors",
     "load_config",
     "load_plugins",
     "load_runs",
     "plot",
     "probe",
+    "report",
     "schemes",
     "sweep",
     "train",

@@ -133,6 +133,8 @@ command("train", config, "--out", out)
 command("sweep", config, "--depths", "1,3", "--workers", "2", "--out", out, "-q")
 command("plot", "layer_step_heat_map", out)
 command("ls", out, "--json")
+command("compare", out)
+command("report", out)
 command("export", run, "--to", out + "/../exported")
 command("verify", out)
 """
@@ -184,7 +186,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
 def test_every_command_ran_and_nothing_forbidden_was_seen(told: tuple[Path, Path, str]) -> None:
     data, log, said = told
     ended = [line.split()[1:] for line in said.splitlines() if line.startswith("exit ")]
-    names = ["train", "sweep", "plot", "ls", "export", "verify"]
+    names = ["train", "sweep", "plot", "ls", "compare", "report", "export", "verify"]
     assert ended == [["0", name] for name in names], said
     runs = find_runs(data / "out")
     assert [run.state for run in runs] == ["done"] * 3

@@ -21,6 +21,8 @@ COMMANDS = (
     "train",
     "sweep",
     "plot",
+    "report",
+    "compare",
     "ls",
     "check",
     "init",

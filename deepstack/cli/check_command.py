@@ -25,7 +25,8 @@ def check(
 ) -> None:
     """Check a config and say what it describes: coefficients, parameters, memory; nothing runs."""
     from deepstack import config as conf
-    from deepstack.cli.tables import emit, text
+    from deepstack.cli.tables import emit
+    from deepstack.records.cells import text
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)

@@ -47,13 +47,14 @@ def export(
     --fold writes nothing unless the model before and after computes the same.
     """
     from deepstack import config as conf
-    from deepstack.cli.tables import emit, text
+    from deepstack.cli.tables import emit
     from deepstack.errors import ConfigError, DifferenceError
     from deepstack.model.build import build_model
     from deepstack.model.fold import compare, forward_times
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
     from deepstack.records import RunFolder, no_run
+    from deepstack.records.cells import text
     from deepstack.training import torch_settings
 
     if untie and not fold:

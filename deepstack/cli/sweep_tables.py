@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
-from deepstack.cli.tables import emit, text
+from deepstack.cli.tables import emit
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
+from deepstack.records.cells import text
 from deepstack.sweeps import Cell, Progress, Room, is_wanted, seconds_per_run
 from deepstack.training import device_is_here
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
+
+from deepstack.records.cells import plain, text
 
 # Columns of sentences are folded at words; they ask for this much and take what is left.
 SENTENCE = 30
@@ -100,24 +101,3 @@ def least_width(name: str, column: Sequence[str]) -> int:
     else:
         longest = max(map(cell_len, lines), default=0)
     return max(cell_len(name), longest)
-
-
-def text(value: Any) -> str:
-    """A value as a cell: four significant digits, a dash for nothing."""
-    value = plain(value)
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: numpy scalars as numbers, NaN as None, infinities as words."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -18,7 +18,7 @@ from deepstack.errors import (
     PluginError,
     ResourceError,
 )
-from deepstack.plots.chart import CHARTS, Chart, Options
+from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.files import replace
@@ -56,29 +56,16 @@ def draw(
     an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
     end BrokenChartError where the code of a chart has failed.
     """
-    names = list(dict.fromkeys(charts)) if charts else CHARTS.names()
-    functions = {name: CHARTS[name] for name in names}
+    functions = {name: CHARTS[name] for name in charts or CHARTS}
     folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
-    together = len(folders) > 1
-    if together and out is None:
+    if len(folders) > 1 and out is None:
         raise ConfigError(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies: dict[Path, list[Run]] = {}
+    studies, skipped = studies_in(folders)
     written: list[Path] = []
-    skipped: list[str] = []
     broken: list[str] = []
-    seen: dict[str, Run] = {}
-    for run in [run for folder in folders for run in find_runs(folder)]:
-        members = studies.setdefault(Path() if together else run.path.parent, [])
-        if together and (same := seen.setdefault(experiment_of(run), run)) is not run:
-            if same.path.resolve() != run.path.resolve():
-                skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
-        elif wrong := run.damage(layers=True):
-            skipped.append(f"run {run.name} is left out: {wrong}")
-        else:
-            members.append(run)
     several = len(studies) > 1
     for study, members in studies.items():
         if not members:
@@ -86,20 +73,15 @@ def draw(
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
         target = base / "figures" if out is None else Path(out) / (study.name if several else "")
         options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
+        where = f"{study.name}: " if several else ""
         for name, function in functions.items():
-            where = f"{study.name}: " if several else ""
-            try:
-                chart = function(members, options=options)
-            except NothingMatchedError as error:
-                skipped.append(f"{where}{name} is not drawn: {error}")
-                continue
-            except Exception as error:
-                if isinstance(error, DeepstackError) and not isinstance(error, PluginError):
-                    raise
-                broken.append(f"{where}{name} is not drawn: its code has failed: {said_of(error)}")
+            found = attempt(name, function, members, options)
+            if isinstance(found, DeepstackError):
+                said = broken if isinstance(found, BrokenChartError) else skipped
+                said.append(f"{where}{found}")
                 continue
             try:
-                written += save(chart, target, name)
+                written += save(found, target, name)
             except ResourceError as error:
                 raise ResourceError(f"{error}; give another folder with --to") from error
     if broken:
@@ -112,21 +94,70 @@ def draw(
     return written
 
 
+def studies_in(
+    folders: Sequence[str | os.PathLike[str]],
+) -> tuple[dict[Path, list[Run]], list[str]]:
+    """The runs that are looked at together, by study, and a sentence for each that is left out.
+
+    Those of several folders are looked at as one study, `Path()`; of runs with one configuration,
+    seed included, the first alone is taken.
+    """
+    together = len(folders) > 1
+    studies: dict[Path, list[Run]] = {}
+    skipped: list[str] = []
+    seen: dict[str, Run] = {}
+    for run in [run for folder in folders for run in find_runs(folder)]:
+        members = studies.setdefault(Path() if together else run.path.parent, [])
+        if together and (same := seen.setdefault(experiment_of(run), run)) is not run:
+            if same.path.resolve() != run.path.resolve():
+                skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
+        elif wrong := run.damage(layers=True):
+            skipped.append(f"run {run.name} is left out: {wrong}")
+        else:
+            members.append(run)
+    return studies, skipped
+
+
+def attempt(
+    name: str, function: ChartFunction, runs: Sequence[Run], options: Options
+) -> Chart | DeepstackError:
+    """The chart of these runs, or why there is none: NothingMatchedError where they do not have
+    what it shows, BrokenChartError where its code has failed."""
+    try:
+        return function(list(runs), options=options)
+    except NothingMatchedError as error:
+        return NothingMatchedError(f"{name} is not drawn: {error}")
+    except Exception as error:
+        if isinstance(error, DeepstackError) and not isinstance(error, PluginError):
+            raise
+        return BrokenChartError(f"{name} is not drawn: its code has failed: {said_of(error)}", [])
+
+
 def save(chart: Chart, folder: Path, name: str) -> list[Path]:
     """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes."""
+    paths = []
+    for kind in UNSAID:
+        paths.append(folder / f"{name}.{kind}")
+        replace(paths[-1], picture(chart, kind))
+    paths.append(folder / f"{name}.csv")
+    replace(paths[-1], numbers(chart))
+    return paths
+
+
+def picture(chart: Chart, kind: str) -> bytes:
+    """The figure as a pdf, png or svg."""
     from deepstack.plots.style import paper
 
-    paths = []
+    buffer = io.BytesIO()
     with paper():
-        for kind, unsaid in UNSAID.items():
-            buffer = io.BytesIO()
-            chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(unsaid))
-            paths.append(folder / f"{name}.{kind}")
-            replace(paths[-1], buffer.getvalue())
+        chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(UNSAID[kind]))
+    return buffer.getvalue()
+
+
+def numbers(chart: Chart) -> bytes:
+    """What is drawn, as CSV."""
     table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    paths.append(folder / f"{name}.csv")
-    replace(paths[-1], table.encode("utf-8", "backslashreplace"))
-    return paths
+    return table.encode("utf-8", "backslashreplace")
 
 
 def experiment_of(run: Run) -> str:

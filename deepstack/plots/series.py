@@ -149,13 +149,13 @@ def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
     keys = sorted(differing(runs), key=lambda key: key != SCHEME)
     kept: list[str] = []
     for key in keys:
-        if not _determines(kept, key, runs):
+        if not determines(kept, key, runs):
             kept.append(key)
     said = [key for key in keys if key not in kept and key != "model.d_ff"]
     follows: list[str] = []
     for key in reversed(kept.copy()):
         others = [k for k in kept if k != key]
-        if not key.startswith(NEVER_FOLLOWS_DEPTH) and _determines([DEPTH, *others], key, runs):
+        if not key.startswith(NEVER_FOLLOWS_DEPTH) and determines([DEPTH, *others], key, runs):
             kept.remove(key)
             follows.append(key)
     told = {key: owners_told(key, runs) for key in keys if owner_of(key)}
@@ -370,7 +370,7 @@ def _join(*parts: tuple[str | None, str]) -> str:
     return ", ".join(counted(form, value) for value, form in parts if value is not None)
 
 
-def _determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
+def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
     """Whether runs that are equal in `keys` are equal in `key`."""
     seen: dict[tuple[Any, ...], Any] = {}
     for run in runs:

@@ -1,0 +1,38 @@
+"""deepstack compare DIR…"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepstack.cli.options import Json
+
+
+def register(app: typer.Typer) -> None:
+    app.command("compare")(compare)
+
+
+def compare(
+    directories: Annotated[
+        list[str], typer.Argument(metavar="DIR…", help="Results folders, studies or runs.")
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="A baseline, as the first column or `list schemes` calls it: val_loss minus its "
+            "own, seed by seed.",
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a table in Markdown.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds."""
+    from deepstack.cli.tables import emit
+    from deepstack.reports import compare as compared
+
+    table = compared(directories, against, say=lambda line: typer.echo(line, err=True))
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
+    first = ["setting", "depth", "val_loss", "val_sd", "difference", "se", "outcome"]
+    emit(rows, json, markdown=markdown, first=first)

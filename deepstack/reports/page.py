@@ -1,0 +1,247 @@
+"""One page of HTML that holds all of it: tables, charts, settings, where each number is from.
+
+It fetches nothing and runs nothing: charts are pictures inside of the page, and what a run folder
+says is text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepstack.config.write import yaml_of
+from deepstack.errors import BrokenChartError, ConfigError, ResourceError
+from deepstack.plots.chart import CHARTS, Chart, Options
+from deepstack.plots.draw import attempt, numbers, picture, read_reference, studies_in
+from deepstack.plots.series import TASK, counted, split, title_of
+from deepstack.plots.update import measure_of
+from deepstack.records import ENDED, Run, run_rows, varying
+from deepstack.records.cells import text
+from deepstack.records.files import replace
+from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.reports.comparison import comparison
+
+PIXELS = 150  # of the page, for an inch of a figure
+OPEN = 40  # rows up to which the table of runs is open
+# What is asked first; the other charts follow by name.
+FIRST = (
+    "final_loss_vs_depth", "outcomes", "update_vs_depth", "update_vs_step", "loss_vs_step"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart in the page.  svg, csv: addresses that hold what they point to; width in pixels."""
+
+    name: str
+    title: str
+    svg: str
+    csv: str
+    width: int
+
+
+@dataclass
+class Section:
+    """What the page says of a study.
+
+    rows: of `comparison`.  a row's `best`: the least val_loss of its depth.
+    left_out: why charts are
+    not there.  shared: settings of all runs, as YAML.  notes: what a reader has to know.
+    """
+
+    name: str
+    title: str
+    states: str
+    rows: list[dict[str, Any]]
+    runs: list[dict[str, Any]]
+    environments: list[dict[str, Any]]
+    shared: str
+    example: str
+    measure: str
+    notes: list[str]
+    pictures: list[Picture] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def report(
+    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    to: str | os.PathLike[str] | None = None,
+    against: str | None = None,
+    at_step: int | None = None,
+    diagnostic: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write one HTML file of all runs below a folder: report.html in it, or `to`.
+
+    A section a study: settings and depths compared (`against`: see `compare`), every chart that its
+    runs allow, each with its numbers as CSV, the settings and the environment that they share, and
+    every run with its folder.  The same runs give the same bytes.  Several folders make one
+    section, and need `to`.
+
+    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read.
+    Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
+    read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
+    written BrokenChartError where the code of a chart has failed.
+    """
+    folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
+    if len(folders) > 1 and to is None:
+        raise ConfigError(
+            f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
+            "(to=… from Python)"
+        )
+    path = Path(folders[0]) / "report.html" if to is None else Path(to)
+    if path.is_dir():
+        path = path / "report.html"
+    studies, skipped = studies_in(folders)
+    whole = {study: runs for study, runs in studies.items() if runs}
+    if not whole:
+        raise ResourceError("\n".join(skipped))
+    sections, broken = [], []
+    for study, runs in whole.items():
+        name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
+        section = section_of(name, runs, path, against)
+        asked = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
+        for chart in dict.fromkeys([*FIRST, *CHARTS]):
+            say(f"{name}: {chart}")
+            found = attempt(chart, CHARTS[chart], runs, asked)
+            if isinstance(found, Chart):
+                section.pictures.append(picture_of(chart, found))
+                continue
+            section.left_out.append(str(found))
+            broken += [f"{name}: {found}"] if isinstance(found, BrokenChartError) else []
+        sections.append(section)
+    said = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    options = [f"--{name}={value}" for name, value in said.items() if value is not None]
+    words = [*map(str, folders), *options]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, page(sections, words, skipped, against).encode("utf-8", "backslashreplace"))
+    except (OSError, ResourceError) as error:
+        raise ResourceError(f"{error}; give another file with --to") from error
+    for line in skipped:
+        say(line)
+    if broken:
+        raise BrokenChartError("\n".join(broken), [path])
+    return path
+
+
+def section_of(name: str, runs: Sequence[Run], path: Path, against: str | None) -> Section:
+    """What the page says of these runs but for the charts."""
+    rows = comparison(runs, against)
+    one_task = len({run.get(TASK) for run in runs}) == 1
+    for row in rows:
+        same = [r["val_loss"] for r in rows if r["depth"] == row["depth"] and r["val_loss"]]
+        row["best"] = one_task and len(same) > 1 and row["val_loss"] == min(same)
+    listed = run_rows(runs)
+    for run, row in zip(runs, listed, strict=True):
+        row.pop("study")
+        row["path"] = Path(os.path.relpath(run.path, path.resolve().parent)).as_posix()
+    states = Counter(run.state for run in runs)
+    return Section(
+        name=name,
+        title=title_of(runs, split(runs)[0]),
+        states=", ".join(f"{number} {state}" for state, number in states.most_common()),
+        rows=rows,
+        runs=listed,
+        environments=environments(runs),
+        shared=shared(runs),
+        example=shlex.quote(str(runs[0].path)),
+        measure="‖ΔF‖" if measure_of(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
+        notes=notes_on(runs),
+    )
+
+
+def shared(runs: Sequence[Run]) -> str:
+    """The settings that all these runs have in common, as YAML."""
+    different = set(varying(runs))
+    found: dict[str, Any] = {}
+    for key, value in runs[0].flat_config.items():
+        if key not in different and key.split(".")[0] not in NOT_THE_EXPERIMENT:
+            *sections, last = key.split(".")
+            place = found
+            for word in sections:
+                place = place.setdefault(word, {})
+            place[last] = value
+    return yaml_of(found)
+
+
+def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What runs were made with, and how many with each: versions, device, commit, plugins."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        made, git = (dict(run.meta.get(key) or {}) for key in ("environment", "git"))
+        made["commit"] = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
+        made["plugins"] = ", ".join(plugin["file"] for plugin in run.meta.get("plugins", ()))
+        entry = found.setdefault(json.dumps(made, sort_keys=True), {"made": made, "runs": 0})
+        entry["runs"] += 1
+    return list(found.values())
+
+
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """What a reader has to know of runs that did not end well, or not yet."""
+    notes = []
+    for run in runs:
+        if run.state in ("failed", "out_of_memory", "diverged"):
+            why = " ".join(str(run.status.get("error") or "").split())
+            notes.append(f"{run.name}: {run.state} at step {run.status.get('step')}: {why}")
+        elif run.state not in ENDED:
+            notes.append(f"{run.name}: {run.state}, not at its end")
+    return notes
+
+
+def picture_of(name: str, chart: Chart) -> Picture:
+    """A chart as the page holds it."""
+    return Picture(
+        name=name,
+        title=chart.title,
+        svg=address("image/svg+xml", picture(chart, "svg")),
+        csv=address("text/csv", numbers(chart)),
+        width=round(float(chart.figure.get_figwidth()) * PIXELS),
+    )
+
+
+def address(kind: str, content: bytes) -> str:
+    """A data: address that holds the content."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def page(
+    sections: Sequence[Section],
+    words: Sequence[str],
+    skipped: Sequence[str],
+    against: str | None,
+) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("deepstack.reports", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"cell": cell, "counted": lambda number, form: counted(form, number)}
+    return made.get_template("page.html").render(
+        sections=sections,
+        skipped=skipped,
+        open=OPEN,
+        against=against,
+        command=shlex.join(["deepstack", "report", *words]),
+    )
+
+
+def cell(value: Any, form: str | None = None) -> str:
+    """A value as a cell; numbers of one column in one form, so that their points are aligned."""
+    if value in (None, ""):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return text(value) if form is None else format(value, form)
