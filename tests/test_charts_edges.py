@@ -16,9 +16,10 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
 from deepstack.plots.fit import Fit
 from deepstack.plots.page import CAPTION, wrap
-from deepstack.plots.series import caption_of, counted, text
+from deepstack.plots.series import caption_of, text
 from deepstack.plots.style import PAGE
 from deepstack.records import find_runs
+from deepstack.records.cells import counted
 
 
 def caption(chart: Chart) -> str:

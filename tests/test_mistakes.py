@@ -287,3 +287,10 @@ def test_charts_over_the_runs_of_several_folders(tmp_path: Path) -> None:
     assert {"Post-LN", "DeepNorm"} <= set(table["series"])
     alone = typed("plot", "loss_vs_step", folders[0], folders[0], "--to", tmp_path / "y")
     assert alone.exit_code == 0 and alone.stderr == ""
+
+
+def test_a_sweep_into_a_file_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["sweep", QUICK, "--depths", "2", "--out", str(tmp_path / "file")]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 5 and "is no folder; give another with --out" in found.stderr

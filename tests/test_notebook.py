@@ -32,7 +32,9 @@ def test_a_configuration_is_not_changed_and_says_how_to_make_another(key: str) -
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in deepstack.__all__:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name
-    with pytest.raises(AttributeError, match="no attribute 'trian'; it has build_model, compare, errors"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'trian'; it has build_model, compare, errors"
+    ):
         _ = deepstack.trian
 
 

@@ -189,6 +189,7 @@ def hand_to_slurm(
     submitted: bool,
 ) -> None:
     """Write the job array; print its script, or the number of the job that it has become."""
+    from deepstack.records.cells import counted
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
@@ -199,7 +200,10 @@ def hand_to_slurm(
         typer.echo(submit(script))
         return
     typer.echo(script)
-    typer.echo(f"{len(todo)} runs; submit them with: sbatch {shlex.quote(str(script))}", err=True)
+    typer.echo(
+        f"{counted('{} runs', len(todo))}; submit them with: sbatch {shlex.quote(str(script))}",
+        err=True,
+    )
 
 
 def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
@@ -237,6 +241,8 @@ def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
     needed = sum(kept for kept, _ in sizes) + max((most for _, most in sizes), default=0)
     where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not where.is_dir():
+        raise ResourceError(f"{where} is no folder; give another with --out")
     free = shutil.disk_usage(where).free
     if needed > free:
         raise ResourceError(

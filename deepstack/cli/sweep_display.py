@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from deepstack.records.cells import counted
 from deepstack.sweeps import Cell, Progress
 
 COLOURS = {
@@ -41,7 +42,7 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
                 as_table(progress, console.height, time.monotonic() - began)
             )
     else:
-        say(f"{len(cells)} runs, {workers} at a time")
+        say(f"{counted('{} runs', len(cells))}, {min(workers, len(cells))} at a time")
         seen = {id(cell): cell.state for cell in cells}
         latest: Sequence[Progress] = ()
 

@@ -28,7 +28,6 @@ from deepstack.plots.series import (
     TASK,
     Series,
     caption_of,
-    counted,
     depth_of,
     line_styles,
     seeds_note,
@@ -59,6 +58,7 @@ from deepstack.plots.values import (
     with_steps,
 )
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 TRAINING, VALIDATION = "training loss", "validation loss"
 ON_MASK = " on [MASK]"

@@ -22,7 +22,6 @@ from deepstack.plots.series import (
     SCHEME,
     TASK,
     caption_of,
-    counted,
     depth_of,
     differing,
     one_a_seed,
@@ -35,6 +34,7 @@ from deepstack.plots.series import (
 from deepstack.plots.style import STYLE
 from deepstack.plots.values import last_row
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 # Nats between a loss and the unigram's on the same positions that count as a difference.
 CLEAR = 0.1

@@ -12,6 +12,7 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.plots.style import line_style
 from deepstack.records import ENDED, Run, varying
+from deepstack.records.cells import counted
 
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 # No key of the config: what was trained on, where runs of one config were on different data.
@@ -200,12 +201,6 @@ def text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def counted(form: str, value: object) -> str:
-    """A form with its value: `3 steps` of `{} steps`, and `1 step`."""
-    words = form.format(value)
-    return words.removesuffix("s") if str(value) == "1" and form.endswith("s") else words
 
 
 def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:

@@ -15,7 +15,7 @@ from deepstack.plots.frontier import LR, lr_of
 from deepstack.plots.loss import final_loss, masked, validation_levels, where
 from deepstack.plots.outcomes import places
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import caption_of, counted, depth_of, one_a_seed, seeds_note, title_of
+from deepstack.plots.series import caption_of, depth_of, one_a_seed, seeds_note, title_of
 from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
 from deepstack.plots.values import (
     SOME_DIVERGED,
@@ -27,6 +27,7 @@ from deepstack.plots.values import (
     mark_handles,
 )
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 
 @chart("loss_vs_lr")

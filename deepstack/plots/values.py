@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Options, Table
 from deepstack.plots.page import Handle, typeset
-from deepstack.plots.series import counted
 from deepstack.plots.style import DIVERGED_MARKER, GREY, extent
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 if TYPE_CHECKING:
     import pandas as pd

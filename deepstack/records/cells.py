@@ -1,4 +1,4 @@
-"""A value as a cell of a table."""
+"""A value as a cell of a table, a number in a sentence."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
+
+
+def counted(form: str, value: object) -> str:
+    """A form with its value: `3 steps` of `{} steps`, and `1 step`."""
+    words = form.format(value)
+    return words.removesuffix("s") if str(value) == "1" and form.endswith("s") else words

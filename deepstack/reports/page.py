@@ -20,10 +20,10 @@ from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.draw import attempt, numbers, picture, read_reference, studies_in
-from deepstack.plots.series import TASK, counted, split, title_of
+from deepstack.plots.series import TASK, split, title_of
 from deepstack.plots.update import measure_of
 from deepstack.records import ENDED, Run, run_rows, varying
-from deepstack.records.cells import text
+from deepstack.records.cells import counted, text
 from deepstack.records.files import replace
 from deepstack.records.run import NOT_THE_EXPERIMENT
 from deepstack.reports.comparison import comparison
