@@ -308,3 +308,43 @@ def test_where_there_is_nothing_to_report(tmp_path: Path) -> None:
     make_run(tmp_path / "study")
     with pytest.raises(ResourceError, match="--to"):
         report(tmp_path / "study", tmp_path / "file" / "page.html")
+
+
+def make_rates(root: Path) -> Path:
+    """Two schemes whose best rates differ; at the greatest one seed of Post-LN diverged."""
+    losses = {
+        "deepnorm": {0.1: 3.0, 0.2: 2.0, 0.4: 2.5},
+        "post_ln": {0.1: 4.0, 0.2: 4.5, 0.4: 1.0},
+    }
+    for scheme, by_rate in losses.items():
+        for lr, loss in by_rate.items():
+            for seed in (0, 1):
+                gone = (scheme, lr, seed) == ("post_ln", 0.4, 1)
+                state = "diverged" if gone else "done"
+                make_run(
+                    root, scheme=scheme, lr=lr, seed=seed, masked=loss + 0.1 * seed, state=state
+                )
+    return root
+
+
+def test_the_best_rate_is_chosen_where_every_seed_is_done(tmp_path: Path) -> None:
+    table = compare(make_rates(tmp_path), "post_ln", ["train.lr"])
+    assert len(table) == 2
+    best = row_of(table, setting="DeepNorm")
+    assert (best["train.lr"], best.edge, best.val_loss) == (0.2, "", pytest.approx(2.05))
+    other = row_of(table, setting="Post-LN")
+    assert (other["train.lr"], other.edge, other.val_loss) == (0.1, "lowest", pytest.approx(4.05))
+    assert best.difference == pytest.approx(-2.0) and best.pairs == 2  # each at its own rate
+    with pytest.raises(ConfigError, match=r"did you mean 'train\.lr'"):
+        compare(tmp_path, best=["train.lrr"])
+    page = Page(report(tmp_path, best=["train.lr"], against="post_ln"))
+    row = next(row for row in page.rows if row[0] == "Post-LN")
+    assert row[10:12] == ["0.1", "lowest"]
+
+
+def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        make_run(tmp_path, lr=lr, state="diverged")
+    row = compare(tmp_path, best=["train.lr"]).iloc[0]
+    assert row["train.lr"] is None and math.isnan(row.val_loss)
+    assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")

@@ -25,6 +25,14 @@ def compare(
             "own, seed by seed.",
         ),
     ] = None,
+    best: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY",
+            help="Of each setting and depth only the best value of KEY, such as train.lr; "
+            "repeatable.",
+        ),
+    ] = [],
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table in Markdown.")] = False,
     json: Json = False,
 ) -> None:
@@ -32,7 +40,7 @@ def compare(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    table = compared(directories, against, say=lambda line: typer.echo(line, err=True))
+    table = compared(directories, against, best, say=lambda line: typer.echo(line, err=True))
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
-    first = ["setting", "depth", "val_loss", "val_sd", "difference", "se", "outcome"]
+    first = ["setting", "depth", "val_loss", "val_sd", "difference", "se", *best, "outcome"]
     emit(rows, json, markdown=markdown, first=first)

@@ -26,6 +26,9 @@ def report(
         str | None,
         typer.Option(metavar="KEY=VALUE", help="A baseline for its tables, as of `compare`."),
     ] = None,
+    best: Annotated[
+        list[str], typer.Option(metavar="KEY", help="Chosen, not compared, as of `compare`.")
+    ] = [],
     at_step: Annotated[int | None, typer.Option("--at-step", min=1, help="As of `plot`.")] = None,
     diagnostic: Annotated[str | None, typer.Option(help="As of `plot`.")] = None,
     quiet: Quiet = False,
@@ -40,7 +43,7 @@ def report(
             typer.echo(line, err=True)
 
     try:
-        path = written(directories, to, against, at_step, diagnostic, say)
+        path = written(directories, to, against, best, at_step, diagnostic, say)
     except BrokenChartError as error:
         typer.echo(error.written[0])
         raise

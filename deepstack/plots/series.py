@@ -140,14 +140,15 @@ def scheme_label(run: Run) -> str:
     return str(label or run.get(SCHEME, "?"))
 
 
-def split(runs: Sequence[Run]) -> tuple[list[Series], list[str]]:
+def split(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:
     """One series for each value of what varies besides depth and seed, and what follows depth.
 
     A key that others determine does not split, but a label says it (a learning rate chosen for
     each scheme; d_ff, which follows d_model, goes without saying).  One that depth determines (a
     learning rate chosen for each depth) does not split either and is named in the second list.
+    Keys in `but` never split.
     """
-    keys = sorted(differing(runs), key=lambda key: key != SCHEME)
+    keys = sorted((k for k in differing(runs) if k not in but), key=lambda key: key != SCHEME)
     kept: list[str] = []
     for key in keys:
         if not determines(kept, key, runs):

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,17 @@ from deepstack.plots.series import (
     SCHEME,
     SEED,
     Series,
+    depth_of,
     depth_words,
     determines,
     differing,
+    one_a_seed,
     owner_of,
     setting,
     split,
 )
 from deepstack.plots.update import measure_of, value_at
-from deepstack.plots.values import last_row, spread_of
+from deepstack.plots.values import Spread, last_row, spread_of
 from deepstack.records import Run
 from deepstack.registry import unknown
 
@@ -42,6 +45,7 @@ NUMBERS = (
 def compare(
     directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     against: str | None = None,
+    best: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> pd.DataFrame:
     """Settings and depths below a folder, or several, compared: a pandas DataFrame.
@@ -58,13 +62,19 @@ def compare(
     | unigram          | nats | the unigram's loss on the same positions                           |
     | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
     |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
+    | train.lr, …      |      | with `best`: its value here, and `edge`: whether it is the least   |
+    |                  |      | or the greatest that was tried, so that a better one may lie there |
     | update_first     |      | ‖ΔF‖ after the first step, relative where some F leaves no norm    |
     | update_last      |      | the same after the last step; both of the seeds that are done      |
     | step_ms          | ms   | median wall-clock time of a step                                   |
 
-    against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  `say` gets a sentence
-    for each run that cannot be read and is left out.  Raises NothingMatchedError without runs,
-    ResourceError where none can be read, ConfigError for a baseline that is not there.
+    against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
+    chosen and not compared, such as train.lr: of each setting and depth the value whose mean
+    val_loss is least, among those of which every seed is done.
+
+    `say` gets a sentence for each run that cannot be read and is left out.  Raises
+    NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
+    baseline or a key that is not there.
     """
     import pandas as pd
 
@@ -78,40 +88,100 @@ def compare(
     rows = []
     for study, runs in whole.items():
         named = {"study": study.name} if len(whole) > 1 else {}
-        rows += [named | row for row in comparison(runs, against)]
+        rows += [named | row for row in comparison(runs, against, best)]
     table = pd.DataFrame(rows)
     return table.astype({name: float for name in NUMBERS if name in table})
 
 
-def comparison(runs: Sequence[Run], against: str | None = None) -> list[dict[str, Any]]:
+def comparison(
+    runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The rows of `compare` for the runs of one study."""
-    series, _ = split(runs)
-    base = None if against is None else Baseline(runs, against)
+    for key in best:
+        if key not in (varying := differing(runs)):
+            raise ConfigError(f"best: {unknown('key', key, varying)}, which vary")
+    chosen = [
+        (label_of(s), choice)
+        for s in split(runs, but=best)[0]
+        for depth in s.depths
+        for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
+    ]
+    taken = [run for _, choice in chosen for run in choice.runs]
+    base = None if against is None else Baseline(taken, against, best)
     measure = measure_of(runs)
     rows = []
-    for s in series:
-        on_mask = masked(s.runs)
-        column = "loss_masked" if on_mask else "loss"
-        for depth in s.depths:
-            there = s.at(depth)
-            done = [run for run in there if run.state == "done"]
-            loss = spread_of([v for r in done if (v := final_value(r, column)) is not None])
-            row: dict[str, Any] = {
-                "setting": label_of(s),
-                "depth": " and ".join(depth_words(there)),
-                "seeds": len(there),
-                "outcome": outcomes_of(there),
-                "val_loss": finite(loss.mean),
-                "val_sd": finite(loss.mean - loss.low),
-                "unigram": mean_of([unigram(run) for run in there]),
-            }
-            if base is not None:
-                row |= base.difference(there, column)
-            first, last = (updates_of(done, measure, at) for at in (0, -1))
-            row |= {"update_first": mean_of(first), "update_last": mean_of(last)}
-            times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
-            rows.append(row | {"step_ms": median(times) if times else None})
+    for label, choice in chosen:
+        there, column = choice.runs, column_of(choice.runs)
+        done = [run for run in there if run.state == "done"] if choice.whole else []
+        loss = loss_of(done, column)
+        row: dict[str, Any] = {
+            "setting": label,
+            "depth": " and ".join(depth_words(there)),
+            "seeds": len({run.get(SEED) for run in there}),
+            "outcome": outcomes_of(there),
+            "val_loss": finite(loss.mean),
+            "val_sd": finite(loss.mean - loss.low),
+            "unigram": mean_of([unigram(run) for run in there]),
+        }
+        if base is not None:
+            row |= base.difference(done, column)
+        if best:
+            row |= choice.values | {"edge": choice.edge}
+        first, last = (updates_of(done, measure, at) for at in (0, -1))
+        row |= {"update_first": mean_of(first), "update_last": mean_of(last)}
+        times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
+        rows.append(row | {"step_ms": median(times) if times else None})
     return rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The runs of a setting and depth with the values that were chosen.
+
+    whole: whether a value had every seed done; else runs are all of them, and values are None.
+    edge: 'lowest' or 'highest' where a chosen number is that of those tried, or ''.
+    """
+
+    runs: list[Run]
+    values: dict[str, Any]
+    edge: str = ""
+    whole: bool = True
+
+
+def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
+    """The runs of one setting and depth at the values of these keys that do best, one a seed."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(written(setting(run, key)) for key in keys), []).append(run)
+    groups = {values: one_a_seed(members) for values, members in groups.items()}
+    if not keys:
+        return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
+    column = column_of(runs)
+    losses = {
+        values: loss_of(members, column).mean
+        for values, members in groups.items()
+        if all(run.state == "done" for run in members)
+    }
+    losses = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
+    if not losses:
+        return Choice(list(runs), dict.fromkeys(keys), whole=False)
+    found = groups[min(losses, key=lambda values: losses[values])]
+    edges = []
+    for key in keys:
+        tried = [value for run in runs if isinstance(value := setting(run, key), int | float)]
+        if len(set(tried)) > 1 and (own := setting(found[0], key)) in (min(tried), max(tried)):
+            edges.append("lowest" if own == min(tried) else "highest")
+    return Choice(found, {k: setting(found[0], k) for k in keys}, ", ".join(edges))
+
+
+def column_of(runs: Sequence[Run]) -> str:
+    """The validation loss where [MASK] is shown, if all of them have it."""
+    return "loss_masked" if masked(runs) else "loss"
+
+
+def loss_of(runs: Sequence[Run], column: str) -> Spread:
+    """The final validation loss over seeds."""
+    return spread_of([loss for run in runs if (loss := final_value(run, column)) is not None])
 
 
 class Baseline:
@@ -122,10 +192,10 @@ class Baseline:
     no run is one.
     """
 
-    def __init__(self, runs: Sequence[Run], against: str) -> None:
+    def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
         key, _, value = against.rpartition("=")
         self.key = key or SCHEME
-        varying = differing(runs)
+        varying = [name for name in differing(runs) if name not in chosen]
         if self.key not in varying:
             raise ConfigError(f"against: {unknown('key', self.key, varying)}, which vary")
         words = {written(setting(run, self.key)): run for run in runs}
@@ -147,11 +217,11 @@ class Baseline:
         return tuple(repr(setting(run, key)) for key in self.keys)
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
-        """Mean and standard error of the final validation loss minus the partner's."""
+        """Of runs that are done: the final validation loss minus the partner's."""
         found = []
         for run in runs:
             other = self.runs.get(self.place(run))
-            if run.state != "done" or other is None or other is run:
+            if other is None or other is run:
                 continue
             own, base = final_value(run, column), final_value(other, column)
             found += [own - base] if own is not None and base is not None else []

@@ -74,16 +74,17 @@ def report(
     directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     to: str | os.PathLike[str] | None = None,
     against: str | None = None,
+    best: Sequence[str] = (),
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
-    A section a study: settings and depths compared (`against`: see `compare`), every chart that its
-    runs allow, each with its numbers as CSV, the settings and the environment that they share, and
-    every run with its folder.  The same runs give the same bytes.  Several folders make one
-    section, and need `to`.
+    A section a study: settings and depths compared (`against` and `best` are those of `compare`),
+    every chart that its runs allow, each with its numbers as CSV, the settings that they share, the
+    environment, and every run with its folder.  The same runs give the same bytes.  Several folders
+    make one section, and need `to`.
 
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
@@ -106,7 +107,7 @@ def report(
     sections, broken = [], []
     for study, runs in whole.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
-        section = section_of(name, runs, path, against)
+        section = section_of(name, runs, path, against, best)
         asked = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
         for chart in dict.fromkeys([*FIRST, *CHARTS]):
             say(f"{name}: {chart}")
@@ -119,10 +120,13 @@ def report(
         sections.append(section)
     said = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
     options = [f"--{name}={value}" for name, value in said.items() if value is not None]
+    options += [f"--best={key}" for key in best]
     words = [*map(str, folders), *options]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, page(sections, words, skipped, against).encode("utf-8", "backslashreplace"))
+        replace(
+            path, page(sections, words, skipped, against, best).encode("utf-8", "backslashreplace")
+        )
     except (OSError, ResourceError) as error:
         raise ResourceError(f"{error}; give another file with --to") from error
     for line in skipped:
@@ -132,9 +136,11 @@ def report(
     return path
 
 
-def section_of(name: str, runs: Sequence[Run], path: Path, against: str | None) -> Section:
+def section_of(
+    name: str, runs: Sequence[Run], path: Path, against: str | None, best: Sequence[str]
+) -> Section:
     """What the page says of these runs but for the charts."""
-    rows = comparison(runs, against)
+    rows = comparison(runs, against, best)
     one_task = len({run.get(TASK) for run in runs}) == 1
     for row in rows:
         same = [r["val_loss"] for r in rows if r["depth"] == row["depth"] and r["val_loss"]]
@@ -217,6 +223,7 @@ def page(
     words: Sequence[str],
     skipped: Sequence[str],
     against: str | None,
+    best: Sequence[str],
 ) -> str:
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -234,6 +241,7 @@ def page(
         skipped=skipped,
         open=OPEN,
         against=against,
+        best=best,
         command=shlex.join(["deepstack", "report", *words]),
     )
 
