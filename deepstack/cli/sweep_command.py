@@ -156,6 +156,11 @@ def sweep(
         pool = Pool(cells, launcher, again, stop, show, seconds, run_timeout)
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
+    if not quiet and any(entry.state == "done" for entry in progress):
+        folder = shlex.quote(str(out / name))
+        typer.echo(
+            f"as one page: deepstack report {folder}; compare and plot take it too", err=True
+        )
     for entry in progress:
         if entry.message:
             typer.echo(f"{entry.cell.folder.path}: {entry.state}: {entry.message}", err=True)
