@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    config: Annotated[Path, typer.Argument(help="A YAML file.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
     overrides: Overrides = [],
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each row.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    config: Annotated[Path, typer.Argument(help="A YAML file.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
     overrides: Overrides = [],
     plugin: Plugins = [],
     json: Json = False,

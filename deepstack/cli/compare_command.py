@@ -15,14 +15,14 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     directories: Annotated[
-        list[str], typer.Argument(metavar="DIR…", help="Results folders, studies or runs.")
-    ],
+        list[str], typer.Argument(metavar="DIR", help="Results folders, studies or runs.")
+    ] = ["results"],
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="SETTING",
-            help="A baseline, as the first column or `list schemes` calls it: val_loss minus its "
-            "own, seed by seed.",
+            metavar="KEY=VALUE",
+            help="A baseline, or a scheme's name: val_loss minus that of the run which is alike in "
+            "all else, seed by seed.",
         ),
     ] = None,
     best: Annotated[

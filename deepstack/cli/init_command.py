@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The YAML file to write.")] = Path(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The YAML file to write.")] = Path(
         "experiment.yaml"
     ),
     schema: Annotated[

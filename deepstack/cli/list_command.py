@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
     depth: Annotated[int, typer.Option(min=1, help="Depth at which coefficients are given.")] = 100,
     plugin: Plugins = [],
     json: Json = False,

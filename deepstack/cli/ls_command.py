@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A results folder, a study or a run.")
+        Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
     ] = Path("results"),
     json: Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ Plugins = Annotated[
 ]
 Overrides = Annotated[
     list[str],
-    typer.Argument(metavar="[KEY=VALUE]…", help="Settings to change, as in model.depth=48."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in model.depth=48."),
 ]
 AllowEnvChange = Annotated[
     bool,

@@ -22,7 +22,7 @@ def plot(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[CHART]… DIR…",
+            metavar="CHART|DIR",
             help="Charts to draw (default: all), then a folder, or several (with --to).",
         ),
     ],

@@ -17,8 +17,9 @@ def register(app: typer.Typer) -> None:
 
 def report(
     directories: Annotated[
-        list[str], typer.Argument(metavar="DIR…", help="A results folder, a study, a run, or some.")
-    ],
+        list[str],
+        typer.Argument(metavar="DIR", help="A results folder, a study, a run, or some."),
+    ] = ["results"],
     to: Annotated[
         Path | None, typer.Option("--to", help="The file (default: report.html in the folder).")
     ] = None,

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def rm(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="[DIR]…", help="Runs or studies below --out.")
+        list[Path], typer.Argument(metavar="DIR", help="Runs or studies below --out.")
     ] = [],
     out: Out = Path("results"),
     empty: Annotated[

@@ -28,7 +28,7 @@ def sweep(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[CONFIG] [KEY=A,B]…",
+            metavar="CONFIG|KEY=A,B",
             help="A run's or a sweep's YAML (default: the built-in depth study), then settings; "
             "several values make a grid.",
         ),

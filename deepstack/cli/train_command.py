@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file, or a run's config.yaml.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
+    ],
     overrides: Overrides = [],
     out: Out = Path("results"),
     study: Annotated[str | None, typer.Option(help="Folder of this run under --out.")] = None,

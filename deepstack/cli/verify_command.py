@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Runs, studies or results folders.")
+        list[Path], typer.Argument(metavar="DIR", help="Runs, studies or results folders.")
     ],
     json: Json = False,
 ) -> None:
