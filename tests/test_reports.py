@@ -348,3 +348,16 @@ def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
     row = compare(tmp_path, best=["train.lr"]).iloc[0]
     assert row["train.lr"] is None and math.isnan(row.val_loss)
     assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")
+
+
+def test_a_study_without_the_baseline_is_there_without_it(tmp_path: Path) -> None:
+    make_rates(tmp_path / "rates")
+    make_run(tmp_path / "alone")
+    table = compare(tmp_path, "post_ln", ["train.lr"])
+    assert list(table.study) == ["alone", "rates", "rates"]
+    assert list(table.pairs.fillna(0)) == [0, 2, 0]
+    page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
+    assert len(page.all("section")) == 2
+    assert [row.count("difference") for row in page.rows if row[0] == "setting"] == [0, 1]
+    with pytest.raises(ConfigError, match="unknown key"):
+        compare(tmp_path, "train.clip=1")

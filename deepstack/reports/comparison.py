@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +71,12 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among those of which every seed is done.
+    val_loss is least, among those of which every seed is done.  Of several studies, one that has no
+    such run is not compared, and one in which no such key varies not chosen from.
 
     `say` gets a sentence for each run that cannot be read and is left out.  Raises
     NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
-    baseline or a key that is not there.
+    baseline or a key that no study has.
     """
     import pandas as pd
 
@@ -86,20 +88,39 @@ def compare(
     for line in skipped:
         say(line)
     rows = []
-    for study, runs in whole.items():
-        named = {"study": study.name} if len(whole) > 1 else {}
-        rows += [named | row for row in comparison(runs, against, best)]
+    for study, found in comparisons(whole, against, best).items():
+        rows += [{"study": study.name} | row if len(whole) > 1 else row for row in found]
     table = pd.DataFrame(rows)
     return table.astype({name: float for name in NUMBERS if name in table})
+
+
+def comparisons(
+    studies: Mapping[Path, Sequence[Run]], against: str | None = None, best: Sequence[str] = ()
+) -> dict[Path, list[dict[str, Any]]]:
+    """The rows of each study.  One in which the baseline is not, or a key does not vary, has rows
+    without them; where that is so in all of them, ConfigError."""
+    vary = {study: differing(runs) for study, runs in studies.items()}
+    for key in best:
+        if not any(key in keys for keys in vary.values()):
+            every = dict.fromkeys(key for keys in vary.values() for key in keys)
+            raise ConfigError(f"best: {unknown('key', key, every)}, which vary")
+    found, missing = {}, []
+    for study, runs in studies.items():
+        own = [key for key in best if key in vary[study]]
+        try:
+            found[study] = comparison(runs, against, own)
+        except ConfigError as error:
+            missing.append(error)
+            found[study] = comparison(runs, None, own)
+    if len(missing) == len(studies):
+        raise missing[0]
+    return found
 
 
 def comparison(
     runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """The rows of `compare` for the runs of one study."""
-    for key in best:
-        if key not in (varying := differing(runs)):
-            raise ConfigError(f"best: {unknown('key', key, varying)}, which vary")
     chosen = [
         (label_of(s), choice)
         for s in split(runs, but=best)[0]

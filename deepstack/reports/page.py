@@ -26,7 +26,7 @@ from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, text
 from deepstack.records.files import replace
 from deepstack.records.run import NOT_THE_EXPERIMENT
-from deepstack.reports.comparison import comparison
+from deepstack.reports.comparison import comparisons
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
@@ -105,9 +105,10 @@ def report(
     if not whole:
         raise ResourceError("\n".join(skipped))
     sections, broken = [], []
+    rows = comparisons(whole, against, best)
     for study, runs in whole.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
-        section = section_of(name, runs, path, against, best)
+        section = section_of(name, runs, path, rows[study])
         asked = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
         for chart in dict.fromkeys([*FIRST, *CHARTS]):
             say(f"{name}: {chart}")
@@ -136,14 +137,12 @@ def report(
     return path
 
 
-def section_of(
-    name: str, runs: Sequence[Run], path: Path, against: str | None, best: Sequence[str]
-) -> Section:
-    """What the page says of these runs but for the charts."""
-    rows = comparison(runs, against, best)
+def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, Any]]) -> Section:
+    """What the page says of these runs but for the charts; rows: of `comparison`."""
     one_task = len({run.get(TASK) for run in runs}) == 1
     for row in rows:
-        same = [r["val_loss"] for r in rows if r["depth"] == row["depth"] and r["val_loss"]]
+        losses = [r["val_loss"] for r in rows if r["depth"] == row["depth"]]
+        same = [loss for loss in losses if loss is not None]
         row["best"] = one_task and len(same) > 1 and row["val_loss"] == min(same)
     listed = run_rows(runs)
     for run, row in zip(runs, listed, strict=True):
