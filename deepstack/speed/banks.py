@@ -113,16 +113,20 @@ class Banks:
         for path, module in list(model.named_modules(in_stacks)):  # none of those inside of them
             self._allocate_all(path, [module], device, None, stacked)
         for stack, layers in stacks.items():
-            for path, _ in list(layers[0].named_modules()):
-                owners = [layer.get_submodule(path) for layer in layers]
+            at: dict[str, Sequence[nn.Module]] = {"": layers}
+            for path, _ in layers[0].named_modules():
+                if path:  # what it is in, comes before it
+                    parent, _, name = path.rpartition(".")
+                    inner = [owner._modules[name] for owner in at[parent]]
+                    at[path] = cast(list[nn.Module], inner)
                 inside = f"{stack}.layers" + (f".{path}" if path else "")
-                self._allocate_all(inside, owners, device, stack, stacked)
+                self._allocate_all(inside, at[path], device, stack, stacked)
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[key] = buffer.to(device)
 
-    def _allocate_all(self, path: str, owners: list[nn.Module], *how: Any) -> None:
+    def _allocate_all(self, path: str, owners: Sequence[nn.Module], *how: Any) -> None:
         """A bank for each parameter that these modules themselves have, all by the same names."""
         for name, parameter in owners[0]._parameters.items():
             if parameter is not None:
@@ -138,7 +142,7 @@ class Banks:
         stack: str | None,
         stacked: bool,
     ) -> None:
-        layers = [cast(RoleParameter, owner[name]) for owner in owners]
+        layers = cast(list[RoleParameter], [owner[name] for owner in owners])
         first = layers[0]
         assert isinstance(first, RoleParameter)
         count = len(owners) if stacked else 1
@@ -150,16 +154,20 @@ class Banks:
             (fresh(count, padded, device=device), torch.zeros(count, padded, device=device))
             for _ in range(len(owners) // count)
         ]
-        for index, (owner, layer) in enumerate(zip(owners, layers, strict=True)):
-            values, gradients = (t[index % count, :size] for t in chunks[index // count])
-            view = with_storage(values.view(first.shape), first.roles, layer.start)
-            view.grad = gradients.view(first.shape)
-            owner[name] = view
         self._gradients += [gradients for _, gradients in chunks]
         parts = [nn.Parameter(values) for values, _ in chunks]
         for part, (_, gradients) in zip(parts, chunks, strict=True):
             part.grad = gradients
-        self.all.append(Bank(key, layers, stack, parts))
+        bank = Bank(key, layers, stack, parts)
+        rows = [
+            row
+            for values, gradients in chunks
+            for row in zip(bank.shaped(values), bank.shaped(gradients), strict=True)
+        ]
+        for owner, layer, (values, gradients) in zip(owners, layers, rows, strict=True):
+            owner[name] = view = with_storage(values, first.roles, layer.start)
+            view.grad = gradients
+        self.all.append(bank)
 
     def zero_gradients(self) -> None:
         """Set every gradient to zero, in place."""

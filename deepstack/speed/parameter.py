@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -56,5 +56,4 @@ def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleP
     """The parameter whose storage is this tensor: a view of it, not a copy."""
     made = nn.Parameter(storage)
     vars(made).update(roles=roles, start=start)
-    assert isinstance(made, RoleParameter)
-    return made
+    return cast(RoleParameter, made)
