@@ -45,10 +45,11 @@ class Stack(nn.Module):
         scheme, options = find_scheme(model.scheme, model.scheme_options)
         last = ("final_norm", "final_norm")
 
+        norm = model.norm.model_dump(exclude={"kind", "final_gain"})
+        of_last = {} if model.norm.final_gain is None else {"gain": model.norm.final_gain}
+
         def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
-            said = model.norm.model_dump(exclude={"kind", "final_gain"})
-            if roles == last and model.norm.final_gain is not None:
-                said["gain"] = model.norm.final_gain
+            said = norm | of_last if roles == last else norm
             return NORMS[model.norm.kind](width, roles=roles, **said)
 
         causal = place.side == "decoder"
