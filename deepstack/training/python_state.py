@@ -36,7 +36,7 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        own = [module for module in model.modules() if is_own(type(module))]
+        own = own_modules(model)
         kinds = dict.fromkeys(kind for m in own for kind in type(m).__mro__ if is_own(kind))
         self._parts: list[_Part] = []
         for module in own:
@@ -68,8 +68,7 @@ def watched(step: Step, model: nn.Module) -> Step:
     """
     kept = [
         (f"{name} of {type(module).__name__}", module._buffers, name)
-        for module in model.modules()
-        if is_own(type(module))
+        for module in own_modules(model)
         for name in module._buffers
     ]
     waiting = bool(kept)
@@ -160,6 +159,13 @@ class _Same:
         return isinstance(other, _Same) and self.value is other.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def own_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that are neither deepstack's nor torch's."""
+    modules = list(model.modules())
+    own = {kind for kind in set(map(type, modules)) if is_own(kind)}
+    return [module for module in modules if type(module) in own]
 
 
 def is_own(kind: type) -> bool:
