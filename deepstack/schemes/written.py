@@ -62,7 +62,8 @@ def refuse_ill_written(cls: Any, base: Any, options: Sequence[str]) -> None:
                 f"{what}{line_of(value)}: forward is called by nobody; write residual(self, x, G, "
                 "norm), one sublayer joined to the stream, or layer(self, x, *sublayers)"
             )
-        inherited = any(hasattr(parent, name) for parent in cls.__bases__)
+        declared = name in base.__annotations__  # name, label, paper: every scheme's own
+        inherited = declared or any(hasattr(parent, name) for parent in cls.__bases__)
         if not name.startswith("_") and not inherited:
             meant = nearest(name, KNOWN)
             if meant:
