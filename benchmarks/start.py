@@ -9,6 +9,7 @@ all of its memory for the first time.
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ with collector_paused():  # as `deepstack train` imports them
     from deepstack.config import load_config
     from deepstack.training import Observer
     from deepstack.training.opening import open_job
+
+    gc.freeze()
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
 LEFT_OUT = ["train.eval_every=0", "train.eval_batches=1", "log.layers_every=0"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deepstack.cli.options import Json, Overrides, Plugins, load_plugins, located
+from deepstack.collector import collector_paused
 
 if TYPE_CHECKING:
     from deepstack.config import Config
@@ -30,7 +31,7 @@ def check(
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
-    with located(config, overrides):
+    with located(config, overrides), collector_paused():
         facts = facts_of(settings)
     if json:
         emit([facts], True)

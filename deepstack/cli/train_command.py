@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -60,6 +61,8 @@ def train(
 
     with collector_paused():
         from deepstack.training import train as train_run
+
+        gc.freeze()  # what was imported stays: the collector need not walk over it
 
     with (
         one_voice(),
