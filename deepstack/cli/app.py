@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import io
 import os
 import sys
@@ -135,6 +137,9 @@ def version(
 
 def main() -> None:
     """Entry point of the `deepstack` command."""
+    # At the end the system takes back all memory at once: the collector, which would walk over all
+    # of torch to free it piece by piece, is given nothing.
+    atexit.register(gc.freeze)
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         take_any_text(stream)
