@@ -86,6 +86,25 @@ def test_norms_are_their_formulas(kind: str, gain: bool, bias: bool) -> None:
         torch.testing.assert_close(function(z), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, True)])
+def test_an_rms_norm_is_one_node_on_a_cpu(gain: bool, bias: bool) -> None:
+    """And the same as the module, there and back, rows of a batch or of more than one axis."""
+    norm = a_norm("rms", gain=gain, bias=bias)
+    leaves = list(norm.parameters())
+    for shape in [(2, 7, 5), (3, 2, 7, 5)]:
+        z, towards = torch.randn(shape, requires_grad=True), torch.randn(shape)
+        wanted = norm(z)
+        expected = torch.autograd.grad(wanted, (z, *leaves), towards)
+        for leaf in leaves:
+            leaf.grad = torch.zeros_like(leaf)
+        y = norm.bound()(z)
+        assert y.grad_fn.name() == "_NodeBackward"
+        torch.testing.assert_close(y, wanted)
+        y.backward(towards)
+        for ours, theirs in zip((z, *leaves), expected, strict=True):
+            torch.testing.assert_close(ours.grad, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_running_averages_follow_training_batches_and_nothing_else() -> None:
     norm = a_norm("batch")
     assert isinstance(norm, BatchNorm)

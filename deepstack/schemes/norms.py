@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.speed.gpu.norm import DeviceNorm
+from deepstack.speed.nodes import Chain
+from deepstack.speed.norms import RootMeanSquared
 from deepstack.speed.parameter import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
@@ -81,6 +83,9 @@ class RMSNorm(StackNorm):
 
     def bound(self) -> Callable[[Tensor], Tensor]:
         shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
+        if any(p is not None and p.is_cpu for p in (gain, bias)):
+            node = Chain([RootMeanSquared(gain, bias, *shape, eps)])
+            return lambda z: node(in_fp32(z))
         if bias is None:
             return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps)
         return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps) + bias

@@ -238,18 +238,18 @@ class Chain:
         return self.forward(x, [])
 
     def forward(self, x: Tensor, saved: list[Tensor]) -> Tensor:
-        batch, seq, width = x.shape
+        seq, width = x.shape[-2:]
         y = x.reshape(-1, width)
         for operation in self.operations:
             y = operation.forward(y, seq, saved)
-        return y.view(batch, seq, width)
+        return y.view(x.shape)
 
     def backward(self, dy: Tensor, saved: list[Tensor]) -> Tensor:
-        batch, seq, width = dy.shape
+        seq, width = dy.shape[-2:]
         dx = dy.reshape(-1, width)
         for operation in self.backwards:
             dx = operation.backward(dx, seq, saved)
-        return dx.view(batch, seq, width)
+        return dx.view(dy.shape)
 
 
 class _Node(torch.autograd.Function):
