@@ -20,6 +20,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.queries import Rotation
+from deepstack.speed import Chain
 from deepstack.training.environment import has_more_inside, is_nodes, two_layers
 
 
@@ -86,6 +87,43 @@ def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed:
     torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("rotary", "normed"), [(True, False), (False, True), (True, True)])
+def test_attention_is_a_chain_on_a_cpu(
+    family: str, kind: str, gain: bool, bias: bool, rotary: bool, normed: bool
+) -> None:
+    changes: dict[str, Any] = {
+        "model__norm__kind": kind, "model__norm__gain": gain, "model__norm__bias": bias,
+        "model__qk_norm": normed, "model__positions": "rotary" if rotary else "learned",
+    }  # fmt: skip
+    model = perturbed(model__family=family, **changes).model
+    attention = model.layers[1].attention
+    x, towards = torch.randn(3, 6, 16, requires_grad=True), torch.randn(3, 6, 16)
+    names, leaves = zip(*attention.named_parameters(), strict=True)
+    wanted = attention(x)
+    expected = torch.autograd.grad(wanted, (x, *leaves), towards)
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf)
+    chain = attention.chain()
+    assert isinstance(chain, Chain)
+    with torch.no_grad():
+        torch.testing.assert_close(chain(x[:, :4]), attention(x[:, :4]), rtol=1e-4, atol=1e-5)
+    y = chain(x)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    y.backward(towards)
+    for name, leaf, theirs in zip(("x", *names), (x, *leaves), expected, strict=True):
+        torch.testing.assert_close(leaf.grad, theirs, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_what_has_no_operation_is_no_chain() -> None:
+    for kind in ("batch", "dynamic_tanh"):
+        given: dict[str, Any] = {"model__norm__kind": kind, "model__positions": "rotary"}
+        assert perturbed(**given).model.layers[1].attention.chain() is not None
+        assert perturbed(model__qk_norm=True, **given).model.layers[1].attention.chain() is None
+
+
 def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
     both = {"model__positions": "rotary", "model__qk_norm": True}
     model = perturbed(model__family="encoder_decoder", **both).model
@@ -148,12 +186,18 @@ def test_every_parameter_is_counted(family: str, kind: str) -> None:
     assert counted == build_model(config, vocab_size=257, device="meta").banks.count()
 
 
-def test_training_learns_and_is_the_same_on_plain_parameters(tmp_path: Path) -> None:
-    given = small(model__positions="rotary", model__qk_norm=True, train__steps=30)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_training_learns_and_is_the_same_replayed_and_on_plain_parameters(
+    kind: str, tmp_path: Path
+) -> None:
+    given = small(
+        model__positions="rotary", model__qk_norm=True, model__norm__kind=kind, train__steps=30,
+        runtime__replay=True,
+    )  # fmt: skip
     one = deepstack.train(given, out=tmp_path / "a")
     assert one.steps.loss.iloc[-1] < one.steps.loss.iloc[0] - 0.5
-    two = deepstack.train(with_overrides(given, {"runtime.banks": False}), out=tmp_path / "b")
-    assert data_of(one) == data_of(two)
+    other = with_overrides(given, {"runtime.banks": False, "runtime.replay": False})
+    assert data_of(one) == data_of(deepstack.train(other, out=tmp_path / "b"))
 
 
 @pytest.mark.parametrize("changes", [{"model.positions": "rotary"}, {"model.qk_norm": True}])

@@ -214,15 +214,17 @@ class Attention(nn.Module):
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or not self.bare:
+        if self.dropout or self.slots or not self.fused or (self.qk and self.o.is_cuda):
             return None
         d_head = self.o.shape[1] // self.n_heads
         attention = attention_on(self.o.device, self.n_heads, d_head, self.causal)
-        if attention is None:
+        before = self.qk.operations(self.n_heads) if self.qk else []
+        if attention is None or before is None:
             return None
         product = product_on(self.o.device, self.product)
         into, out = product(self.qkv, self.qkv_bias), product(self.o, self.o_bias)
-        return Chain(in_turn(into, attention, out))
+        first, *rest = in_turn(into, attention, out)
+        return Chain([first, *before, *rest])
 
 
 class FeedForward(nn.Module):

@@ -1,0 +1,112 @@
+"""What becomes of queries and keys before their logits, as operations of a `Chain` on a CPU.
+
+They work in place on [q, k, v], (tokens, 3 d), which a product has made and the attention reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepstack.speed.norms import gradient_of, inverse_of_root
+
+
+class Turned:
+    """(h_2i, h_2i+1) -> (h_2i + i h_2i+1) e^(i p θ_i) for every head of q and k, p the position.
+
+    turns: e^(i p θ_i), (seq_len, d), all heads of q and k side by side; its conjugate turns back.
+    """
+
+    def __init__(self, turns: Tensor) -> None:
+        self.turns, self.back = turns, turns.conj().resolve_conj()
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return times(x, self.turns[:seq])
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        return times(dy, self.back[:seq])
+
+
+def times(x: Tensor, turns: Tensor) -> Tensor:
+    """x, (tokens, 3 d), whose first d pairs of numbers are multiplied as complex ones."""
+    seq, d = turns.shape
+    pairs = torch.view_as_complex(x.view(-1, seq, 3 * d // 2, 2)[:, :, :d])
+    pairs.mul_(turns)
+    return x
+
+
+class HeadsNormed:
+    """h -> g * n + b, n = (h - m) / sqrt(mean((h - m)^2) + eps), for every head h of q and k.
+
+    centred: m = mean(h), a layer norm; otherwise m = 0, an RMS norm.  gains, biases: g and b of q
+    and of k, (d_head,) each, or None.
+    """
+
+    def __init__(
+        self,
+        gains: Sequence[nn.Parameter | None],
+        biases: Sequence[nn.Parameter | None],
+        *,
+        n_heads: int,
+        eps: float,
+        centred: bool,
+    ) -> None:
+        self.n_heads, self.eps, self.centred = n_heads, eps, centred
+        self.gains, self.biases = (
+            [p.detach() for p in ps if p is not None] for ps in (gains, biases)
+        )
+        self.gain_grads, self.bias_grads = ([gradient_of(p) for p in ps] for ps in (gains, biases))
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        qk = queries_and_keys(x)
+        flat = torch.cat([qk], dim=1)  # a copy whose rows lie one behind the other
+        n = flat.view(len(flat), 2 * self.n_heads, -1)
+        if self.centred:
+            n.sub_(n.sum(-1, keepdim=True), alpha=1 / n.shape[-1])
+        scale = inverse_of_root(n, self.eps)
+        n.mul_(scale)
+        saved += (n, scale)
+        gain, bias = self.of_all(self.gains), self.of_all(self.biases)
+        if gain is not None and bias is not None:
+            torch.addcmul(bias, flat, gain, out=qk)
+        elif gain is not None:
+            torch.mul(flat, gain, out=qk)
+        else:
+            qk.copy_(flat if bias is None else flat + bias)
+        return x
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        scale, n = saved.pop(), saved.pop()
+        dqk = queries_and_keys(dy)
+        dn_n = dqk * n.view(dqk.shape)
+        self.add(dqk, self.bias_grads)
+        self.add(dn_n, self.gain_grads)
+        gain = self.of_all(self.gains)
+        if gain is not None:
+            dqk.mul_(gain)
+            dn_n.mul_(gain)
+        dn, dn_n = torch.cat([dqk], dim=1).view(n.shape), dn_n.view(n.shape)
+        if self.centred:
+            dn.sub_(dn.sum(-1, keepdim=True), alpha=1 / n.shape[-1])
+        dn.sub_(torch.mul(n, dn_n.sum(-1, keepdim=True), out=dn_n), alpha=1 / n.shape[-1])
+        dqk.copy_(dn.mul_(scale).view(dqk.shape))
+        return dy
+
+    def of_all(self, each: list[Tensor]) -> Tensor | None:
+        """What q and k have, (d_head,) each, for all heads of them side by side, (2 d,)."""
+        return torch.cat([p for p in each for _ in range(self.n_heads)]) if each else None
+
+    def add(self, what: Tensor, grads: Sequence[Tensor | None]) -> None:
+        """Add sums over tokens and heads to the gradients of q's and of k's."""
+        if any(grad is not None for grad in grads):
+            sums = what.sum(0).view(2, self.n_heads, -1).sum(1)
+            for grad, sum_ in zip(grads, sums.unbind(), strict=True):
+                if grad is not None:
+                    grad.add_(sum_)
+
+
+def queries_and_keys(x: Tensor) -> Tensor:
+    """[q, k], (tokens, 2 d), of [q, k, v]."""
+    return x[:, : 2 * x.shape[1] // 3]
