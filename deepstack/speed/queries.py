@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.norms import gradient_of, inverse_of_root
+from deepstack.speed.norms import filled, gradient_of, inverse_of_root
+
+aten = torch.ops.aten
 
 
 class Turned:
@@ -69,6 +71,8 @@ class HeadsNormed:
         n.mul_(scale)
         saved += (n, scale)
         gain, bias = self.of_all(self.gains), self.of_all(self.biases)
+        if gain is not None:
+            saved.append(gain)
         if gain is not None and bias is not None:
             torch.addcmul(bias, flat, gain, out=qk)
         elif gain is not None:
@@ -78,19 +82,19 @@ class HeadsNormed:
         return x
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        gain = saved.pop() if self.gains else None
         scale, n = saved.pop(), saved.pop()
         dqk = queries_and_keys(dy)
-        dn_n = dqk * n.view(dqk.shape)
         self.add(dqk, self.bias_grads)
-        self.add(dn_n, self.gain_grads)
-        gain = self.of_all(self.gains)
-        if gain is not None:
-            dqk.mul_(gain)
-            dn_n.mul_(gain)
-        dn, dn_n = torch.cat([dqk], dim=1).view(n.shape), dn_n.view(n.shape)
-        if self.centred:
-            dn.sub_(dn.sum(-1, keepdim=True), alpha=1 / n.shape[-1])
-        dn.sub_(torch.mul(n, dn_n.sum(-1, keepdim=True), out=dn_n), alpha=1 / n.shape[-1])
+        self.add(dqk * n.view(dqk.shape), self.gain_grads)
+        dn = (torch.cat([dqk], dim=1) if gain is None else dqk * gain).view(n.shape)
+        if self.centred:  # the backward pass of a layer norm of what is one already
+            mean, rstd = (filled(value, scale.shape, n.dtype) for value in (0.0, 1.0))
+            dn, _, _ = aten.native_layer_norm_backward(
+                dn, n, n.shape[-1:], mean, rstd, None, None, [True, False, False]
+            )
+        else:
+            dn.addcmul_(n, (dn * n).sum(-1, keepdim=True), value=-1 / n.shape[-1])
         dqk.copy_(dn.mul_(scale).view(dqk.shape))
         return dy
 
