@@ -52,6 +52,17 @@ def test_a_scheme_is_measured_in_the_pass_of_the_batch(
         assert pairs == ones >= 4 * 8, "four layers of ten operations or so"
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_heads_that_are_normed_and_turned_are_measured_there_too(
+    kind: str, tmp_path: Path, shared: list[tuple[int, int]]
+) -> None:
+    given = config(model__positions="rotary", model__qk_norm=True, model__norm__kind=kind,
+                   runtime__replay=True, train__eval_every=0, log__layers_every=0)  # fmt: skip
+    deepstack.train(given, out=tmp_path)
+    [(pairs, ones)] = shared
+    assert pairs == ones >= 4 * 16, "an attention alone has ten"
+
+
 def test_a_row_is_the_same_whether_its_probe_waits_or_not(
     tmp_path: Path, shared: list[tuple[int, int]]
 ) -> None:
