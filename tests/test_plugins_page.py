@@ -13,8 +13,11 @@ import deepstack
 from deepstack.plugins import load_plugins
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-MINE, MEMORY, PARITY, SEEN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-BLOCKS = {"model.scheme=mine": MINE, "model.scheme=memory": MEMORY, "task.name=parity": PARITY}
+MINE, MEMORY, BOUNDED, PARITY, SEEN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = {
+    "model.scheme=mine": MINE, "model.scheme=memory": MEMORY, "model.scheme=bounded": BOUNDED,
+    "task.name=parity": PARITY,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("word", BLOCKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
+from deepstack.model.projection import Projector, projector
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Optim, Scheme, checked_optim, find_scheme, with_options
 from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
@@ -25,6 +27,11 @@ class Built:
     banks: Banks
     trained: list[Bank]
     optim: Callable[[str], Optim]
+    project: Projector | None = None
+
+    def projection(self) -> Callable[[], None] | None:
+        """What puts trained matrices back after a step, where the scheme keeps them somewhere."""
+        return None if self.project is None else partial(self.project, self.trained)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps as weights: the parameters, and averages of batch norms."""
@@ -89,9 +96,12 @@ def build_model(
     seq_len = config.task.seq_len
     model = Transformer(config.model, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
+    project = projector(config.model)
     banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":
         initialise(banks, config.model, config.seed)
+        if project is not None:
+            project(banks)
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
     if not trained:
@@ -104,7 +114,7 @@ def build_model(
     for name, parameter in model.named_parameters() if left_out else ():
         key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
         parameter.requires_grad_(key not in left_out)
-    built = Built(model, banks, trained, optim_of(config))
+    built = Built(model, banks, trained, optim_of(config), project)
     if device.type != "meta":
         built.at_step(0)
     return built

@@ -94,9 +94,10 @@ class Scheme(nn.Module):
     for all of `residual`.  What it puts inside of a sublayer goes into
     `slots` (see `deepstack.model.sublayers`), what it has once a sublayer into `of_each`.
     More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
-    at data first: `calibrate`.  Further keyword-only arguments of its `__init__` are its options in
-    a configuration (`model.scheme_options`); `alpha`, `beta`, `gain` and `optim` are given those
-    of them that they name, and the first three `place` if they name it.
+    at data first: `calibrate`.  Where matrices are kept, after every step too: `project`.  Further
+    keyword-only arguments of its `__init__` are its options in a configuration
+    (`model.scheme_options`); `alpha`, `beta`, `gain`, `project` and `optim` are given those of them
+    that they name, and all but the last `place` if they name it.
     """
 
     name: ClassVar[str]
@@ -202,6 +203,16 @@ class Scheme(nn.Module):
         A keyword `optimizer` is given the name in 'train.optimizer'.
         """
         return Optim()
+
+    @classmethod
+    def project(cls, role: str, matrices: Tensor) -> None:
+        """Put a role's matrices back to where they are kept, in place, after each optimizer step.
+
+        And once before the first, as they start.  matrices: (layers, n_out, n_in), of all layers of
+        a stack, applied as x Wᵀ; asked for every role that is trained (at the start for all), and
+        for q, k and v one by one where a product computes them together.  No gradient is taken,
+        and nothing may wait for a value: `torch.where`, not `if`.
+        """
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
         """One sublayer joined to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""

@@ -15,6 +15,7 @@ OF_A_DEPTH: dict[str, tuple[str, ...]] = {
     "beta": ("depth",),
     "gain": ("role", "layer", "depth"),
     "optim": ("role", "depth"),
+    "project": ("role", "matrices"),
 }
 MORE = {"optim": {"optimizer"}}
 # methods of a layer -> what they are called with

@@ -10,7 +10,7 @@ zero in place, because setting them to None would detach them from their bank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -90,6 +90,15 @@ class Bank:
         with torch.no_grad():
             for part, new in zip(self.parameters, self.parts(values), strict=True):
                 self.shaped(part).copy_(new)
+
+    @torch.no_grad()
+    def change(self, by: Callable[[str, Tensor], None]) -> None:
+        """Let `by` change each role's values in place: (role, (depth, …)), all layers at once."""
+        for role, parts in self.by_role():
+            whole = joined(parts)
+            by(role, whole)
+            if len(parts) > 1:
+                torch._foreach_copy_(parts, list(whole.split(1)))
 
 
 class Banks:

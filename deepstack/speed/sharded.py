@@ -48,6 +48,12 @@ class ShardedBank(Bank):
         On the CPU of the first process; on the others a tensor that has a shape and no storage.
         All processes must ask for it.
         """
+        flat = self.gathered(parts).flatten(1)
+        flat = F.pad(flat, (0, padded_size(self.shape) - flat.shape[1]))
+        return flat.to("cpu" if self.processes.first else "meta")
+
+    def gathered(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors like `parameters`, joined over the processes, on each of them: (depth, …)."""
         import torch.distributed as dist
 
         local = parts[0].new_zeros(len(parts), self.chunk, *parts[0].shape[1:])
@@ -55,9 +61,16 @@ class ShardedBank(Bank):
             row[: len(part)] = part
         gathered = [torch.empty_like(local) for _ in range(self.processes.size)]
         dist.all_gather(gathered, local)
-        flat = torch.cat(gathered, dim=1).flatten(1)[:, : math.prod(self.shape)]
-        flat = F.pad(flat, (0, padded_size(self.shape) - flat.shape[1]))
-        return flat.to("cpu" if self.processes.first else "meta")
+        return torch.cat(gathered, dim=1)[:, : self.shape[0]]
+
+    @torch.no_grad()
+    def change(self, by: Callable[[str, Tensor], None]) -> None:
+        """Every process changes whole matrices, one bank at a time, and keeps its rows of them."""
+        whole = self.gathered([p.detach() for p in self.parameters])
+        for role, values in zip(self.roles, whole.chunk(len(self.roles), dim=1), strict=True):
+            by(role, values)
+        for part, new in zip(self.parameters, whole[:, self.mine], strict=True):
+            part.copy_(new)
 
     def parts(self, whole: Tensor) -> list[Tensor]:
         """This process's parts of what `whole` put together, (depth, padded size or less)."""

@@ -87,6 +87,7 @@ def make_step(
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
+    project: Callable[[], None] | None = None,
     capture: Callable[[Update, Probe | None], Made] = probed,
 ) -> Step:
     """A function (inputs, targets, lr) -> Measured that makes one update, or none after divergence.
@@ -101,6 +102,8 @@ def make_step(
     share: called after the backward pass with the loss of this process's part of the batch; makes
     gradients those of the whole batch and returns its loss.  norm_of: the norm of all gradients
     then.
+    project: called after every update, puts parameters back to where they are kept.  Once updates
+    are masked it finds them there, and moves them by rounding at the most.
     capture: makes of update and probe, everything but the learning rate, one graph of a GPU, say.
     """
 
@@ -129,6 +132,8 @@ def make_step(
         if clip is not None:
             told.grad_scale = (norm / clip).clamp(min=1.0)
         make_update()
+        if project is not None:
+            project()
         return Measured(value, norm, alive.clone(), {})
 
     def watched(probe: Probe) -> dict[str, Tensor]:

@@ -64,6 +64,7 @@ class Trial:
             clip=train.clip,
             max_loss=train.max_loss,
             alive=torch.ones(()),
+            project=self.built.projection(),
         )
         losses = []
         for t in range(1, steps + 1):

@@ -114,8 +114,7 @@ class Job:
         own = PythonState(self.model)  # it says of a change once
         again = partial(Again, said=self.observer.said, changed=own.changed)
         # what is captured without success leaves dropout another generator
-        captured = ways.captured and not config.model.dropout
-        self.looks = Looks(*about, again if captured else None)
+        self.looks = Looks(*about, again if ways.captured and not config.model.dropout else None)
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
@@ -150,6 +149,7 @@ class Job:
             probe=probe,
             share=share,
             norm_of=norm_of,
+            project=self.built.projection(),
             capture=self._recorded(),
         )
         return watched(step, self.model)
