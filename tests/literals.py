@@ -216,7 +216,33 @@ HANDING: dict[str, Callable[[Any, Any], Any]] = {
     "x0_lambdas": x0_lambdas,
     "siamese_norm": siamese_norm,
 }
+
+
+def direction(z: Tensor) -> Tensor:
+    return z / torch.sqrt((z**2).sum(-1, keepdim=True))
+
+
+def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
+    """`Block.forward` of the authors' code, s and a as it keeps them; without a gate v alone."""
+    d, heads = x.shape[-1], p.layer.attention.n_heads
+    s_qk, s_v = p.slot("q").s * d**0.5, p.slot("w1").s
+    a_A, a_M = (
+        torch.abs(alpha * start * d**0.5) for alpha in (p.s.attention_alpha, p.s.feed_forward_alpha)
+    )
+
+    def of_heads(all_: Tensor) -> Any:
+        q, k, v = all_
+        return s_qk * direction(q), s_qk * direction(k), v
+
+    # what `A` has divided by sqrt(d_head) is to be multiplied with it
+    h_A = direction(p.A(x, qkv=of_heads, logits=lambda scores: scores * (d / heads)))
+    x = direction(x + a_A * (h_A - x))
+    h_M = direction(p.F(x, linear=lambda v: v * s_v * d**0.5))
+    return direction(x + a_M * (h_M - x))
+
+
 ALONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "ngpt": ngpt,
     "mv_split": mv_split,
     "laurel": laurel,
     "frac_connections": frac_connections,
@@ -254,5 +280,6 @@ def enter(name: str, x: Tensor) -> Any:
         "mhc": (x, torch.stack([x] * 4)),
         "dense_former": (x, (x,)),
         "attn_res": (x, None, (x,)),
+        "ngpt": direction(x),
     }
     return several.get(name, x)

@@ -57,7 +57,7 @@ OTHERS = [
     "residual", "real_former", "hyper_connections", "dlcl", "rezero", "t_fixup", "fixup",
     "deepnorm_runtime_beta", "deep_scale_lm", "b2t", "pre_ln_scaled", "parallel", "res_post_norm",
     "gpas", "mhc", "dense_former", "attn_res", "res_former", "x0_lambdas", "mv_split", "laurel",
-    "frac_connections", "pro_res", "siamese_norm",
+    "frac_connections", "pro_res", "siamese_norm", "ngpt",
 ]  # fmt: skip
 
 

@@ -85,6 +85,7 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
         ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
         ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1390, 1384)),
         ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1033, 1128)),
+        ("model.scheme=ngpt model.depth=24 train.batch_size=96", (1128, 1125)),
         ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1202, 1025)),
         ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
         (

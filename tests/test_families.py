@@ -262,6 +262,8 @@ def test_matrices_start_with_the_gain_of_their_side(name: str, family: str) -> N
             for layer, matrix in enumerate(values, start=1):
                 n_out, n_in = matrix.shape
                 std = gain(role, layer, place.depth) * (2 / (n_in + n_out)) ** 0.5
+                if name == "ngpt":  # vectors along the stream have norm 1, whatever was drawn
+                    std = 64**-0.5
                 assert matrix.std().item() == pytest.approx(
                     std, rel=6 / (2 * matrix.numel()) ** 0.5
                 )

@@ -37,6 +37,8 @@ def test_the_stream_starts_at_unit_variance(positions: str) -> None:
 @pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
 def test_every_scheme_starts_from_every_distribution(distribution: str) -> None:
     for scheme in SCHEMES:
+        if (scheme, distribution) == ("ngpt", "ntk"):
+            continue  # refused: tests/test_ngpt.py
         init = {"model__init__distribution": distribution, "model__scheme": scheme}
         for name, values in built(model__depth=2, **init).banks.state().items():
             assert values.isfinite().all(), (scheme, name)

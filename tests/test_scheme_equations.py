@@ -305,12 +305,15 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
         "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_tight", "deepnorm_power",
         "deepnorm_adam", "deepnorm_rates", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel",
         "admin", "rezero", "skip_init", "t_fixup", "fixup", "real_former", "mv_split",
+        "ngpt",
     }  # fmt: skip
     assert (model.last.final_norm is None) == (name in without)
     if name == "residual":
         x = x[0] + norm(model.last.final_norm)(x[1])
     elif name == "siamese_norm":
         x = norm(model.last.final_norm)(x[0] + x[1])
+    elif name == "ngpt":
+        x = math.sqrt(D) * x
     elif name in ("hyper_connections", "mhc"):
         x = norm(model.last.final_norm)(sum(x[1]))
     else:

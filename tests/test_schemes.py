@@ -186,6 +186,8 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
             else:
                 n_in, n_out = shapes.get(role, (48, 48))
                 variance = 2 / (n_in + n_out) if fan == "in_out" else 1 / n_in
+                if name == "ngpt":  # vectors along the stream have norm 1, however they started
+                    variance = 1 / 48
                 for layer in (1, depth):
                     wanted = SCHEMES[name].gain(role, layer, depth) * math.sqrt(variance)
                     row = values[layer - 1]
@@ -196,7 +198,7 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
                     tolerance = 5 / math.sqrt(2 * row.numel())
                     assert row.std().item() == pytest.approx(wanted, rel=tolerance), (role, layer)
                     assert abs(row.mean().item()) < 5 * wanted / math.sqrt(row.numel())
-                    if distribution == "xavier_uniform":
+                    if distribution == "xavier_uniform" and name != "ngpt":
                         assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
 
 

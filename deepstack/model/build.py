@@ -13,7 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
-from deepstack.model.projection import Projector, projector
+from deepstack.model.projection import Projector, projector, projects
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Optim, Scheme, checked_optim, find_scheme, with_options
 from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
@@ -151,6 +151,12 @@ def refuse_unfit(model: conf.Model) -> None:
             f"model.norm.final_gain: found {str(model.norm.final_gain).lower()}, unused under "
             f"model.scheme={scheme.name}, which has no final norm; allowed null",
             key="model.norm.final_gain",
+        )
+    if model.init.distribution == "ntk" and projects(scheme):
+        raise ConfigError(
+            "model.init.distribution: found ntk, which divides products of large matrices; "
+            f"model.scheme={scheme.name} puts them back to where it keeps them; allowed: another",
+            key="model.init.distribution",
         )
     if model.family != "encoder" and model.norm.kind == "batch":
         raise ConfigError(

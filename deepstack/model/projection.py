@@ -16,6 +16,11 @@ from deepstack.speed import Bank
 Projector = Callable[[Iterable[Bank]], None]
 
 
+def projects(scheme: type[Scheme]) -> bool:
+    """Whether the scheme puts matrices back somewhere."""
+    return next(kind for kind in scheme.__mro__ if "project" in vars(kind)) is not Scheme
+
+
 def projector(model: conf.Model) -> Projector | None:
     """What changes the matrices among some banks as `Scheme.project` says; None where it does not.
 
@@ -23,7 +28,7 @@ def projector(model: conf.Model) -> Projector | None:
     a cross-attention, and a scheme's own.
     """
     scheme, options = find_scheme(model.scheme, model.scheme_options)
-    if next(kind for kind in scheme.__mro__ if "project" in vars(kind)) is Scheme:
+    if not projects(scheme):
         return None
 
     def changing(ask: Callable[..., object], role: str, matrices: Tensor) -> None:

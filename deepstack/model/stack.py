@@ -57,7 +57,7 @@ class Stack(nn.Module):
         merged = reads and place.decoder_sublayers == 2
         names = ("attention", "cross_attention", "feed_forward")
         chosen = names if reads and not merged else (names[0], names[2])
-        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, place)
+        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, place, model.gated)
         self.schemes: list[Scheme] = [
             scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
         ]

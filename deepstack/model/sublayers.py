@@ -76,6 +76,8 @@ Slots = Mapping[str, nn.Module]
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
 | before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
 | before_cross_out | cross-attention | the same there                                             |
+| w1               | feed-forward | W_1 and b_1, or None for it; under a gate W_3 and b_3 below   |
+|                  |              | them; gives those that are applied                            |
 | before_activation | feed-forward | x W_1ᵀ + b_1, (batch * seq, d_ff)                            |
 | after_activation | feed-forward | the hidden values, (batch * seq, d_ff), before W_2            |
 """
@@ -239,7 +241,7 @@ class FeedForward(nn.Module):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
-    SLOTS = ("before_activation", "after_activation")
+    SLOTS = ("w1", "before_activation", "after_activation")
 
     def __init__(
         self,
@@ -294,9 +296,13 @@ class FeedForward(nn.Module):
 
     def into(self) -> tuple[Tensor, Tensor | None]:
         """W_1 and b_1, or those of both products one over the other."""
-        if not self.gated:
-            return self.w1, self.w1_bias
-        return (self.w13 if self.fused else torch.cat([self.w1, self.w3])), self.w13_bias
+        weight: Tensor
+        if self.gated:
+            weight = self.w13 if self.fused else torch.cat([self.w1, self.w3])
+            bias = self.w13_bias
+        else:
+            weight, bias = self.w1, self.w1_bias
+        return self.slots["w1"](weight, bias) if "w1" in self.slots else (weight, bias)
 
     def chain(self) -> Chain | None:
         """The same as one node of the backward pass, or None where it is not that."""

@@ -56,7 +56,8 @@ ALONE = Place()
 class Parts:
     """What a scheme is built from: the sizes of the stack, its norm at any width, its sublayers.
 
-    sublayers: their names in the order in which the stream passes them; place: see `Place`.
+    sublayers: their names in the order in which the stream passes them; place: see `Place`; gated:
+    whether the feed-forward has a gate.
     """
 
     d_model: int
@@ -65,6 +66,7 @@ class Parts:
     make_norm: Callable[[int], nn.Module]
     sublayers: tuple[str, ...] = ("attention", "feed_forward")
     place: Place = ALONE
+    gated: bool = False
 
     def norm(self, width: int | None = None) -> nn.Module:
         """A norm of the stack; of width d_model where none is given."""

@@ -1,0 +1,130 @@
+"""The normalised Transformer: stream, branches and the vectors of every matrix have norm 1."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from deepstack.schemes.scheme import Parts, Scheme, Sublayer
+from deepstack.speed.parameter import RoleParameter, parameter
+from deepstack.speed.unit import lengths, unit
+
+GIVING = ("o", "w2")
+"""The matrices whose columns are along the stream; of the others it is the rows."""
+
+
+def unit_heads(h: Tensor) -> Tensor:
+    """Norm(h) in every head, (batch, head, seq, d_head); token by token, as heads lie in memory."""
+    return unit(h.transpose(1, 2)).transpose(1, 2)
+
+
+class UnitKeys(nn.Module):
+    """k <- Norm(k) in every head.  k: (batch, head, seq, d_head)."""
+
+    def forward(self, k: Tensor) -> Tensor:
+        return unit_heads(k)
+
+
+class UnitQueries(nn.Module):
+    """q <- d_head s_qk^2 * Norm(q) in every head.  q: (batch, head, seq, d_head).
+
+    Beside keys of norm 1 this gives logits q kᵀ / sqrt(d_head) = sqrt(d_head) (s_qk * Norm(q))
+    (s_qk * Norm(k))ᵀ, s_qk being applied to both at once.  s_qk (head, 1, d_head) is 1 at the
+    start, and is kept as s_qk / sqrt(d_model).
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        d, heads = parts.d_model, parts.n_heads
+        self.s = parameter(heads, 1, d // heads, role="scheme", start=d**-0.5)
+        self.factor = d * (d // heads)
+
+    def forward(self, q: Tensor) -> Tensor:
+        return unit_heads(q) * (self.s.square() * self.factor)
+
+
+class ScaledRows(nn.Module):
+    """W_1, b_1 <- S W_1, S b_1, S = diag(sqrt(d_model) s_v): what the activation reads is scaled.
+
+    Under a gate W_3 and b_3 lie below them, and are scaled by s_u, without the root.  s = [s_v;
+    s_u] is trained, (d_ff,) or (2 d_ff,), and 1 at the start.  To scale d_ff rows of d_model
+    numbers takes less than to scale the d_ff numbers of every token, and comes to the same.
+    """
+
+    root: Tensor
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        of_v = torch.full((parts.d_ff,), parts.d_model**0.5)
+        root = torch.cat([of_v, torch.ones(parts.d_ff)]) if parts.gated else of_v
+        self.s = parameter(len(root), role="scheme", start="one")
+        self.register_buffer("root", root, persistent=False)
+
+    def forward(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        s = self.s * self.root
+        return weight * s[:, None], None if bias is None else bias * s
+
+
+class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131"):
+    """x <- Norm(x + a * (Norm(G(x)) - x)), Norm(z) = z/‖z‖, W's vectors along x kept at norm 1.
+
+    Loshchilov et al. 2024, arXiv:2410.01131, as in the authors' code (`model.py` of
+    github.com/NVIDIA/ngpt).  The stream stays on the unit sphere, and there is no LN, before a
+    branch or elsewhere (`model.norm` is not used).  a = |alpha|, (d_model,), of each sublayer
+    starts at `start`.  Every vector along the stream in q, k, v, w1, w3 (rows), o and w2 (columns)
+    is brought to norm 1 at the start and after each step, so that the scale of what `model.init`
+    draws leaves no trace.  Queries and keys have norm 1 in each head, times s_qk, and the softmax
+    takes sqrt(d_head) times their products.  In the feed-forward v = sqrt(d_model) s_v * (W_1 x)
+    goes into the activation, and u = s_u * (W_3 x) stands beside it under a gate, the paper's MLP;
+    where there is none, v is all there is.  alpha, s_qk, s_u and s_v are trained vectors; the first
+    two are kept as 1/sqrt(d_model) at the start, and multiplied up, so that a step moves them more.
+    The code has the root on u too, which Norm takes out where there are no biases.
+
+    What lies outside of the layers is the configuration's: x_0 is normed on entry, while the
+    tables, which the paper keeps on the sphere, are not; F = sqrt(d_model) x_N, so that it reads
+    as what leaves other schemes' last norm, and a head's logits start as theirs.  The paper's
+    scale of each logit, s_z, is left out: a head whose rows have any length has it in them.  The
+    paper has no biases (`model.bias: false`), warm-up or weight decay, and rotary positions, which
+    turn q and k before s_qk there and after it here.
+    """
+
+    norms_per_sublayer = 0
+
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[
+            float | None, Field(gt=0, description="where a starts; null: at 1/N")
+        ] = 0.05,
+    ) -> None:
+        super().__init__(layer, depth, parts)
+        self.root = parts.d_model**0.5
+        self.factor = (1 / depth if start is None else start) * self.root
+        self.of_each("alpha", lambda: parameter(parts.d_model, role="scheme", start=1 / self.root))
+        self.slots["q"], self.slots["k"] = UnitQueries(parts), UnitKeys()
+        self.slots["w1"] = ScaledRows(parts)
+
+    @classmethod
+    def project(cls, role: str, matrices: Tensor) -> None:
+        matrices.div_(lengths(matrices, dim=1 if role in GIVING else 2))
+
+    def enter(self, x: Tensor) -> Tensor:
+        return unit(x)
+
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        for G, alpha in zip(sublayers, self.each("alpha"), strict=True):
+            x = self.residual(x, G, alpha=alpha)
+        return x
+
+    def residual(self, x: Tensor, G: Sublayer, *, alpha: RoleParameter) -> Tensor:
+        a = torch.abs(alpha * self.factor)
+        return unit(torch.lerp(x, unit(G(x)), a))
+
+    def leave(self, stream: Tensor, norm: object) -> Tensor:
+        return self.root * stream
