@@ -90,7 +90,11 @@ def compare(
     rows = []
     for study, found in comparisons(whole, against, best).items():
         rows += [{"study": study.name} | row if len(whole) > 1 else row for row in found]
-    table = pd.DataFrame(rows)
+    # Of several studies one may lack columns, and it may be the first.
+    order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    table = pd.DataFrame(rows, columns=list(order))
+    if "pairs" in table:
+        table["pairs"] = table["pairs"].fillna(0).astype(int)
     return table.astype({name: float for name in NUMBERS if name in table})
 
 
