@@ -240,6 +240,19 @@ def test_what_a_folder_says_is_text(tmp_path: Path) -> None:
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
 
 
+@pytest.mark.parametrize("meta", [{"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]}])
+def test_a_meta_that_is_another_thing_is_no_trouble(tmp_path: Path, meta: dict[str, Any]) -> None:
+    (make_run(tmp_path) / "meta.json").write_text(json.dumps(meta))
+    assert "1 run: 1 done" in Page(report(tmp_path)).text
+
+
+def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
+    """Without [MASK] that is the best without context, not the unigram of the [MASK] positions."""
+    make_run(tmp_path, masked=math.nan)
+    row = compare(tmp_path).iloc[0]
+    assert (row.val_loss, row.unigram, row.outcome) == (2.0, 2.98, "1 trained")
+
+
 def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
     make_run(tmp_path, seed=0)
     make_run(tmp_path, seed=1, state="interrupted")

@@ -29,14 +29,15 @@ def _lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_scalar(key)}:"
             yield from _lines(value, indent + "  ")
         else:
-            yield f"{indent}{_scalar(key)}: {_flow(value)}"
+            yield f"{indent}{_scalar(key)}: {one_line(value)}"
 
 
-def _flow(value: Any) -> str:
+def one_line(value: Any) -> str:
+    """A value as it stands behind its key: false, 0.001, null, [a, b]."""
     if isinstance(value, dict):
         return "{}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
+        return f"[{', '.join(map(one_line, value))}]"
     return _scalar(value)
 
 

@@ -60,12 +60,21 @@ LETTER = 0.62 * LABEL / 72  # inches of a letter, about: enough to see whether n
 def margin(run: Run) -> float | None:
     """L - L_0: the final validation loss minus what a predictor without context pays, in nats.
 
+    None without an evaluation or anything to compare with.
+    """
+    loss, floor = loss_and_floor(run)
+    return None if loss is None or floor is None else loss - floor
+
+
+def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
+    """L and L_0: the final validation loss, and what a predictor without context pays, in nats.
+
     L is taken where [MASK] is shown, L_0 is the unigram's loss on the same positions, of the same
     row of evals.csv.  A run that has no such column, or no [MASK], is compared with the entropies
-    that it states.  None without an evaluation or anything to compare with.
+    that it states.  None for what a run does not have.
     """
     if not len(run.evals):
-        return None
+        return None, None
     row = run.evals.iloc[[-1]]
     stated = run.columns.get("references", {})
     loss = last_row(row, ["loss_masked"])
@@ -74,7 +83,7 @@ def margin(run: Run) -> float | None:
     else:
         loss = last_row(row, ["loss"])
         floor = stated.get("context_free_entropy") or stated.get("uniform_entropy")
-    return None if loss is None or floor is None else loss - float(floor)
+    return loss, None if floor is None else float(floor)
 
 
 def outcome(run: Run) -> str | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from deepstack.config.write import yaml_of
+from deepstack.config.write import one_line
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.plots.draw import studies_in
 from deepstack.plots.loss import final_value, masked
-from deepstack.plots.outcomes import outcome
+from deepstack.plots.outcomes import loss_and_floor, outcome
 from deepstack.plots.series import (
     DEPTH,
     SCHEME,
@@ -31,7 +31,7 @@ from deepstack.plots.series import (
     split,
 )
 from deepstack.plots.update import measure_of, value_at
-from deepstack.plots.values import Spread, last_row, spread_of
+from deepstack.plots.values import Spread, spread_of
 from deepstack.records import Run
 from deepstack.registry import unknown
 
@@ -60,7 +60,7 @@ def compare(
     | outcome          |      | trained, stalled, above, diverged (chart `outcomes`), or the state |
     | val_loss, val_sd | nats | final validation loss, where [MASK] is shown if anywhere: mean and |
     |                  |      | standard deviation over the seeds that are done                    |
-    | unigram          | nats | the unigram's loss on the same positions                           |
+    | unigram          | nats | what a predictor without context pays on the same positions        |
     | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
     |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
     | train.lr, …      |      | with `best`: its value here, and `edge`: whether it is the least   |
@@ -71,8 +71,9 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among those of which every seed is done.  Of several studies, one that has no
-    such run is not compared, and one in which no such key varies not chosen from.
+    val_loss is least, among those of which every seed is done; it is chosen by the very losses that
+    are shown.  Of several studies, one that has no such run is not compared, and one in which no
+    such key varies not chosen from.
 
     `say` gets a sentence for each run that cannot be read and is left out.  Raises
     NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
@@ -146,7 +147,7 @@ def comparison(
             "outcome": outcomes_of(there),
             "val_loss": finite(loss.mean),
             "val_sd": finite(loss.mean - loss.low),
-            "unigram": mean_of([unigram(run) for run in there]),
+            "unigram": mean_of([loss_and_floor(run)[1] for run in there]),
         }
         if base is not None:
             row |= base.difference(done, column)
@@ -177,7 +178,7 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     """The runs of one setting and depth at the values of these keys that do best, one a seed."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(written(setting(run, key)) for key in keys), []).append(run)
+        groups.setdefault(tuple(one_line(setting(run, key)) for key in keys), []).append(run)
     groups = {values: one_a_seed(members) for values, members in groups.items()}
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
@@ -223,7 +224,7 @@ class Baseline:
         varying = [name for name in differing(runs) if name not in chosen]
         if self.key not in varying:
             raise ConfigError(f"against: {unknown('key', self.key, varying)}, which vary")
-        words = {written(setting(run, self.key)): run for run in runs}
+        words = {one_line(setting(run, self.key)): run for run in runs}
         if value not in words:
             raise ConfigError(f"against: {unknown(self.key, value, words)}")
         kept = [k for k in varying if k != self.key and owner_of(k) != self.key]
@@ -234,7 +235,7 @@ class Baseline:
         self.runs = {
             self.place(run): run
             for run in runs
-            if written(setting(run, self.key)) == value and run.state == "done"
+            if one_line(setting(run, self.key)) == value and run.state == "done"
         }
 
     def place(self, run: Run) -> tuple[str, ...]:
@@ -255,11 +256,6 @@ class Baseline:
         return {"difference": finite(spread.mean), "se": finite(error), "pairs": spread.n}
 
 
-def written(value: object) -> str:
-    """A setting as a command line has it: false, 0.001, null."""
-    return yaml_of({"": value}).split(": ", 1)[1].strip().strip('"')
-
-
 def label_of(series: Series) -> str:
     """A series in words that can be typed."""
     return series.label.replace("\u00a0", " ")
@@ -269,13 +265,6 @@ def outcomes_of(runs: Sequence[Run]) -> str:
     """`3 trained`, `2 trained, 1 diverged`, `1 stalled, 2 running`."""
     found = Counter(outcome(run) or run.state for run in runs)
     return ", ".join(f"{number} {name}" for name, number in found.most_common())
-
-
-def unigram(run: Run) -> float | None:
-    """What a predictor without context pays on the positions of the final loss."""
-    measured = last_row(run.evals, ["unigram_loss"])
-    stated = run.columns.get("references", {}).get("unigram_entropy")
-    return measured if measured is not None or stated is None else float(stated)
 
 
 def updates_of(runs: Sequence[Run], column: str, at: int) -> list[float | None]:

@@ -51,9 +51,9 @@ class Picture:
 class Section:
     """What the page says of a study.
 
-    rows: of `comparison`.  a row's `best`: the least val_loss of its depth.
-    left_out: why charts are
-    not there.  shared: settings of all runs, as YAML.  notes: what a reader has to know.
+    rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
+    of `run_rows`, each with its folder, `path`.  shared: settings of all runs, as YAML.  example:
+    the folder of one of them.  notes: what a reader has to know.  left_out: why charts are missing.
     """
 
     name: str
@@ -181,9 +181,12 @@ def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What runs were made with, and how many with each: versions, device, commit, plugins."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
-        made, git = (dict(run.meta.get(key) or {}) for key in ("environment", "git"))
+        parts = [run.meta.get(key) for key in ("environment", "git")]
+        made, git = (dict(part) if isinstance(part, dict) else {} for part in parts)
         made["commit"] = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
-        made["plugins"] = ", ".join(plugin["file"] for plugin in run.meta.get("plugins", ()))
+        plugins = run.meta.get("plugins")
+        found_in = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+        made["plugins"] = ", ".join(str(plugin.get("file")) for plugin in found_in)
         entry = found.setdefault(json.dumps(made, sort_keys=True), {"made": made, "runs": 0})
         entry["runs"] += 1
     return list(found.values())
