@@ -115,8 +115,11 @@ CASES = [
     {"model__scheme": "peri_ln", "model__norm__kind": "rms"},
     {"model__scheme": "post_ln", "model__norm__kind": "batch", "model__head": "bert"},
     {"model__scheme": "pre_ln", "train__lr_factors": {"v": 0.5}},  # q, k, v in banks of their own
-    {"model__family": "encoder_decoder", "model__decoder_depth": 2},
-]
+    {
+        "model__family": "encoder_decoder", "model__decoder_depth": 2, "model__qk_norm": True,
+        "model__positions": "rotary", "model__gated": True, "model__activation": "silu",
+    },
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", some(CASES, 2), ids=[str(case) for case in CASES])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.model import Transformer
-from deepstack.model.cross_attention import CrossAttention, MergedAttention, by_head
+from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import LayerNorm, Scheme
 from deepstack.schemes.norms import RMSNorm
@@ -148,52 +149,29 @@ def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
     x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
 
 
-def listen(module: nn.Module, found: list[Tensor]) -> list[Callable[[], None]]:
-    """Make an attention note the mean entropy of its weights; what undoes it."""
-    if isinstance(module, Attention) and "logits" in module.slots:
-        attention, weigh = module, module.weigh
+def listen(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None]]:
+    """Make an attention append the mean entropy of its weights; return functions that undo it.
 
-        def weighed(
-            q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
-        ) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                logits, _ = attention.slots["logits"](scaled_logits(q, k), before)
-                found.append(mean_entropy(logits, causal))
-            return weigh(q, k, v, before, causal)
+    The weights are those of the q and k, or of the logits, that the forward pass itself computes.
+    """
+    if not isinstance(module, (Attention, CrossAttention, MergedAttention)):
+        return []
+    causal = isinstance(module, Attention) and module.causal
+    if "logits" in module.slots:
 
-        return [replaced(module, "weigh", weighed)]
-    if isinstance(module, Attention):
-        causal, project = module.causal, module.project
+        def after_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
+            entropies.append(mean_entropy(output[0].detach(), causal))
 
-        def projected(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = project(x)
-            with torch.no_grad():
-                found.append(mean_entropy(scaled_logits(q, k), causal))
-            return q, k, v
+        return [module.slots["logits"].register_forward_hook(after_logits).remove]
+    attend: Callable[..., Tensor] = module.attend
 
-        return [replaced(module, "project", projected)]
-    if isinstance(module, (CrossAttention, MergedAttention)):
-        reader, attend = module, module.attend
+    def attended(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+        logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
+        entropies.append(mean_entropy(logits, causal))
+        return attend(q, k, v, *more)
 
-        def attended(x: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
-            with torch.no_grad():
-                q = by_head(reader.linear(x, reader.q, reader.q_bias), reader.n_heads)
-                found.append(mean_entropy(scaled_logits(q, k), causal=False))
-            return attend(x, k, v, *more)
-
-        return [replaced(module, "attend", attended)]
-    return []
-
-
-def replaced(module: nn.Module, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Put a function in the place of a method of this one module; what undoes it."""
-    setattr(module, name, function)
-    return lambda: delattr(module, name)
-
-
-def scaled_logits(q: Tensor, k: Tensor) -> Tensor:
-    """q kᵀ / sqrt(d_head), (batch, head, seq, source)."""
-    return torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+    module.attend = attended  # type: ignore[method-assign]
+    return [partial(delattr, module, "attend")]
 
 
 def mean_entropy(logits: Tensor, causal: bool) -> Tensor:

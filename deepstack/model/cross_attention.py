@@ -20,6 +20,7 @@ class Crossing(nn.Module):
     """
 
     n_heads: int
+    dropout: float
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     qk: QueriesAndKeys | None
     q: Tensor
@@ -34,6 +35,11 @@ class Crossing(nn.Module):
         """Keys, (batch, source, d_model), by head."""
         k = by_head(k, self.n_heads)
         return k if self.qk is None else self.qk.k(k)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The heads' outputs, (batch, head, seq, d_head)."""
+        rate = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
 
 
 class CrossAttention(Crossing):
@@ -79,18 +85,17 @@ class CrossAttention(Crossing):
         k, v = self.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
         return self.keys(k), by_head(v, self.n_heads)
 
-    def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def read(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """G(x), given the keys and values."""
         rate = self.dropout if self.training else 0.0
-        q = self.queries(x)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+        y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2)
         if "before_cross_out" in self.slots:
             y = self.slots["before_cross_out"](y)
         y = self.linear(y, self.o, self.o_bias)
         return F.dropout(y, rate) if rate else y
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return self.attend(x, *self.keys_and_values(memory))
+        return self.read(x, *self.keys_and_values(memory))
 
 
 class MergedAttention(Crossing):
@@ -138,12 +143,10 @@ class MergedAttention(Crossing):
         """x W_vᵀ + b_v, (batch, seq, d_model)."""
         return self.linear(x, self.v, self.v_bias)
 
-    def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
+    def read(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
         """G(x), given keys and values of the encoder's output and the mean of the values so far."""
         rate = self.dropout if self.training else 0.0
-        q = self.queries(x)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
-        y = y + mean
+        y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2) + mean
         if "before_out" in self.slots:
             y = self.slots["before_out"](y)
         y = self.linear(y, self.o, self.o_bias)
@@ -152,7 +155,7 @@ class MergedAttention(Crossing):
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
         mean = self.values(x).cumsum(dim=1) / count
-        return self.attend(x, *self.keys_and_values(memory), mean)
+        return self.read(x, *self.keys_and_values(memory), mean)
 
 
 def by_head(x: Tensor, n_heads: int) -> Tensor:

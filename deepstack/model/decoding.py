@@ -106,7 +106,7 @@ def one_by_one(module: nn.Module, memory: Tensor | None, room: int) -> Sublayer:
     if isinstance(module, CrossAttention):
         assert memory is not None
         k, v = module.keys_and_values(memory)
-        return lambda x: module.attend(x, k, v)
+        return lambda x: module.read(x, k, v)
     return module  # a feed-forward has nothing to remember
 
 
@@ -151,6 +151,6 @@ def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
         nonlocal total, count
         value = attention.values(x)
         total, count = value if total is None else total + value, count + 1
-        return attention.attend(x, k, v, total / count)
+        return attention.read(x, k, v, total / count)
 
     return step
