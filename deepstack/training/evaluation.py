@@ -13,6 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics import evaluating
 from deepstack.model import Transformer
+from deepstack.records import EVALS_COLUMNS
 from deepstack.tasks import IGNORE, Batch, Task
 
 
@@ -63,6 +64,7 @@ class Evaluation:
         floor = sum(known) / len(known) if known else None
         floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
+        self.columns = (*EVALS_COLUMNS, *self.floors)
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [

@@ -15,7 +15,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.errors import DifferenceError, Interrupted, ResourceError
 from deepstack.model import take_ways, with_defaults, without_defaults
-from deepstack.records import EVALS_COLUMNS, Run, RunFolder, write_end
+from deepstack.records import Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
     Again,
@@ -37,7 +37,7 @@ from deepstack.training.beats import evaluation_steps
 from deepstack.training.environment import ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.looks import Looks
-from deepstack.training.meta import columns_of, continued, meta_of, refuse_other_environment
+from deepstack.training.meta import columns_of, meta_of, refuse_other_environment, resolution_notice
 from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
@@ -106,8 +106,7 @@ class Job:
             optim=self.built.optim,
             capturable=ways.captured or ways.replayed,
         )
-        probe = self.task.probe_batch(config.log.probe_sequences)
-        on_device = to_device(probe, self.device)
+        on_device = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, on_device[0])
         self.python = PythonState(self.model)
         about = config, self.folder, self.built, on_device, self.processes, self.update
@@ -121,15 +120,17 @@ class Job:
         before = self.folder.read_meta()
         self._resume(before, environment, allow_env_change)
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
-        meta = meta_of(config, self.task, self.built.banks.count(), environment, command)
-        meta = continued(before, meta)
+        meta = meta_of(before, config, self.task, self.built.banks.count(), environment, command)
         self.folder.write_meta(meta)
-        self.folder.write_columns(columns_of(config, self.task, self.update, self.looks.columns()))
-        columns = (*EVALS_COLUMNS, *self.evaluation.floors)
+        columns = columns_of(config, self.built, self.task, self.update, self.looks.columns())
+        self.folder.write_columns(columns)
+        if not before and (notice := resolution_notice(columns)):
+            self.observer.said(notice)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = self.first_step - 1 if self.first_step > 1 else -1
-        self.evals = self.folder.log("evals", columns, tolerance=tolerance).open(start)
+        evals = self.folder.log("evals", self.evaluation.columns, tolerance=tolerance)
+        self.evals = evals.open(start)
         self.looks.open(start, tolerance)
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
@@ -178,8 +179,7 @@ class Job:
                 refuse_other_environment(before.get("environment", environment), environment)
             return ckpt.fitting(self.folder, self.observer.said, self._owner())
 
-        found = common_checkpoint(self.processes, find)
-        if found is None:
+        if (found := common_checkpoint(self.processes, find)) is None:
             return
         try:
             self._load(found)

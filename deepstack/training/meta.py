@@ -15,6 +15,7 @@ from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model import option_defaults, places, without_defaults
+from deepstack.model.build import Built
 from deepstack.records import RunFolder, removal
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.tasks import Task
@@ -32,6 +33,8 @@ EVAL_COLUMNS = {
     "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
+# The distance from 1 to the next fp32 number.
+RESOLUTION = 2.0**-23
 TIMING = {
     "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
     "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
@@ -175,14 +178,18 @@ def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def meta_of(
+    before: dict[str, Any],
     config: conf.Config,
     task: Task,
     parameters: dict[str, int],
     environment: dict[str, Any],
     command: str,
 ) -> dict[str, Any]:
-    """meta.json: where, when and with what the run was made."""
-    return {
+    """Return meta.json: where, when and with what the run was made.
+
+    before: meta.json of the run before it was resumed, empty for a new run.
+    """
+    now = {
         "command": command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "environment": environment,
@@ -193,10 +200,12 @@ def meta_of(
         "references": task.references,
         "plugins": [{"file": f, "sha256": digest} for f, digest in sorted(plugins.LOADED.items())],
     }
+    return continued(before, now)
 
 
 def columns_of(
     config: conf.Config,
+    built: Built,
     task: Task,
     update: ModelUpdate,
     attribution: dict[str, tuple[str, str, str]],
@@ -204,7 +213,8 @@ def columns_of(
     """columns.json: every column's symbol, unit and sentence, so that charts need no model.
 
     attribution: those of attribution.csv, empty where the run has none.  defaults: of the options
-    of its scheme and task, so that a chart says those that were set.
+    of its scheme and task, so that a chart says those that were set.  below_fp32_resolution: role
+    -> steps, see `steps_below_resolution`; only there if a role has such steps.
     """
 
     def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
@@ -212,6 +222,7 @@ def columns_of(
         return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
 
     scheme = SCHEMES[config.model.scheme]
+    coarse = steps_below_resolution(config, built)
     return {
         "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING),
         "layers": entries(describe()),
@@ -229,7 +240,39 @@ def columns_of(
         "stacks": {side: place.depth for side, place in places(config.model).items()},
         **f0_norm(update.initial),
         "references": task.references,
+        **({"below_fp32_resolution": coarse} if coarse else {}),
     }
+
+
+def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
+    """Return for each role how many first steps move a parameter of 1 by less than fp32 resolves.
+
+    Counts roles that start at 1, such as gains of norms, where lr(t) times the role's factor is
+    below 2^-23 in the first 1 % of the steps or more.  An Adam step has about that size.  The size
+    of an SGD step depends on the gradient: the result is empty.
+    """
+    train, counts = config.train, {}
+    for bank in built.trained if train.optimizer != "sgd" else ():
+        role = bank.roles[0]
+        rate = train.lr * train.lr_factor(role) * built.optim(role).lr  # reached after the warm-up
+        steps = train.steps
+        if rate >= RESOLUTION:
+            steps = min(steps, math.ceil(max(train.warmup_steps, 1) * RESOLUTION / rate) - 1)
+        if rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
+            counts[role] = steps
+    return counts
+
+
+def resolution_notice(columns: Mapping[str, Any]) -> str | None:
+    """Return one line about updates below the resolution of fp32, or None if there are none."""
+    steps = columns.get("below_fp32_resolution")
+    if not steps:
+        return None
+    most = max(steps.values())
+    return (
+        f"{', '.join(sorted(steps))}: lr(t) times the role's factor is below 2^-23, the resolution "
+        f"of fp32 at 1, up to step {most}: a parameter of 1 moves by rounding or not at all"
+    )
 
 
 def f0_norm(initial: Tensor) -> dict[str, float]:
