@@ -88,7 +88,8 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131"):
     as what leaves other schemes' last norm, and a head's logits start as theirs.  The paper's
     scale of each logit, s_z, is left out: a head whose rows have any length has it in them.  The
     paper has no biases (`model.bias: false`), warm-up or weight decay, and rotary positions, which
-    turn q and k before s_qk there and after it here.
+    turn q and k before s_qk there and after it here.  The code's rotary embedding is no rotation
+    (`docs/errata.md`).
     """
 
     norms_per_sublayer = 0

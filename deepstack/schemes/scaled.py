@@ -16,7 +16,8 @@ from deepstack.speed.parameter import RoleParameter, parameter
 class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arXiv:2502.05795"):
     """x <- x + G(LN(x) / sqrt(l)).  Sun et al. 2025, arXiv:2502.05795 (The Curse of Depth).
 
-    l is the layer, the same for attention and feed-forward; the final norm is not scaled.
+    l is the layer, the same for attention and feed-forward; the final norm is not scaled.  The
+    authors' public code never takes its branch for this equation (`docs/errata.md`).
     """
 
     final_norm = True
