@@ -1,4 +1,4 @@
-"""Every diagnostic against values taken from the model's own forward and backward pass.
+"""Every diagnostic against values taken from the model's entry forward and backward pass.
 
 Hooks and a torch function mode record one `model(tokens)`: arguments and results of sublayers,
 norms and layers, the q and k of every softmax, and the matrix of every product.
@@ -68,18 +68,19 @@ class Products(TorchFunctionMode):
 def record_pass(look: Look) -> list[dict[str, Any]]:
     """One pass forward and backward; a record of every layer, which holds those of its sublayers.
 
-    Tensors keep their gradient: x and y of a layer; input and G of a sublayer's branch; sum, which
-    the norm of a sublayer is given, z, a view of it that only the norm reads, and normed.
+    The tensors keep their gradient.  x, y: input and output of a layer; input, G: of a sublayer's
+    branch.  sum: the input of a sublayer's norm; z: a view of it that only the norm reads; normed:
+    the norm's output.
     """
     layers, handles, products = [], [], Products()
     for layer in look.model.layers:
-        own: dict[str, Any] = {"layer": layer, "sublayers": []}
-        layers.append(own)
-        handles.append(layer.register_forward_hook(keep(own, "x", "y")))
+        entry: dict[str, Any] = {"layer": layer, "sublayers": []}
+        layers.append(entry)
+        handles.append(layer.register_forward_hook(keep(entry, "x", "y")))
         for name in layer.names:
             norm, branch = getattr(layer.scheme, f"{name}_norms")[0], getattr(layer, name)
             record: dict[str, Any] = {"name": name, "norm": norm}
-            own["sublayers"].append(record)
+            entry["sublayers"].append(record)
             handles.append(branch.register_forward_hook(keep(record, "input", "G", products)))
             handles.append(norm.register_forward_pre_hook(give_a_view(record)))
             handles.append(norm.register_forward_hook(keep(record, "z", "normed")))
@@ -89,8 +90,8 @@ def record_pass(look: Look) -> list[dict[str, Any]]:
     for handle in handles:
         handle.remove()
     entropies = iter(products.entropies)
-    for own in layers:
-        for record in own["sublayers"]:
+    for entry in layers:
+        for record in entry["sublayers"]:
             if record["name"] != "feed_forward":
                 record["entropy"] = next(entropies)
     return layers
@@ -138,9 +139,9 @@ def of_sublayer(record: dict[str, Any], x: Tensor, total: Tensor, post: bool) ->
         columns = torch.stack([x.detach().double().flatten(), G.flatten()], dim=1)
         record["alpha"], one = torch.linalg.lstsq(columns, z.flatten()).solution.tolist()
         assert one == pytest.approx(1.0, rel=1e-4)
-    tokens = z.float().flatten(0, 1)  # of the sum over tokens each has its own Jacobian
+    tokens = z.float().flatten(0, 1)  # of the sum over tokens each has its entry Jacobian
     jacobians = jacobian(lambda t: record["norm"](t).sum(0), tokens).transpose(0, 1)
-    found = {
+    result = {
         "branch_ratio": (norms(G) / norms(x)).mean().item(),
         "ln_input": norms(z).mean().item(),
         "ln_input_variance": z.var(dim=-1, correction=0).mean().item(),
@@ -151,8 +152,8 @@ def of_sublayer(record: dict[str, Any], x: Tensor, total: Tensor, post: bool) ->
             (record["alpha"] ** 2 + G.var(dim=-1, correction=0).mean().item()) ** -0.5,
     }  # fmt: skip
     if "entropy" in record:
-        found["attention_entropy"] = record["entropy"]
-    return found
+        result["attention_entropy"] = record["entropy"]
+    return result
 
 
 def of_theorem(record: dict[str, Any], merged: bool) -> dict[str, float]:
@@ -172,9 +173,9 @@ def of_theorem(record: dict[str, Any], merged: bool) -> dict[str, float]:
     }
 
 
-def of_layer(own: dict[str, Any]) -> dict[str, float]:
+def of_layer(entry: dict[str, Any]) -> dict[str, float]:
     """Diagnostics of one layer as a whole."""
-    layer, x, y = own["layer"], *(own[key].detach().double() for key in "xy")
+    layer, x, y = entry["layer"], *(entry[key].detach().double() for key in "xy")
     parameters = list(layer.parameters())
     trained = [p for p in parameters if p.grad is not None]
     count = math.sqrt(sum(p.numel() for p in parameters))
@@ -183,7 +184,7 @@ def of_layer(own: dict[str, Any]) -> dict[str, float]:
     p = sigma[sigma > 1e-12] / sigma.sum()
     cosine = (x * y).sum(-1) / x.norm(dim=-1) / y.norm(dim=-1)
     rest = y - y.mean(dim=1, keepdim=True)
-    found = {
+    result = {
         "grad_norm": math.hypot(*(size(p.grad) for p in trained)),
         "matrix_grad_norm": math.hypot(*(size(p.grad) for p in trained if p.ndim == 2)),
         "param_norm": math.hypot(*(size(p) for p in parameters)),
@@ -193,11 +194,11 @@ def of_layer(own: dict[str, Any]) -> dict[str, float]:
         "effective_rank": math.exp(-(p * p.log()).sum().item()),
         "rank_collapse": (composite(rest) / composite(y)).mean().item(),
     }
-    found["update_to_weight"] = found["param_update_norm"] / found["param_norm"]
-    matrices = {r: W for record in own["sublayers"] for r, W in matrices_of(record).items()}
+    result["update_to_weight"] = result["param_update_norm"] / result["param_norm"]
+    matrices = {r: W for record in entry["sublayers"] for r, W in matrices_of(record).items()}
     lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in matrices.items()}
-    found["spectral_log_product"] = sum(map(math.log, lengths.values()))
-    return found | {f"spectral_norm_{role}": length for role, length in lengths.items()}
+    result["spectral_log_product"] = sum(map(math.log, lengths.values()))
+    return result | {f"spectral_norm_{role}": length for role, length in lengths.items()}
 
 
 def size(x: Tensor) -> float:
@@ -224,24 +225,24 @@ def losses_without_layers(look: Look) -> list[float]:
 
 def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
     """Layer by layer, file name of a diagnostic -> its value."""
-    layers, whole = record_pass(look), look.loss(look.model(look.tokens)).item()
+    layers, loss_of_all = record_pass(look), look.loss(look.model(look.tokens)).item()
     rows: list[dict[str, float]] = []
-    for own, loss in zip(layers, losses_without_layers(look), strict=True):
-        row = of_layer(own) | {"skip_loss": loss, "skip_loss_increase": loss - whole}
-        merged = len(own["sublayers"]) == 2 and own["layer"].readers[0]
-        sums = [record["sum"] for record in own["sublayers"]]
-        for record, following in zip(own["sublayers"], [*sums[1:], own["y"]], strict=True):
+    for entry, loss in zip(layers, losses_without_layers(look), strict=True):
+        row = of_layer(entry) | {"skip_loss": loss, "skip_loss_increase": loss - loss_of_all}
+        merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
+        sums = [record["sum"] for record in entry["sublayers"]]
+        for record, following in zip(entry["sublayers"], [*sums[1:], entry["y"]], strict=True):
             about = (record["input"], record["sum"]) if post else (record["sum"], following)
-            found = of_sublayer(record, *about, post) | of_theorem(record, merged)
-            row |= {f"{name}_{record['name']}": value for name, value in found.items()}
+            result = of_sublayer(record, *about, post) | of_theorem(record, merged)
+            row |= {f"{name}_{record['name']}": value for name, value in result.items()}
         rows.append(row)
     ratio, side = 1.0, ""
-    for own, row in reversed(list(zip(layers, rows, strict=True))):
-        if own["layer"].scheme.place.side != side:
-            side, ratio, last = own["layer"].scheme.place.side, 1.0, row["matrix_grad_norm"]
-        alone = len(own["sublayers"]) == 2
+    for entry, row in reversed(list(zip(layers, rows, strict=True))):
+        if entry["layer"].scheme.place.side != side:
+            side, ratio, last = entry["layer"].scheme.place.side, 1.0, row["matrix_grad_norm"]
+        alone = len(entry["sublayers"]) == 2
         row["grad_norm_predicted"] = ratio * last if alone else math.nan
-        for record in own["sublayers"]:
+        for record in entry["sublayers"]:
             a2 = record["alpha"] ** 2
             ratio *= math.sqrt(max((a2 - record["vw"]) / (a2 + record["vw"]), 0.0))  # NaN stays NaN
     return rows
@@ -254,21 +255,21 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
 def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
     look = Look(model__scheme=scheme, **FAMILIES[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
-        for own in look.model.schemes:
-            for name in own.sublayers:
-                getattr(own, f"{name}_norms")[0].gain.fill_(1.3)
+        for entry in look.model.schemes:
+            for name in entry.sublayers:
+                getattr(entry, f"{name}_norms")[0].gain.fill_(1.3)
     values = [bank.values().clone() for bank in look.banks]
-    found = evaluate(
+    logged = evaluate(
         take(
             look.model, look.banks, look.tokens, look.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
             skipped=len(look.model.layers),
         )
     )  # fmt: skip
-    assert all(set(file_names(name)) & set(found) for name in DIAGNOSTICS)
+    assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)
     rows = expected_values(look, post=scheme != "pre_ln")
-    assert set().union(*rows) == set(found)
-    for name, measured in found.items():
+    assert set().union(*rows) == set(logged)
+    for name, measured in logged.items():
         wanted = [row.get(name, math.nan) for row in rows]
         assert measured.tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-6, nan_ok=True), name
 
@@ -282,14 +283,14 @@ def test_attention_entropy_is_that_of_the_weights_in_every_scheme(scheme: str) -
             continue
         try:
             look = Look(model__scheme=scheme, **changes)
-        except ConfigError as error:  # the scheme has norms of q and k of its own
+        except ConfigError as error:  # the scheme norms q and k itself
             assert "qk_norm" in str(error)
             look = Look(model__scheme=scheme, **changes | {"model__qk_norm": False})
-        found = look.values()
+        logged = look.values()
         with Products() as products, torch.no_grad():
             look.model(look.tokens)
         names = [(i, n) for i, layer in enumerate(look.model.layers) for n in layer.names]
         attentions = [(i, n) for i, n in names if n != "feed_forward"]
         for (index, name), wanted in zip(attentions, products.entropies, strict=True):
-            value = found[f"attention_entropy_{name}"][index].item()
+            value = logged[f"attention_entropy_{name}"][index].item()
             assert value == pytest.approx(wanted, rel=1e-4), (family, index, name)

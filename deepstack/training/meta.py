@@ -185,7 +185,7 @@ def meta_of(
     environment: dict[str, Any],
     command: str,
 ) -> dict[str, Any]:
-    """Return meta.json: where, when and with what the run was made.
+    """Return meta.json: command, time, environment, parameters and data of the run.
 
     before: meta.json of the run before it was resumed, empty for a new run.
     """
@@ -213,8 +213,8 @@ def columns_of(
     """columns.json: every column's symbol, unit and sentence, so that charts need no model.
 
     attribution: those of attribution.csv, empty where the run has none.  defaults: of the options
-    of its scheme and task, so that a chart says those that were set.  below_fp32_resolution: role
-    -> steps, see `steps_below_resolution`; only there if a role has such steps.
+    of its scheme and task, so that a chart says those that were set.
+    below_fp32_resolution: `steps_below_resolution`; absent if no role has such steps.
     """
 
     def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
