@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -130,6 +131,10 @@ def read(
 
 def scalar(text: str) -> Scalar:
     """A plain scalar by YAML 1.2's core types.  ValueError, saying why, for a refused number."""
+    return _short_scalar(text) if len(text) <= 40 else _scalar(text)
+
+
+def _scalar(text: str) -> Scalar:
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):
@@ -145,6 +150,10 @@ def scalar(text: str) -> Scalar:
             raise ValueError(f"found {shorten(text)}; allowed a number below 1.8e308")
         return value
     return text
+
+
+# The configs of a study share most of their values.
+_short_scalar = lru_cache(maxsize=1024)(_scalar)
 
 
 def shorten(text: str, limit: int = 48) -> str:
@@ -254,18 +263,7 @@ class _Reader:
         documents = 0
         for event in events:
             where = f"{self.source}:{event.start_mark.line + 1}:{event.start_mark.column + 1}"
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self._stop(where, "found a second document ('---'); allowed one a file")
-                if event.version or event.tags:
-                    self._stop(where, "found a '%' directive; allowed none")
-            elif isinstance(event, yaml.AliasEvent):
-                self._stop(where, f"found the alias {quoted(f'*{event.anchor}')}; "
-                           "allowed no anchors and aliases: write the value again")  # fmt: skip
-            elif isinstance(event, yaml.CollectionEndEvent):
-                stack.pop()
-            elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
+            if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
                 parent, waiting, path = stack[-1] if stack else (None, None, "")
                 is_key = parent is not None and isinstance(parent.value, dict) and not waiting
                 if is_key:
@@ -287,6 +285,17 @@ class _Reader:
                         self._stop(where, f"found more than {MAX_DEPTH} levels; allowed at most "
                                    f"{MAX_DEPTH}", here)  # fmt: skip
                     stack.append((node, None, here))
+            elif isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._stop(where, "found a second document ('---'); allowed one a file")
+                if event.version or event.tags:
+                    self._stop(where, "found a '%' directive; allowed none")
+            elif isinstance(event, yaml.AliasEvent):
+                self._stop(where, f"found the alias {quoted(f'*{event.anchor}')}; "
+                           "allowed no anchors and aliases: write the value again")  # fmt: skip
+            elif isinstance(event, yaml.CollectionEndEvent):
+                stack.pop()
         return root
 
     def _key(self, event: Any, where: str, parent: Node, path: str) -> str:
@@ -296,8 +305,8 @@ class _Reader:
         key: str = event.value
         if key == "<<" and event.implicit[0]:
             self._stop(where, "found the merge key '<<'; allowed no merging: write the keys", path)
-        here = f"{path}.{key}".strip(".")
         if isinstance(parent.value, dict) and key in parent.value:
+            here = f"{path}.{key}".strip(".")
             first = parent.value[key].key_where.removeprefix(self.source + ":")
             line = first.split(":")[0]
             self._note(where, quoted_key(here), f"found the key twice (first on line {line}); "

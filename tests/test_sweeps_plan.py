@@ -94,7 +94,7 @@ def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -
         (scheme, lr) for scheme in ("post_ln", "deepnorm") for lr in ("0.001", "0.0001")
     ]
     assert set(rows[0]) == {head, "train.lr", "1", "2"}
-    assert rows[1]["2"] == "s0 lr 0.0001 at 0\ns1 lr 0.0001 at 0"
+    assert rows[1]["2"] == ["s0 lr 0.0001 at 0", "s1 lr 0.0001 at 0"]
 
 
 def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:

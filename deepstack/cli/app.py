@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from deepstack.cli.streams import printable_streams
 from deepstack.errors import ConfigError, DeepstackError, ResourceError
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
@@ -49,7 +50,8 @@ class Group(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **kwargs)
+            with printable_streams():
+                return super().main(*args, **kwargs)
         except OSError as error:
             if error.errno not in REFUSED:
                 raise
@@ -110,6 +112,7 @@ app = typer.Typer(
     cls=Group,
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"color": True},  # else click drops escape sequences instead of showing them
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Depth-scaling studies of Transformers: one YAML describes a stack, deepstack trains it "

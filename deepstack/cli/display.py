@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from deepstack.cli.streams import raw
+from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Row, Started
 from deepstack.training.observer import Pace, validation
 
@@ -24,7 +26,7 @@ class Terminal:
     """stderr as rich writes to it; a terminal that has gone takes nothing, and the run goes on."""
 
     def __init__(self) -> None:
-        self.stream = sys.stderr  # kept: a live display puts another in its place
+        self.stream = raw(sys.stderr)  # kept: a live display puts another in its place
         self.encoding = self.stream.encoding
 
     def write(self, text: str) -> int:
@@ -79,10 +81,11 @@ class Display(Observer):
     def started(self, run: Started) -> None:
         self.run = run
         self.console.print(
-            f"[bold]{run.label}[/bold], {run.layers} layers, {run.parameters:,} parameters "
-            f"on {run.device}"
+            Text(run.label, "bold"),
+            f", {run.layers} layers, {run.parameters:,} parameters on {run.device}",
+            sep="",
         )
-        self.console.print(f"[dim]{run.folder.path}[/dim]", highlight=False)
+        self.console.print(Text(printable(str(run.folder.path)), "dim"))
         if run.first_step > 1:
             self.console.print(f"continues at step {run.first_step}")
         self.progress.reset(
@@ -102,13 +105,12 @@ class Display(Observer):
         self.last_evaluation = row
 
     def said(self, line: str) -> None:
-        self.console.print(line)
+        self.console.print(printable(line))
 
     def finished(self, state: str, step: int) -> None:
         self.live.stop()
         colour = {"done": "green", "diverged": "red"}.get(state, "yellow")
-        self.console.print(f"[{colour}]{state}[/{colour}] at step {step}: ", self.summary(), end="")
-        self.console.print()
+        self.console.print(Text(state, colour), f"at step {step}: ", self.summary())
 
     def summary(self) -> Text:
         """The last validation loss beside what it is compared with."""
@@ -163,7 +165,7 @@ def bars(values: list[float], width: int) -> str:
 @contextmanager
 def observe(quiet: bool) -> Iterator[Observer]:
     """The display that fits: a panel on a terminal, lines elsewhere, nothing when quiet."""
-    console = Console(file=cast(IO[str], Terminal()))
+    console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
     if quiet:
         yield Observer()
     elif console.is_terminal:

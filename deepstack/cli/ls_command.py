@@ -25,18 +25,21 @@ def ls(
 ) -> None:
     """List runs: state, what varies among them, last loss and model update; why some failed."""
     from deepstack.cli.tables import emit
-    from deepstack.records import find_runs, run_rows
+    from deepstack.records import find_runs, rows_of, summarize
+    from deepstack.records.cells import one_line
 
     runs = find_runs(directory)
-    rows = run_rows(runs)
+    found = [summarize(run) for run in runs]
+    rows = rows_of(found)
     several = len({row["study"] for row in rows}) > 1
     first = ["run", "state", *(["study"] if several else []), "model_update", "loss"]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
     emit(rows, json, first=first)
-    for run, row in zip(runs, rows, strict=True):
-        if row["state"] == "damaged":
-            typer.echo(f"run {run.name} is damaged: {run.damage()}", err=True)
-        elif row["state"] in ("failed", "out_of_memory"):
+    for run, one in zip(runs, found, strict=True):
+        name = one_line(one.path.name)
+        if one.damage is not None:
+            typer.echo(f"run {name} is damaged: {one_line(one.damage)}", err=True)
+        elif one.state in ("failed", "out_of_memory"):
             why = " ".join(str(run.status.get("error")).split())
             where = f" in {run.status['phase']}" if "phase" in run.status else ""
-            typer.echo(f"run {run.name}: {row['state']}{where}: {why}", err=True)
+            typer.echo(f"run {name}: {one.state}{where}: {why}", err=True)

@@ -28,6 +28,7 @@ def rm(
 
     Moving one back brings it back.  --empty deletes the trash, and nothing else ever does.
     """
+    from deepstack.records.cells import one_line
     from deepstack.records.trash import empty_trash, to_trash
 
     if empty == bool(directories):
@@ -38,4 +39,4 @@ def rm(
         typer.echo(f"{size / 1e6:,.1f} MB freed, {runs} runs")
         return
     for _, target in to_trash(directories, out):
-        typer.echo(target)
+        typer.echo(one_line(str(target)))

@@ -12,8 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from deepstack.records.cells import counted
+from deepstack.records.cells import counted, one_line
 from deepstack.sweeps import Cell, Progress
 
 COLOURS = {
@@ -33,7 +34,7 @@ Show = Callable[[Sequence[Progress]], None]
 @contextmanager
 def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
     """A table on a terminal, a line a change of state elsewhere, nothing when quiet."""
-    console, began = Console(stderr=True), time.monotonic()
+    console, began = Console(stderr=True, markup=False, emoji=False), time.monotonic()
     if quiet:
         yield lambda progress: None
     elif console.is_terminal:
@@ -125,8 +126,8 @@ def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
         colour = COLOURS.get(entry.state, "dim")
         left = entry.seconds_left
         table.add_row(
-            entry.cell.folder.name,
-            f"[{colour}]{entry.state}[/{colour}]",
+            one_line(entry.cell.folder.name),
+            Text(entry.state, colour),
             f"{entry.step}/{entry.cell.config.train.steps}",
             "-" if entry.loss is None else f"{entry.loss:.4g}",
             "-" if entry.model_update is None else f"{entry.model_update:.4g}",

@@ -6,17 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import typer
-
 from deepstack.cli.tables import emit
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
 from deepstack.records.cells import text
 from deepstack.sweeps import Cell, Progress, Room, is_wanted, seconds_per_run
 from deepstack.training import device_is_here
-
-# Rows beyond which the layout of a table takes seconds.
-LONG = 500
 
 
 def plan_rows(
@@ -67,19 +62,11 @@ def plan_rows(
 
 
 def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the plan, as JSON its runs alone; a long one as columns that are ready at once."""
-    if as_json or len(rows) <= LONG:
-        # a run's name says scheme, depth and seed already
-        first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
-        first = ["run", "state", "minutes", *first]
-        emit(rows[:-1] if as_json else rows, as_json, first=first)
-        return
-    names = list(rows[0])
-    table = [names, *([text(row[name]) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    """Print the plan, as JSON its runs alone."""
+    # a run's name says scheme, depth and seed already
+    first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
+    first = ["run", "state", "minutes", *first]
+    emit(rows[:-1] if as_json else rows, as_json, first=first)
 
 
 def plan_notes(cells: Sequence[Cell], retry: Collection[str], room: Room) -> list[str]:
@@ -128,7 +115,7 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, An
     names, schemes = ("validation loss (‖ΔF‖)", *others), list({row[0]: None for row in table})
     return [
         dict(zip(names, row, strict=True))
-        | {str(depth): merged(table[row].get(str(depth), [])) for depth in depths}
+        | {str(depth): table[row].get(str(depth)) for depth in depths}
         for row in sorted(table, key=lambda row: schemes.index(row[0]))
     ]
 
@@ -157,8 +144,3 @@ def outcome(entry: Progress) -> str:
     masked = evals["loss_masked"].iloc[-1] if "loss_masked" in evals else float("nan")
     loss = masked if masked == masked else evals["loss"].iloc[-1]
     return f"{loss:.3f} ({entry.model_update:.3g})"
-
-
-def merged(cells: list[str]) -> str:
-    """The seeds of one row and depth, below each other."""
-    return "\n".join(cells) if cells else "-"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
 
-from deepstack.records.cells import plain, text
+from deepstack.cli.streams import raw
+from deepstack.records.cells import one_line, plain, text
 
+# Rows above which rich needs seconds for the layout.
+LONG = 500
 # Columns of sentences are folded at words; they ask for this much and take what is left.
 SENTENCE = 30
 # What stands between two columns, and at both edges together.
@@ -26,13 +30,14 @@ def emit(
     """Print rows to stdout, as a table, as JSON or as Markdown.
 
     A terminal gets the columns that fit, `first` before the others; stderr names what is left out.
+    The values of a list stand below each other in a cell.
     """
     names = list(dict.fromkeys(key for row in rows for key in row))
     if as_json:
         typer.echo(json.dumps([{k: plain(v) for k, v in row.items()} for row in rows], indent=2))
         return
     if markdown:
-        cells_of = ([text(row.get(n)).replace("|", "\\|") for n in names] for row in rows)
+        cells_of = ([_cell(row.get(n)).replace("|", "\\|") for n in names] for row in rows)
         lines = [names, ["---"] * len(names), *cells_of]
         typer.echo("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
         return
@@ -40,34 +45,63 @@ def emit(
     from rich.console import Console
     from rich.table import Table
 
-    cells = {name: [text(row.get(name)) for row in rows] for name in names}
+    cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
     least = {name: least_width(str(name), column) for name, column in cells.items()}
-    console = Console(markup=False)  # E[x²] is no style
+    console = Console(markup=False, emoji=False)  # E[x²] is no style
     shown = names
     if console.is_terminal:
         shown = fitting(least, [*(n for n in first if n in least), *names], console.width)
-    # A pipe has no width; on a terminal a name is rather wrapped by it than cut by us.
-    width = max(console.width, total(least[name] for name in shown))
-    console = Console(width=width if console.is_terminal else 10_000, markup=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in shown:
-        numbers = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        table.add_column(
-            str(name),
-            justify="right" if numbers else "left",
-            overflow="fold",
-            no_wrap=not has_sentences(cells[name]),
-            min_width=least[name],
-        )
-    for number in range(len(rows)):
-        table.add_row(*(cells[name][number] for name in shown))
-    # Written by typer, not by rich, which leaves with an error when the reader has gone.
-    with console.capture() as captured:
-        console.print(table)
-    typer.echo(captured.get(), nl=False)
+    numbers = {
+        name: all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
+        for name in shown
+    }
+    if len(rows) > LONG:
+        for line in plain_lines({name: cells[name] for name in shown}, numbers):
+            typer.echo(line)
+    else:
+        # A pipe has no width; on a terminal a name is rather wrapped by it than cut by us.
+        width = max(console.width, total(least[name] for name in shown))
+        width = width if console.is_terminal else 10_000
+        console = Console(width=width, markup=False, emoji=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for name in shown:
+            table.add_column(
+                str(name),
+                justify="right" if numbers[name] else "left",
+                overflow="fold",
+                no_wrap=not has_sentences(cells[name]),
+                min_width=least[name],
+            )
+        for number in range(len(rows)):
+            table.add_row(*(cells[name][number] for name in shown))
+        # Not written by rich, which leaves with an error when the reader has gone.
+        with console.capture() as captured:
+            console.print(table)
+        raw(sys.stdout).write(captured.get())
+        sys.stdout.flush()
     if left_out := [str(name) for name in names if name not in shown]:
         said = f"left out, as the terminal is narrow: {', '.join(left_out)}"
         typer.echo(f"{said}; --json or a pipe has all", err=True)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell whose only line feeds are between the values of a list."""
+    return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
+
+
+def plain_lines(cells: Mapping[Any, Sequence[str]], numbers: Mapping[Any, bool]) -> Iterator[str]:
+    """Yield the lines of a table with neither colours nor folded cells."""
+    from rich.cells import cell_len
+
+    columns = []
+    for name, column in cells.items():
+        flat = [str(name), *(cell.replace("\n", "; ") for cell in column)]
+        width = max(map(cell_len, flat))
+        pads = (" " * (width - cell_len(cell)) for cell in flat)
+        pairs = zip(flat, pads, strict=True)
+        columns.append([pad + cell if numbers[name] else cell + pad for cell, pad in pairs])
+    for line in zip(*columns, strict=True):
+        yield "  ".join(line).rstrip()
 
 
 def fitting(least: Mapping[Any, int], wanted: Sequence[Any], width: int) -> list[Any]:

@@ -33,6 +33,7 @@ def verify(
     """
     from deepstack.cli.tables import emit
     from deepstack.records import folders_to_inspect, inspect
+    from deepstack.records.cells import one_line
 
     folders = [folder for directory in directories for folder in folders_to_inspect(directory)]
     once = {folder.path.resolve(): folder for folder in folders}
@@ -41,7 +42,7 @@ def verify(
         for folder in once.values():
             found.append(one := inspect(folder))
             for problem in one.problems:
-                typer.echo(f"{folder.path}: {problem}", err=True)
+                typer.echo(one_line(f"{folder.path}: {problem}"), err=True)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted after {len(found)} of {len(once)} runs", signal.SIGINT

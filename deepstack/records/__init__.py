@@ -20,7 +20,8 @@ from deepstack.records.folder import (
     RunFolder,
 )
 from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
-from deepstack.records.run import Run, find_runs, load_runs, no_run, run_rows, runs_table, varying
+from deepstack.records.run import Run, find_runs, no_run, varying
+from deepstack.records.table import load_runs, rows_of, run_rows, runs_table, summarize
 from deepstack.records.trash import removal
 
 __all__ = [
@@ -45,9 +46,11 @@ __all__ = [
     "number_text",
     "problems",
     "removal",
+    "rows_of",
     "run_rows",
     "runs_table",
     "sha256",
+    "summarize",
     "sync_folder",
     "trouble",
     "varying",

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+
+# C0 but tab and line feed, DEL, C1, directions of text, ends of lines of Unicode, lone surrogates
+_CONTROLS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters as escapes that JSON reads; tabs and lines stay."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """Return `printable` with tabs and line feeds as escapes too."""
+    return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
 def text(value: Any) -> str:

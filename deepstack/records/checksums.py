@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
-from deepstack.records.files import trouble
+from deepstack.records.files import LARGE, refuse_sparse, trouble
 from deepstack.records.folder import RunFolder
 
 CHECKSUMS = "checksums.json"
@@ -21,9 +23,24 @@ DATA = ("config.yaml", "meta.json", "columns.json", "*.csv", "layers/*.npy", "ch
 
 
 def sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal."""
+    """sha256 of a file, in hexadecimal.  Raises OSError for one that is larger than its content."""
     with open(path, "rb") as file:
+        refuse_sparse(path, file.fileno())
+        if path.suffix == ".safetensors":
+            refuse_surplus(path, file)
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_surplus(path: Path, file: BinaryIO) -> None:
+    """Raise OSError for a large safetensors file that is longer than its header and its tensors."""
+    size = os.fstat(file.fileno()).st_size
+    header = int.from_bytes(file.read(8), "little")
+    if size > LARGE >= header:
+        ends = re.findall(rb'"data_offsets" *: *\[ *\d+ *, *(\d{1,18}) *\]', file.read(header))
+        wanted = 8 + header + max(map(int, ends), default=0)
+        if size > wanted:
+            raise OSError(f"{path.name} has {size:,} bytes, of {wanted:,} by its header")
+    file.seek(0)
 
 
 def plain_file(path: Path, largest: int | None = None) -> Path:
@@ -43,7 +60,7 @@ def damage(path: Path, largest: int | None = None) -> str | None:
     """
     try:
         try:
-            sums = mapping(path / CHECKSUMS, largest)
+            sums = mapping(path / CHECKSUMS)
         except ValueError as error:
             return f"{CHECKSUMS} {error}"
         if STATE not in sums or not all(PurePosixPath(name).name == name for name in sums):
@@ -119,9 +136,9 @@ def is_data(name: str) -> bool:
     return any(len(path.parts) == p.count("/") + 1 and path.match(p) for p in DATA)
 
 
-def mapping(path: Path, largest: int | None = None) -> dict[str, Any]:
+def mapping(path: Path) -> dict[str, Any]:
     """A JSON object.  Raises OSError for what is no file or too large, ValueError for no object."""
-    data = plain_file(path, largest).read_bytes()
+    data = plain_file(path, LARGE).read_bytes()
     try:
         found = json.loads(data)
     except RecursionError:

@@ -24,6 +24,9 @@ PATIENCE_SECONDS = 0.6
 # A link is not followed (its target would be written over), a pipe not waited for.
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+# Bytes above which the size of a file is questioned before it is read.
+LARGE = 2**26
+
 _NOT_OF_SPACE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
     errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
@@ -72,16 +75,43 @@ def read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror}") from error
+        raise ResourceError(f"{path}: {error.strerror or error}") from error
 
 
 def reading(path: Path) -> BinaryIO:
     """A file opened to read; raises OSError, and ResourceError for what is no file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ResourceError(f"{path}: found something that is no file; it is not read")
+        refuse_sparse(path, descriptor)
+    except BaseException:
         os.close(descriptor)
-        raise ResourceError(f"{path}: found something that is no file; it is not read")
+        raise
     return open(descriptor, "rb")
+
+
+def refuse_sparse(path: Path, descriptor: int) -> None:
+    """Raise OSError for a large file of which the disk holds less than half.
+
+    Such a file takes no space and hours to read; deepstack writes every byte of its files.
+    """
+    size = os.fstat(descriptor).st_size
+    if size <= LARGE:
+        return
+    held = end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data behind `end`
+                break
+            return  # this file system does not tell
+        held += end - start
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if 2 * held < size:
+        raise OSError(f"{path.name} has {size:,} bytes, of which the disk holds {held:,}")
 
 
 def sync_folder(path: Path) -> None:

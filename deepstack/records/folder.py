@@ -192,19 +192,10 @@ class RunFolder:
 
         Only both ends of the file are read, and no lock is needed.
         """
-        try:
-            with files.reading(self.steps_path) as file:
-                names = file.readline()
-                file.seek(max(len(names), os.fstat(file.fileno()).st_size - 4096))
-                rows = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
-        except FileNotFoundError:
+        names, rows = last_rows(self.steps_path)
+        if not rows or not rows[-1][0].isdecimal():
             return {}
-        except OSError as error:
-            raise ResourceError(f"{self.steps_path}: {error.strerror}") from error
-        cells = rows[-1].decode("ascii", "replace").split(",") if rows else [""]
-        if not cells[0].isdecimal():
-            return {}
-        return dict(zip(names.decode("ascii", "replace").strip().split(","), cells, strict=False))
+        return dict(zip(names, rows[-1], strict=False))
 
     def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
         """The append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
@@ -290,6 +281,28 @@ class RunFolder:
         found = self.checkpoint_dir.iterdir()
         names = (path.name for path in found if path.is_dir() and not path.is_symlink())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]:
+    """Return the column names of a CSV file and the cells of the whole rows in its last bytes.
+
+    Both are empty where there is no file, or no whole first line in as many bytes.
+    """
+    try:
+        with files.reading(path) as file:
+            names = file.readline(size)
+            start = max(len(names), os.fstat(file.fileno()).st_size - size)
+            file.seek(start)
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror or error}") from error
+    if not names.endswith(b"\n"):
+        return [], []
+    whole = lines[1:] if start > len(names) and len(lines) > 1 else lines
+    rows = [line.decode("ascii", "replace").split(",") for line in whole]
+    return names.decode("ascii", "replace").rstrip("\n").split(","), rows
 
 
 def damaged(path: Path, why: str) -> ResourceError:

@@ -23,7 +23,8 @@ from deepstack.records.checksums import (
     sha256,
     status_sum,
 )
-from deepstack.records.folder import ENDED, STATES, RunFolder
+from deepstack.records.files import read
+from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
 from deepstack.records.run import find_runs
 
 SIGNS = ("status.json", "meta.json", "steps.csv")
@@ -172,7 +173,7 @@ def _compare_all(found: Inspection, status: dict[str, Any]) -> None:
                 if sha256(there[name]) != wanted:
                     say(f"{name}: changed (sha256 differs)")
             except OSError as error:
-                say(f"{name}: unreadable ({error.strerror})")
+                say(f"{name}: unreadable ({error.strerror or error})")
     # A kill between the end of a run and the removal of its checkpoints leaves whole ones there.
     kept = {str(PurePosixPath(name).parent) for name in sums}
     for step in folder.checkpoints():
@@ -213,8 +214,9 @@ def _read_all(found: Inspection) -> None:
                 say(f"{name}: {wrong}")
         except KeyError:
             # of the first look, before any row, the steps come last: a kill may be ahead of them
-            if any(_lines(rows)[1:] for rows in (folder.steps_path, folder.evals_path)):
-                say(f"{name}: unreadable (no steps.npy)")
+            with contextlib.suppress(DeepstackError):  # said of the log itself
+                if any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
+                    say(f"{name}: unreadable (no steps.npy)")
         except (OSError, DeepstackError) as error:
             say(f"{name}: unreadable ({error})")
 
@@ -285,8 +287,9 @@ def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
 
 def _rows_wrong(path: Path, torn: bool) -> str | None:
     """What is wrong with the form of a CSV file: cells in each row, steps that rise."""
-    lines = _lines(path)
-    if not torn and not path.read_bytes().endswith(b"\n"):
+    data = read(path) or b""
+    lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
+    if not torn and not data.endswith(b"\n"):
         return "the last row is torn"
     before = -1
     for number, line in enumerate(lines[1:], start=2):
@@ -297,14 +300,6 @@ def _rows_wrong(path: Path, torn: bool) -> str | None:
             return f"line {number}: step {first} after step {before}"
         before = int(first)
     return None
-
-
-def _lines(path: Path) -> list[str]:
-    """The complete lines of a file; none where there is no file."""
-    if not path.is_file():
-        return []
-    data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
 
 
 def _folders(folder: Path) -> Iterator[Path]:

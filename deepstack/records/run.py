@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 # so absent and present are different values there. Elsewhere an absent key is an old config's.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
 NOT_THE_EXPERIMENT = ("name", "runtime")
-# What runs of any study are told apart by.
-ALWAYS = ("model.scheme", "model.depth", "seed")
-LOGGED = (
-    "step", "loss", "grad_norm", "model_update", "val_loss", "val_loss_masked", "step_ms"
-)  # fmt: skip
 
 
 class Run:
@@ -86,9 +81,13 @@ class Run:
         whose status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
         try:
-            state = self.folder.read_state() or "interrupted"
+            return self.read_state()
         except ResourceError:
             return "damaged"
+
+    def read_state(self) -> str:
+        """Return `state` as it is now.  Raises ResourceError where it would be `damaged`."""
+        state = self.folder.read_state() or "interrupted"
         if state == "running" and self.folder.holder() is None:
             return "interrupted"
         return state
@@ -144,7 +143,7 @@ class Run:
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """The config with dotted keys."""
-        return dict(_flatten(self.config))
+        return dict(flatten(self.config))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The config value at a dotted key, such as `model.depth`."""
@@ -186,101 +185,29 @@ def no_run(path: str | os.PathLike[str]) -> str:
     return f"{path} is no run: expected one of those in it, such as {inside.path}"
 
 
-def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row a run below a folder of results, a study or a run, as a pandas DataFrame.
-
-    | column          | unit  |                                                                  |
-    |-----------------|-------|------------------------------------------------------------------|
-    | study, run      |       | names of the folders                                             |
-    | state           |       | done, diverged, failed, interrupted, …                           |
-    | model.depth, …  |       | what varies inside some study, by dotted key                     |
-    | step            | steps | the last row of steps.csv                                        |
-    | loss            | nats  | training loss of that row                                        |
-    | grad_norm       |       | norm of its gradient, before clipping                            |
-    | model_update    |       | ‖ΔF‖ there, since the start                                      |
-    | val_loss        | nats  | last validation loss over all predicted positions                |
-    | val_loss_masked | nats  | the same over those whose token is not shown                     |
-    | step_ms         | ms    | median wall-clock time of a step                                 |
-
-    Raises NothingMatchedError when there is no run.
-    """
-    return runs_table(find_runs(path))
-
-
-def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """`run_rows` as a table."""
-    import pandas as pd
-
-    return pd.DataFrame(run_rows(runs))
-
-
-def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a run: study, run, state, what varies, and the last value of what was logged.
-
-    A run that cannot be read is `damaged`, and has no values.
-
-    A column is what varies inside some study; scheme, depth and seed also where studies differ.
-
-    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
-    evaluation's, `step_ms` the median over steps.
-    """
-    broken = [run for run in runs if run.damage()]
-    keys = varying_in_studies([run for run in runs if run not in broken])
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        row: dict[str, Any] = {"study": run.study, "run": run.name, "state": run.state}
-        if run in broken:
-            rows.append(row | {"state": "damaged"} | dict.fromkeys([*keys, *LOGGED]))
-            continue
-        row |= {key: _plain(run.flat_config.get(key)) for key in keys}
-        row["step"] = int(run.steps["step"].iloc[-1]) if len(run.steps) else 0
-        row |= {name: _last(run.steps, name) for name in ("loss", "grad_norm", "model_update")}
-        row["val_loss"] = _last(run.evals, "loss")
-        row["val_loss_masked"] = _last(run.evals, "loss_masked")
-        row["step_ms"] = float(run.timing["step_ms"].median()) if len(run.timing) else None
-        rows.append(row)
-    return rows
-
-
 def varying(runs: Sequence[Run]) -> list[str]:
     """Dotted config keys on which the runs differ, in the config's order.
 
     `name` and `runtime` are no part of the experiment. A key that an older config does not know
     counts as equal, except where keys are open: options of schemes and tasks, factors of roles.
     """
+    return differing([run.flat_config for run in runs])
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return `varying` for configs with dotted keys."""
     seen: dict[str, list[Any]] = {}
-    for run in runs:
-        for key, value in run.flat_config.items():
-            if key.split(".")[0] not in NOT_THE_EXPERIMENT:
-                seen.setdefault(key, []).append(value)
+    for config in configs:
+        for key, value in config.items():
+            seen.setdefault(key, []).append(value)
     result = []
     for key, values in seen.items():
-        absent = len(values) < len(runs) and key.startswith(OPEN_SECTIONS)
+        if key.split(".")[0] in NOT_THE_EXPERIMENT:
+            continue
+        absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
         if absent or any(value != values[0] for value in values[1:]):
             result.append(key)
     return result
-
-
-def varying_in_studies(runs: Sequence[Run]) -> list[str]:
-    """What varies inside a study, in the config's order; scheme, depth and seed between them too.
-
-    Unrelated studies differ in nearly every key, and schemes in every option, which says nothing
-    about any of them: an option counts where it varies among a study's runs of one scheme.
-    """
-    studies: dict[Path, list[Run]] = {}
-    schemes: dict[tuple[Path, Any], list[Run]] = {}
-    for run in runs:
-        study = run.path.resolve().parent
-        studies.setdefault(study, []).append(run)
-        schemes.setdefault((study, run.get("model.scheme")), []).append(run)
-    options = OPEN_SECTIONS[0]
-    found = {key for key in varying(runs) if key in ALWAYS}
-    for some in studies.values():
-        found.update(key for key in varying(some) if not key.startswith(options))
-    for some in schemes.values():
-        found.update(key for key in varying(some) if key.startswith(options))
-    order = dict.fromkeys(key for run in runs for key in run.flat_config)
-    return [key for key in order if key in found]
 
 
 def _folders_with_runs(root: Path) -> Iterator[Path]:
@@ -307,10 +234,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
 
 
-def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested sections."""
     for key, item in value.items():
         if isinstance(item, dict):
-            yield from _flatten(item, f"{prefix}{key}.")
+            yield from flatten(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
 
@@ -334,11 +262,3 @@ def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 def _dtype(name: str) -> str:
     return "int64" if name == "step" else "float64"
-
-
-def _last(table: pd.DataFrame, name: str) -> float | None:
-    return float(table[name].iloc[-1]) if name in table and len(table) else None
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

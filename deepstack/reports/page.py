@@ -23,7 +23,7 @@ from deepstack.plots.draw import attempt, numbers, picture, read_reference, stud
 from deepstack.plots.series import TASK, split, title_of
 from deepstack.plots.update import measure_of
 from deepstack.records import ENDED, Run, run_rows, varying
-from deepstack.records.cells import counted, text
+from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.run import NOT_THE_EXPERIMENT
 from deepstack.reports.comparison import comparisons
@@ -125,9 +125,7 @@ def report(
     words = [*map(str, folders), *options]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(
-            path, page(sections, words, skipped, against, best).encode("utf-8", "backslashreplace")
-        )
+        replace(path, printable(page(sections, words, skipped, against, best)).encode("utf-8"))
     except (OSError, ResourceError) as error:
         raise ResourceError(f"{error}; give another file with --to") from error
     for line in skipped:

@@ -1,0 +1,51 @@
+"""Copy one run into a study of many runs and measure `deepstack ls` on it.
+
+    python benchmarks/many_runs.py RUN FOLDER --runs 10000
+
+Every copy has a seed and a depth of its own; checkpoints and layers are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def copy_run(source: Path, study: Path, number: int) -> None:
+    """Copy the run as number `number` of a study, with a seed and a depth of its own."""
+    target = study / f"deepnorm-d{number % 100 + 1}-s{number // 100}"
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, target / file.name)
+    config = (source / "config.yaml").read_text()
+    config = re.sub(r"(?m)^seed: .*", f"seed: {number // 100}", config)
+    config = re.sub(r"(?m)^  depth: .*", f"  depth: {number % 100 + 1}", config)
+    (target / "config.yaml").write_text(config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, default=10_000)
+    given = parser.parse_args()
+    if not given.folder.exists():
+        for number in range(given.runs):
+            copy_run(given.run, given.folder / "study", number)
+    command = [sys.executable, "-m", "deepstack", "ls", str(given.folder)]
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"{printed.count(bytes([10])):,} lines, {used.ru_utime + used.ru_stime:.1f} s of CPU, "
+        f"{used.ru_maxrss / 1024:.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()

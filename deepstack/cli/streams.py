@@ -1,0 +1,45 @@
+"""stdout and stderr of the command line: control characters of foreign texts become escapes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from deepstack.records.cells import printable
+
+
+class PrintableStream:
+    """A text stream that writes control characters as escapes.
+
+    rich_proxied_file: the stream below; rich writes its own styles and cursor moves there.
+    """
+
+    encoding = "utf-8"  # of an ASCII stream, click would write to the buffer below
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def printable_streams() -> Iterator[None]:
+    """Let stdout and stderr write control characters as escapes within the context."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def raw(stream: TextIO) -> TextIO:
+    """Return the stream below a PrintableStream, for texts whose control characters are meant."""
+    return getattr(stream, "rich_proxied_file", stream)

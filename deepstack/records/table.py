@@ -1,0 +1,197 @@
+"""One row a run: what varies among runs, and the last values that each of them logged."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepstack.errors import ResourceError
+from deepstack.records.folder import (
+    EVALS_COLUMNS,
+    STEPS_COLUMNS,
+    TIMING_COLUMNS,
+    damaged,
+    last_rows,
+)
+from deepstack.records.run import OPEN_SECTIONS, Run, differing, find_runs, flatten
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What runs of any study are told apart by.
+ALWAYS = ("model.scheme", "model.depth", "seed")
+LOGGED = (
+    "step", "loss", "grad_norm", "model_update", "val_loss", "val_loss_masked", "step_ms"
+)  # fmt: skip
+# Bytes of timing.csv above which pandas, slow to begin with, reads it in less memory.
+LARGE = 2**20
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The values that a table shows of one run.
+
+    path: the folder, without links.  config: by dotted key.  logged: a value for each of LOGGED.
+    damage: why the run cannot be read, or None.
+    """
+
+    path: Path
+    state: str
+    config: dict[str, Any]
+    logged: dict[str, Any]
+    damage: str | None = None
+
+
+def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """One row a run below a folder of results, a study or a run, as a pandas DataFrame.
+
+    | column          | unit  |                                                                  |
+    |-----------------|-------|------------------------------------------------------------------|
+    | study, run      |       | names of the folders                                             |
+    | state           |       | done, diverged, failed, interrupted, …                           |
+    | model.depth, …  |       | what varies inside some study, by dotted key                     |
+    | step            | steps | the last row of steps.csv                                        |
+    | loss            | nats  | training loss of that row                                        |
+    | grad_norm       |       | norm of its gradient, before clipping                            |
+    | model_update    |       | ‖ΔF‖ there, since the start                                      |
+    | val_loss        | nats  | last validation loss over all predicted positions                |
+    | val_loss_masked | nats  | the same over those whose token is not shown                     |
+    | step_ms         | ms    | median wall-clock time of a step                                 |
+
+    Raises NothingMatchedError when there is no run.
+    """
+    return runs_table(find_runs(path))
+
+
+def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """`run_rows` as a table."""
+    import pandas as pd
+
+    return pd.DataFrame(run_rows(runs))
+
+
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row a run: study, run, state, what varies, and the last value of what was logged.
+
+    A run that cannot be read is `damaged`, and has no values.
+
+    A column is what varies inside some study; scheme, depth and seed also where studies differ.
+
+    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
+    evaluation's, `step_ms` the median over steps.
+    """
+    return rows_of([summarize(run) for run in runs])
+
+
+def rows_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return `run_rows` of runs that are summarized."""
+    keys = varying_in_studies([one for one in summaries if one.damage is None])
+    return [
+        {"study": one.path.parent.name, "run": one.path.name, "state": one.state}
+        | {key: _plain(one.config.get(key)) for key in keys}
+        | one.logged
+        for one in summaries
+    ]
+
+
+def summarize(run: Run) -> Summary:
+    """Read what a table shows of a run; only the ends of steps.csv and evals.csv.
+
+    Nothing is remembered in `run`.  Damage far from the end of a log is found by `Run.damage`.
+    """
+    path, folder = run.path.resolve(), run.folder
+    try:
+        state = run.read_state()
+        folder.read_meta()
+        folder.read_columns()
+        config = {sys.intern(key): value for key, value in flatten(folder.read_config())}
+        step = _last_row(folder.steps_path, STEPS_COLUMNS)
+        evaluation = _last_row(folder.evals_path, EVALS_COLUMNS)
+        logged = {
+            "step": int(step.get("step", 0)),
+            **{name: step.get(name) for name in ("loss", "grad_norm", "model_update")},
+            "val_loss": evaluation.get("loss"),
+            "val_loss_masked": evaluation.get("loss_masked"),
+            "step_ms": _median_ms(run),
+        }
+    except ResourceError as error:
+        return Summary(path, "damaged", {}, dict.fromkeys(LOGGED), str(error))
+    return Summary(path, state, config, logged)
+
+
+def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
+    """What varies inside a study, in the config's order; scheme, depth and seed between them too.
+
+    Unrelated studies differ in nearly every key, and schemes in every option, which says nothing
+    about any of them: an option counts where it varies among a study's runs of one scheme.
+    """
+    studies: dict[Path, list[Mapping[str, Any]]] = {}
+    schemes: dict[tuple[Path, Any], list[Mapping[str, Any]]] = {}
+    for one in summaries:
+        studies.setdefault(one.path.parent, []).append(one.config)
+        scheme = str(one.config.get("model.scheme"))
+        schemes.setdefault((one.path.parent, scheme), []).append(one.config)
+    options = OPEN_SECTIONS[0]
+    found = {key for key in differing([one.config for one in summaries]) if key in ALWAYS}
+    for some in studies.values():
+        found.update(key for key in differing(some) if not key.startswith(options))
+    for some in schemes.values():
+        found.update(key for key in differing(some) if key.startswith(options))
+    order = dict.fromkeys(key for one in summaries for key in one.config)
+    return [key for key in order if key in found]
+
+
+def _last_row(path: Path, columns: Sequence[str]) -> dict[str, float]:
+    """Return the values of the last row of a log, empty without rows.
+
+    Raises ResourceError where the rows before it, as far as they were read, are no numbers either.
+    """
+    names, rows = _rows(path, columns)
+    values = [_number(path, cell) for row in rows for cell in row]
+    return dict(zip(names, values[-len(names) :], strict=False))
+
+
+def _median_ms(run: Run) -> float | None:
+    """Return the median of the latest time of each step; None without a step."""
+    path = run.folder.timing_path
+    try:
+        if path.stat().st_size > LARGE:
+            return float(Run(run.path).timing["step_ms"].median())
+    except OSError:
+        return None
+    names, rows = _rows(path, TIMING_COLUMNS, LARGE)
+    at = names.index("step_ms") if rows else 0
+    latest = {row[0]: _number(path, row[at]) for row in rows}
+    times = [time for time in latest.values() if not math.isnan(time)]
+    return statistics.median(times) if times else None
+
+
+def _rows(
+    path: Path, columns: Sequence[str], size: int = 1024
+) -> tuple[list[str], list[list[str]]]:
+    """Return `last_rows` of a log with these columns; ResourceError where rows differ in form."""
+    names, rows = last_rows(path, size)
+    if names and (missing := [name for name in columns[:2] if name not in names]):
+        raise damaged(path, f"has no column {missing[0]}")
+    for row in rows:
+        if len(row) != len(names) or not row[0].isdecimal():
+            raise damaged(path, f"is no table of numbers (in the row of step {row[0]:.20})")
+    return names, rows
+
+
+def _number(path: Path, cell: str) -> float:
+    """Return the number in a cell, NaN for an empty one."""
+    try:
+        return float(cell or "nan")
+    except ValueError as error:
+        raise damaged(path, f"is no table of numbers ({error})") from error
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
