@@ -263,7 +263,7 @@ def test_a_long_plan_is_plain_columns_with_the_same_words(
     rows = [{"run": f"r{i}", "state": "new", "minutes": i / 3} for i in range(5)]
     sweep_tables.emit_plan(rows, False)
     short = capsys.readouterr().out
-    monkeypatch.setattr(sweep_tables, "LONG", 4)
+    monkeypatch.setattr("deepstack.cli.tables.LONG", 4)
     sweep_tables.emit_plan(rows, False)
     plain = capsys.readouterr().out
     assert "─" in short and "─" not in plain
