@@ -1,4 +1,4 @@
-"""Which parameters decay, a scheme's ramp at each step of a run, and dropout's masks over steps."""
+"""Weight decay by role, a scheme's ramp at each step of a run, dropout masks over steps."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def csv_of(chart: Chart) -> pd.DataFrame:
+    """The CSV of a chart, read back; columns that it leaves out are empty."""
     table = pd.read_csv(io.BytesIO(numbers(chart)))
     return table.reindex(columns=table.columns.union(["panel", "x", "y", "low", "high"]))
 
@@ -68,6 +69,7 @@ def inside(drawn: np.ndarray, rows: pd.DataFrame) -> bool:
 
 
 def points_of(line: Line2D) -> np.ndarray:
+    """The finite points of a line, (points, 2)."""
     points = np.column_stack([np.asarray(v, float) for v in line.get_data()])
     return points[np.isfinite(points).all(axis=1)]
 
@@ -140,8 +142,8 @@ def check_curves(chart: Chart, name: str) -> None:
         areas = [area for area in axes.collections if isinstance(area, kinds)]
         bands = [path.vertices for area in areas for path in area.get_paths()]
         # The right-hand side of the theorem is a dotted line without a band.
-        spread = rows[rows["low"].notna() & (rows["panel"] != "right-hand side")]
-        ends = [spread[["x", end]].to_numpy() for end in ("low", "high")]
+        banded = rows[rows["low"].notna() & (rows["panel"] != "right-hand side")]
+        ends = [banded[["x", end]].to_numpy() for end in ("low", "high")]
         assert same(np.concatenate([*bands, np.empty((0, 2))]), np.concatenate(ends))
     assert named  # some line has a colour of the legend
 
@@ -218,20 +220,19 @@ def check_map(chart: Chart, name: str) -> None:
             (kind,) = [k for k in OUTCOMES if colours.get(k) == to_hex(box.get_facecolor())]
             shares[float(columns[x]), lines[y], kind] = box.get_width()
         wanted: dict[tuple[float, str, str], float] = {}
-        found = rows[rows["kind"] != "frontier"]
-        for (depth, line), cell in found.groupby(["x", by]):
+        outcomes = rows[rows["kind"] != "frontier"]
+        for (depth, line), cell in outcomes.groupby(["x", by]):
             for row in cell.itertuples():
                 word = f"{line:g}" if by == "y" else flat(str(line))
                 wanted[float(depth), word, str(row.kind)] = row.n / cell["n"].sum()
-        whole = max(shares.values())
-        assert shares == pytest.approx({key: whole * n for key, n in wanted.items()})
+        width = max(shares.values())
+        assert shares == pytest.approx({key: width * share for key, share in wanted.items()})
         assert axes.yaxis_inverted() and not axes.xaxis_inverted()
-        edges |= (
-            drawn := {
-                (float(columns[float(np.mean(p[:, 0]))]), float(lines[p[0, 1] + 0.5]))
-                for p in map(points_of, axes.lines)
-            }
-        )
+        drawn = {
+            (float(columns[float(np.mean(p[:, 0]))]), float(lines[p[0, 1] + 0.5]))
+            for p in map(points_of, axes.lines)
+        }
+        edges |= drawn
         best = rows[(rows["kind"] == "frontier") & rows["y"].notna()]
         assert drawn == {*zip(best["x"], best["y"], strict=True)}
     assert bool(edges) == (name == "frontier")

@@ -1,4 +1,4 @@
-"""What a report marks as best."""
+"""A report marks the best loss of each depth."""
 
 from __future__ import annotations
 
