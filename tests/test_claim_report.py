@@ -45,6 +45,6 @@ def test_json_says_of_each_part_whether_it_agrees() -> None:
     ]  # fmt: skip
     claim = Claim("C0", "1 = 1", Source("a title", "an address"), lambda seed: finding)
     finding = Finding(parts, "a note")
-    (found,) = json.loads(json.dumps(as_json([(claim, finding)])))
-    assert [part["agrees"] for part in found["parts"]] == [True, False, True, False]
-    assert [part["stated"] for part in found["parts"]] == [True, True, False, False]
+    (row,) = json.loads(json.dumps(as_json([(claim, finding)])))
+    assert [part["agrees"] for part in row["parts"]] == [True, False, True, False]
+    assert [part["stated"] for part in row["parts"]] == [True, True, False, False]

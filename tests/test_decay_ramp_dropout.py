@@ -51,7 +51,7 @@ def test_matrices_and_tables_decay_and_nothing_else(optimizer: str) -> None:
 
 
 RAMP = 3
-# a_t of layer l at step t, the first of which is 1.
+# The factor a of the branches of layer l at step t = 1, 2, ….
 RAMPS: dict[str, Callable[[int, int], float]] = {
     "branch_norm": lambda t, l: min(1.0, t / RAMP),
     "pro_res": lambda t, l: min(1.0, t / (l * RAMP)),

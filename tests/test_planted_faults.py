@@ -20,5 +20,5 @@ def test_a_fault_can_be_planted_and_its_tests_are_there(fault: Fault) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_noticed(fault: Fault) -> None:
-    """That its tests pass without it is what the default run says."""
+    """The default run shows that its tests pass without it."""
     assert not passes(fault.tests, fault)

@@ -62,5 +62,5 @@ def test_a_plan_ends_with_the_memory_and_time_of_all_runs(
             plan(study, study="study", out=tmp_path), (300, 500, 400), strict=True
         )
     ]
-    *_, whole = plan_rows(study, cells, workers=2)
-    assert (whole["memory_mb"], whole["minutes"], whole["steps"]) == (900, 3.0, 36)
+    *_, last = plan_rows(study, cells, workers=2)
+    assert (last["memory_mb"], last["minutes"], last["steps"]) == (900, 3.0, 36)
