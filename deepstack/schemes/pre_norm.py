@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -99,15 +99,29 @@ class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:21
 class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290"):
     """x <- x + LN(G(LN(x))).  Ding et al. 2021, arXiv:2105.13290 (CogView), section 2.4.
 
-    The output matrices o and w2 start at 1/sqrt(2N) of the others, as in the authors' code.
+    start: 'scaled' starts the output matrices o and w2 at 1/sqrt(2N) of the others, as the authors'
+    code does; 'plain' starts all matrices with gain 1.  The norm after G removes this factor from
+    the forward pass, but a step moves the smaller matrices by sqrt(2N) as much of their size.
     """
 
     final_norm = True
     norms_per_sublayer = 2
 
+    def __init__(
+        self,
+        layer: int,
+        depth: int,
+        parts: Parts,
+        *,
+        start: Annotated[
+            Literal["scaled", "plain"], Field(description="o and w2 at 1/sqrt(2N), or at 1")
+        ] = "scaled",
+    ) -> None:
+        super().__init__(layer, depth, parts)
+
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return (2 * depth) ** -0.5 if role in ("o", "w2") else 1.0
+    def gain(cls, role: str, layer: int, depth: int, *, start: str = "scaled") -> float:
+        return (2 * depth) ** -0.5 if start == "scaled" and role in ("o", "w2") else 1.0
 
     def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
         return x + after(G(before(x)))
