@@ -151,8 +151,6 @@ def siamese_norm(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
         x = of_x(x)
         u = G(of_both(x + of_y(y)))
         x, y = x + u / (2 * p.l) ** 0.5, y + u
-    if p.l == p.N:
-        x, y = norm(p.s.last_of_x)(x), norm(p.s.last_of_y)(y)
     return x, y
 
 

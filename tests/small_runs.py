@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from deepstack.config import Config, with_overrides
 from deepstack.records import Run
@@ -31,3 +37,15 @@ def stop_at(step: int) -> Callable[[], int | None]:
     """A stop request that comes after so many steps of this process."""
     calls = iter(range(1, 10**6))
     return lambda: signal.SIGTERM if next(calls) >= step else None
+
+
+def rewrite_tensors(checkpoint: Path, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> None:
+    """Apply `change` to every weight and moment of a checkpoint, as an earlier version had it."""
+    for file in ("weights.safetensors", "optimizer.safetensors"):
+        parts = load_file(checkpoint / file)
+        save_file(dict(change(key, value) for key, value in parts.items()), checkpoint / file)
+    sums = {
+        file: hashlib.sha256((checkpoint / file).read_bytes()).hexdigest()
+        for file in json.loads((checkpoint / "checksums.json").read_text())
+    }
+    (checkpoint / "checksums.json").write_text(json.dumps(sums))

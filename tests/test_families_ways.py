@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from sample import some
+from small_runs import rewrite_tensors, stop_at
 from typer.testing import CliRunner
 
 import deepstack
@@ -150,21 +148,9 @@ def test_one_role_of_the_decoder_may_be_trained_alone(roles: list[str], tmp_path
 def test_a_checkpoint_from_before_there_were_decoders_goes_on(tmp_path: Path) -> None:
     given = config(model__scheme="pre_ln")
     whole = deepstack.train(given, out=tmp_path / "a")
-    asked: list[int] = []
-
-    def stop() -> int | None:
-        asked.append(1)
-        return 15 if len(asked) == 3 else None
-
     with pytest.raises(Interrupted):
-        deepstack.train(given, out=tmp_path / "b", stop=stop)
+        deepstack.train(given, out=tmp_path / "b", stop=stop_at(3))
     (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
-    for file in ("weights.safetensors", "optimizer.safetensors"):
-        parts = load_file(folder / file)
-        save_file({k.removeprefix("encoder."): v for k, v in parts.items()}, folder / file)
-    sums = json.loads((folder / "checksums.json").read_text())
-    for file in sums:
-        sums[file] = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-    (folder / "checksums.json").write_text(json.dumps(sums))
+    rewrite_tensors(folder, lambda key, value: (key.removeprefix("encoder."), value))
     again = deepstack.train(given, out=tmp_path / "b")
     assert (again.path / "steps.csv").read_bytes() == (whole.path / "steps.csv").read_bytes()

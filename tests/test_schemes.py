@@ -97,6 +97,8 @@ def test_options_choose_the_other_reading() -> None:
     assert ds_init.gain("v", 16, 20, exponent=0.25, scale=0.5) == pytest.approx(0.25)
     assert post_ln_init.gain("q", 2, 9, matrices="value_path") == 1.0
     assert post_ln_init.gain("v", 2, 9, matrices="value_path") == 1 / 8
+    sandwich_ln = SCHEMES["sandwich_ln"]
+    assert {sandwich_ln.gain(role, 1, 50, start="plain") for role in IN_LAYERS} == {1.0}
     assert SCHEMES["b2t"].gain("q", 2, 16, rescale=True) == 0.25
     power = SCHEMES["deepnorm_power"]
     for p in (0.0, 0.3, 0.5):  # on the curve 2N (v² + w²) / alpha² = 1

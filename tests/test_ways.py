@@ -121,11 +121,10 @@ def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -
 
 
 # kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
-# logits, that of res_former no values, others one tensor in the place of several, and the last one
-# of siamese_norm ends both of its streams
+# logits, that of res_former no values, others one tensor in the place of several
 WIRINGS = {
     "keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2, "mhc": 2, "res_former": 2,
-    "x0_lambdas": 2, "siamese_norm": 3,
+    "x0_lambdas": 2, "siamese_norm": 2,
 }  # fmt: skip
 
 

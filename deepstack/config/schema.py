@@ -134,6 +134,8 @@ class Init(_Section):
     """Of what matrices are drawn; ntk: of N(0, gain^2), and products are divided by sqrt(n_in)."""
     fan: Literal["in_out", "in"] = "in_out"
     """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
+    qkv: Literal["separate", "packed"] = "separate"
+    """xavier: n_out of q, k and v is d_model; 'packed': 3 d_model as in fairseq (std / sqrt(2))."""
     std: Annotated[float, Field(gt=0, le=1e6)] = 0.02
     """normal: the standard deviation of every matrix."""
 
@@ -141,6 +143,12 @@ class Init(_Section):
     @classmethod
     def _fan_is_of_xavier(cls, fan: str, info: Any) -> str:
         return _only_with(cls, info, fan, "model.init.distribution", _XAVIER)
+
+    @field_validator("qkv")
+    @classmethod
+    def _qkv_changes_a_fan_out(cls, qkv: str, info: Any) -> str:
+        _only_with(cls, info, qkv, "model.init.fan", ("in_out",))
+        return _only_with(cls, info, qkv, "model.init.distribution", _XAVIER)
 
     @field_validator("std")
     @classmethod

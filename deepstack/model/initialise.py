@@ -22,6 +22,9 @@ OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
 # the matrices of sublayers, whose products the NTK parameterisation divides by sqrt(n_in)
 IN_SUBLAYERS = (*IN_LAYERS, "w3", "cross_q", "cross_k", "cross_v", "cross_o")
 
+# under 'init.qkv: packed' Xavier sees three of them side by side
+QKV = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
+
 # a start that is a number says so itself
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
@@ -144,7 +147,11 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     | number | what a scheme or a norm owns           | that number                               |
 
     `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
-    gain / sqrt(n_in).  'ntk' is N(0, gain^2), and the sublayers divide their products by sqrt(n_in)
+    gain / sqrt(n_in).  'init.qkv: packed' counts 3 n_out for q, k and v, also in cross-attention:
+    1/sqrt(2) of the deviation.  fairseq and `nn.MultiheadAttention` start so, because they keep the
+    three in one matrix.
+
+    'ntk' is N(0, gain^2), and the sublayers divide their products by sqrt(n_in)
     (`deepstack.model.sublayers.Parameterisation`); tables are as they always are, and a matrix of
     the head or of the scheme's own, whose product nothing divides, is drawn from N(0, gain^2/n_in).
 
@@ -171,6 +178,8 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
                         continue
                     n_out, n_in = row.shape
+                    if model.init.qkv == "packed" and role in QKV:
+                        n_out *= 3
                     own = start if role in IN_SUBLAYERS else elsewhere
                     own.fill(row, gain * own.scale(model.init, n_in, n_out), rng)
 
@@ -178,9 +187,10 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
 def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
     """(role, layer) -> the scheme's gain, for each stack; layer 0 for what lies outside of them."""
     scheme, options = find_scheme(model.scheme, model.scheme_options)
+    known = {"qkv": model.init.qkv} | options
 
     def of(place: Place) -> Callable[[str, int], float]:
-        gain = checked_gain(scheme, with_options(scheme.gain, options | {"place": place}))
+        gain = checked_gain(scheme, with_options(scheme.gain, known | {"place": place}))
         return lambda role, layer: gain(role, layer, place.depth)
 
     return {side: of(place) for side, place in places(model).items()}

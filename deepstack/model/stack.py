@@ -104,6 +104,7 @@ class Stack(nn.Module):
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
         self.entry_norm = make_norm(d) if scheme.entry_norm else None
+        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(scheme.stream_norms))
         self.final_norm = make_norm(d, last) if scheme.final_norm else None
         self.through: Through = run_layers
 
@@ -113,6 +114,9 @@ class Stack(nn.Module):
 
     def leave(self, stream: Stream) -> Tensor:
         """What the stack gives, from what its last layer gives, (batch, seq, d_model)."""
+        if self.stream_norms:
+            norms = zip(self.stream_norms, stream, strict=True)
+            stream = tuple(norm(one) for norm, one in norms)
         return self.schemes[-1].leave(stream, self.final_norm)
 
     def stream(self, x: Tensor, memory: Tensor | None = None) -> Iterator[Stream]:

@@ -66,7 +66,8 @@ class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, 
     No norm; the paper needs no warm-up, and its code takes lr sqrt(4000/(4000 + t - 1))
     (train.schedule: inverse_sqrt, warmup_steps: 0, decay_period: 4000).  In a decoder of M layers
     that reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
-    starts at (9N)^(-1/4), as in the authors' code where both sides share it.
+    starts at (9N)^(-1/4), as in the authors' code where both sides share it.  That code starts q, k
+    and v as under 'model.init.qkv: packed' and multiplies v by sqrt(2); so does this gain there.
     """
 
     families = "encoder", "encoder_decoder"
@@ -75,10 +76,14 @@ class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, 
     normalised = False
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
+    def gain(
+        cls, role: str, layer: int, depth: int, *, place: Place = ALONE, qkv: str = "separate"
+    ) -> float:
         if role == "embedding":
             return (9 * depth) ** -0.25
         start = 0.67 * depth**-0.25 if place.side == "encoder" else (9 * depth) ** -0.25
+        if qkv == "packed" and role in ("v", "cross_v"):
+            start *= 2**0.5
         return start if role in VALUE_PATH else 1.0
 
     def residual(self, x: Tensor, G: Sublayer) -> Tensor:
@@ -103,10 +108,10 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
     activation and after the last matrix.  The paper's classifier starts at 0 too; here the head is
     the configuration's.  Of L branches (2N; 2N + 3M with a decoder, 2N + 2M where its attention is
     merged) of m matrices, the others start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at
-    L^(-1/6), as the authors' Transformer, but for these: theirs draws q, k, v as one Xavier matrix
-    (3d, d), smaller by sqrt(2), and starts those of cross-attention at 12^(-1/6) at every depth; it
-    has no biases in linear maps and no scalar before W_o or after the last matrix, and at the end
-    of each stack one shift more, with a multiplier in the encoder.
+    L^(-1/6).  The authors' Transformer differs: it starts q, k and v as under 'model.init.qkv:
+    packed' and those of cross-attention at 12^(-1/6) at every depth; it has no biases in linear
+    maps and no scalar before W_o or after the last matrix; and at the end of each stack one shift
+    more, with a multiplier in the encoder.
     """
 
     families = FAMILIES

@@ -228,9 +228,10 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
 class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:2305.02790"):
     """x <- LN(x + a_t G(x)), a_t = min(1, t/ramp_steps).  Liu et al. 2023, arXiv:2305.02790.
 
-    t counts the steps: the branch grows in, and after the ramp this is Post-LN.  ramp_steps should
-    lie well below train.steps; its default is a secondary source's.  F_0 is measured
-    with a_0 = 0, so that ‖ΔF‖ has the ramp in it.
+    The branch grows in, and after the ramp this is Post-LN.  t counts steps from 1: the first step
+    trains with 1/ramp_steps.  No code of the authors is public, so it is open whether theirs starts
+    with t = 0, as ProRes does.  ramp_steps should lie well below train.steps; its default comes
+    from a secondary source.  F_0 is measured with a_0 = 0, so ‖ΔF‖ contains the ramp.
     """
 
     families = FAMILIES

@@ -174,10 +174,12 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369"):
     """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
 
-    Progressive residual warm-up: t counts the steps, and layer l takes l times as long to grow in
-    as the first one, so that the last is there after N ramp_steps.  The paper has 1000, and 500
-    for 96 layers and more; F_0 is measured with a_0 = 0.  The paper puts the same factor into
-    Post-LN, DeepNorm, Sandwich-LN and LayerNorm Scaling too; here it is in Pre-LN.
+    Progressive residual warm-up: t counts the finished steps, as in the authors' code, so the first
+    step trains with a = 0, step s with (s - 1)/(l ramp_steps).  Layer l takes l times as long as
+    the first one, and the last reaches 1 after N ramp_steps.  The paper has 1000, and 500 for 96
+    layers and more.  F_0 is measured with a = 0, the model update after a step with the a of that
+    step.  The paper puts the same factor into Post-LN, DeepNorm, Sandwich-LN and LayerNorm Scaling
+    too; here it is in Pre-LN.
     """
 
     final_norm = True
@@ -198,7 +200,8 @@ class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369"):
         self.register_buffer("ramp", torch.zeros(()), persistent=False)
 
     def at_step(self, step: int) -> None:
-        self.ramp.fill_(min(1.0, step / self.until))
+        finished = max(step - 1, 0)
+        self.ramp.fill_(min(1.0, finished / self.until))
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + self.ramp * G(norm(x))

@@ -110,6 +110,7 @@ class Scheme(nn.Module):
     merges: ClassVar[bool] = True  # whether one merged attention may stand for two sublayers
     entry_norm: ClassVar[bool] = False
     final_norm: ClassVar[bool] = False
+    stream_norms: ClassVar[int] = 0  # norms of the stack, one for each stream that `leave` is given
     normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
     uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
@@ -194,7 +195,8 @@ class Scheme(nn.Module):
     def gain(cls, role: str, layer: int, depth: int) -> float:
         """What the standard deviation of a role's matrix is multiplied by.
 
-        layer is 1..N, and 0 for what lies outside of the layers (embedding, position, head).
+        layer is 1..N, and 0 for what lies outside of the layers (embedding, position, head).  A
+        keyword `qkv` is given 'model.init.qkv'.
         """
         return 1.0
 

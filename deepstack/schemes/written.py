@@ -17,7 +17,7 @@ OF_A_DEPTH: dict[str, tuple[str, ...]] = {
     "optim": ("role", "depth"),
     "project": ("role", "matrices"),
 }
-MORE = {"optim": {"optimizer"}}
+MORE = {"optim": {"optimizer"}, "gain": {"place", "qkv"}}
 # methods of a layer -> what they are called with
 OF_A_LAYER: dict[str, tuple[str, ...]] = {
     "__init__": ("layer", "depth", "parts"),
@@ -32,6 +32,7 @@ SETTINGS = (
     "merges",
     "entry_norm",
     "final_norm",
+    "stream_norms",
     "normalised",
     "norms_per_sublayer",
     "uniform",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -317,13 +318,23 @@ def load(path: Path) -> Checkpoint:
             raise ValueError(f"{file.name}: {error}") from error
     for name in ("weights", "optimizer"):
         if name in parts:
-            parts[name] = {present_key(key): value for key, value in parts[name].items()}
+            parts[name] = dict(present(key, value) for key, value in parts[name].items())
     return Checkpoint(state.pop("step"), parts, state)
 
 
-def present_key(key: str) -> str:
-    """The name of a parameter as it is now: before there were decoders, stacks had none."""
-    return f"encoder.{key}" if key.startswith(("layers.", "entry_norm.", "final_norm.")) else key
+def present(key: str, value: Tensor) -> tuple[str, Tensor]:
+    """Return name and value of a tensor of any version's checkpoint in the current layout.
+
+    Stacks had no name before there were decoders.  SiameseNorm kept the stack's last norms in every
+    layer and used the last layer's.
+    """
+    if key.startswith(("layers.", "entry_norm.", "final_norm.")):
+        key = f"encoder.{key}"
+    if kept := re.match(r"(\w+)\.layers\.scheme\.last_of_([xy])\.(.+)", key):
+        stack, stream, rest = kept.groups()
+        last = value[-1:] if value.ndim else value  # a count of steps has no axes
+        return f"{stack}.stream_norms.{'xy'.index(stream)}.{rest}", last
+    return key, value
 
 
 def sync_file(path: Path) -> None:
