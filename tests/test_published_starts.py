@@ -17,6 +17,7 @@ from deepstack.config import Config, config_hash, with_overrides
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
+from deepstack.training.observer import Observer, Started
 
 PACKED = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -109,6 +110,13 @@ def test_the_first_step_whose_branches_are_trained(name: str, first: int, tmp_pa
     assert next(step for step, norm in enumerate(gradients, start=1) if norm > 0) == first
 
 
+class FirstStep(Observer):
+    """Notes the first step that a call of `train` makes."""
+
+    def started(self, run: Started) -> None:
+        self.first_step = run.first_step
+
+
 def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_path: Path) -> None:
     config = small(model__scheme="siamese_norm", task__name="copy", train__eval_every=0)
     uninterrupted = deepstack.train(config, out=tmp_path / "a")
@@ -126,7 +134,9 @@ def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_
 
     (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
     rewrite_tensors(folder, earlier)
-    resumed = deepstack.train(config, out=tmp_path / "b")
+    observer = FirstStep()
+    resumed = deepstack.train(config, out=tmp_path / "b", observer=observer)
+    assert observer.first_step == 6
     logs = [(run.path / "steps.csv").read_bytes() for run in (uninterrupted, resumed)]
     assert logs[0] == logs[1]
 
