@@ -54,7 +54,7 @@ RAMP = 3
 # The factor a of the branches of layer l at step t = 1, 2, ….
 RAMPS: dict[str, Callable[[int, int], float]] = {
     "branch_norm": lambda t, l: min(1.0, t / RAMP),
-    "pro_res": lambda t, l: min(1.0, t / (l * RAMP)),
+    "pro_res": lambda t, l: min(1.0, (t - 1) / (l * RAMP)),
 }
 
 
