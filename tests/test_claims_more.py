@@ -32,14 +32,17 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "C26": ("holds", ()),
     "C27": ("holds", ()),
     "C28": ("holds", ()),
-    "C29": ("holds in part", ("β, cross-attention", "δ_r by autograd", "ln(‖δ‖ first/last)")),
+    "C29": ("holds in part", ("β_LN, self-attention, 0.82", "β_LN, cross-attention, 0.82",
+                              "β_LN, feed-forward, 0.82", "β_RC, self-attention, 1.1",
+                              "β_RC, cross-attention, 1.1", "β, cross-attention",
+                              "δ_r by autograd", "ln(‖δ‖ first/last)")),
     "C30": ("holds", ()),
-    "C31": ("holds", ()),
+    "C31": ("holds in part", ("nats below the unigram, merged over separate, steps 11",)),
     "C32": ("holds", ()),
     "C33": ("holds", ()),
     "C35": ("holds", ()),
     "C36": ("holds in part", ("‖∂s/∂logits‖ without", "‖∂s/∂q‖ without", "the same, d_head")),
-}
+}  # fmt: skip
 TIMED = ("time",)  # how the name of a part begins that is another at every execution
 
 

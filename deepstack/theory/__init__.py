@@ -12,6 +12,7 @@ from deepstack.theory.claim import (
     all_claims,
     claim,
 )
+from deepstack.theory.draws import repeats
 
 import_all(__name__, __path__)  # what a module claims registers itself
 
@@ -25,4 +26,5 @@ __all__ = [
     "Source",
     "all_claims",
     "claim",
+    "repeats",
 ]

@@ -13,14 +13,19 @@ from torch import Tensor
 
 from deepstack.errors import PluginError
 from deepstack.registry import Registry
+from deepstack.theory.draws import THOROUGH, factor
 
 # Standard errors within which a prediction and a mean of draws agree, by their number less one:
 # Student's t at 99.73 %, what 3 is of a normal distribution (JCGM 100:2008, Table G.2).
 SURE = (235.80, 19.21, 9.22, 6.62, 5.51, 4.90, 4.53, 4.28, 4.09, 3.96, 3.85, 3.76, 3.69, 3.64, 3.59,
         3.54, 3.51, 3.48, 3.45, 3.42)  # fmt: skip
 
+# Relative width of an interval that can confirm an equality for which the claim gives no tolerance.
+RESOLUTION = 0.1
+
 Relation = Literal["=", "<=", ">="]
-Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold"]
+Decision = Literal["agrees", "disagrees", "undecided"]
+Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold", "undecided"]
 
 
 class Source(NamedTuple):
@@ -38,9 +43,10 @@ class Part:
     relation: what the claim says of the measured number, '=', '<=' or '>=' the prediction.
     uncertainty: one standard error of `measured`; draws: of how many it was estimated, 0 where it
     is known otherwise.  tolerance: the relative difference that the
-    claim itself allows ('about', 'for large d'), 0 where it claims equality.
-    stated: False for what the claim does not state and the report shows beside it: such a part has
-    no say in the verdict.
+    claim itself allows ('about', 'for large d'), 0 where it claims equality; an absolute
+    difference where the prediction is 0.
+    stated: False for a number that the claim does not state and the report shows beside it: such a
+    part does not count in the verdict.
     """
 
     what: str
@@ -58,26 +64,76 @@ class Part:
     ) -> Part:
         """A part whose measured number is the mean of independent draws, ± its standard error."""
         values = torch.as_tensor(draws, dtype=torch.float64)
-        error = values.std().item() / math.sqrt(len(values))
+        error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 
     @property
-    def agrees(self) -> bool:
-        """Whether the measured number is what the claim says, to its uncertainty and tolerance."""
-        slack = sure(self.draws) * self.uncertainty + self.tolerance * abs(self.predicted)
+    def decision(self) -> Decision:
+        """Whether the 99.73 % interval of the measured number decides for or against the claim.
+
+        disagrees: the whole interval violates the claim.  undecided: the estimate violates the
+        claim but its interval does not, or the interval is too wide to confirm an equality.
+        """
         if not math.isfinite(self.measured):
-            return False
-        if self.relation == "=":
-            return abs(self.measured - self.predicted) <= slack
-        if self.relation == "<=":
-            return self.measured <= self.predicted + slack
-        return self.measured >= self.predicted - slack
+            return "disagrees"
+        if not math.isfinite(self._interval):
+            return "undecided"
+        if self._excess > self._interval:
+            return "disagrees"
+        if self.relation == "=" and self._interval > self._resolution:
+            return "undecided"
+        return "undecided" if self._excess > 0 and not self._exact else "agrees"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the decision is 'agrees'."""
+        return self.decision == "agrees"
+
+    @property
+    def draws_needed(self) -> int | None:
+        """About how many draws would decide an undecided part; None if it is decided or unknown.
+
+        Assumes that the estimate and the spread of the draws stay as they are.
+        """
+        if self.decision != "undecided" or not self.draws or not math.isfinite(self._interval):
+            return None
+        limits = [self._excess] if self._excess > 0 else []
+        if self.relation == "=" and (self._exact or not limits):
+            limits.append(self._resolution)
+        return math.ceil(self.draws * (self._interval / max(limits)) ** 2)
+
+    @property
+    def _scale(self) -> float:
+        return abs(self.predicted) or 1.0
+
+    @property
+    def _exact(self) -> bool:
+        return self.relation == "=" and not self.tolerance
+
+    @property
+    def _interval(self) -> float:
+        """Half the width of the 99.73 % interval."""
+        return sure(self.draws) * self.uncertainty
+
+    @property
+    def _resolution(self) -> float:
+        """Half the width of the widest interval that can confirm an equality."""
+        return (self.tolerance or RESOLUTION) * self._scale
+
+    @property
+    def _excess(self) -> float:
+        """How far the estimate is outside the claim and its tolerance; negative if inside."""
+        above = self.measured - self.predicted
+        beyond = {"=": abs(above), "<=": above, ">=": -above}[self.relation]
+        return beyond - self.tolerance * self._scale
 
 
 def sure(draws: int) -> float:
-    """The number of standard errors, of a mean of so many draws, that count as agreement."""
+    """The number of standard errors, of a mean of so many draws, on each side of the interval."""
     if not draws:
         return 3.0
+    if draws == 1:
+        return math.inf
     if draws - 2 < len(SURE):
         return SURE[draws - 2]
     free = draws - 1  # Cornish and Fisher's expansion about the normal distribution, at 3
@@ -125,8 +181,13 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the stated parts: all agree ('as a bound' if none is an equality), some, or none."""
+        """Undecided if a stated part is; else whether all stated parts agree, some, or none.
+
+        If all agree it holds, 'as a bound' if none of them is an equality.
+        """
         stated = [part for part in self.parts if part.stated]
+        if any(part.decision == "undecided" for part in stated):
+            return "undecided"
         agreeing = [part for part in stated if part.agrees]
         if not agreeing:
             return "does not hold"
@@ -147,12 +208,17 @@ class Claim:
     source: Source
     experiment: Experiment = field(repr=False)
 
-    def measure(self, seed: int = 0) -> Finding:
-        """Make the experiment; the same seed gives the same numbers.
+    def measure(self, seed: int = 0, thorough: bool = False) -> Finding:
+        """Run the experiment; the same arguments give the same numbers.
 
-        Raises PluginError where it gives no Finding, or one that says nothing.
+        thorough: `repeats` gives THOROUGH times as many draws.
+        Raises PluginError if it returns no Finding, or one without a stated part.
         """
-        found = self.experiment(seed)
+        token = factor.set(THOROUGH if thorough else 1)
+        try:
+            found = self.experiment(seed)
+        finally:
+            factor.reset(token)
         if not isinstance(found, Finding):
             kind = type(found).__name__
             raise PluginError(f"claim {self.id}: its experiment returned {kind}, no Finding")

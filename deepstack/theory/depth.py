@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.draws import repeats
 from deepstack.theory.sources import LAYER_CAKE
 from deepstack.theory.trial import FLAT, MATRICES, Trial, by_sublayer, gains, growth
 
@@ -51,7 +52,7 @@ def gradient_by_layer(seed: int) -> Finding:
 
     The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.
     """
-    draws = 8
+    draws = repeats(16)
     seeds = [draws * seed + draw for draw in range(draws)]
     small = {"model.init.distribution": "normal", "model.init.std": 0.1}
     stacks: dict[str, dict[str, Any]] = {
@@ -102,7 +103,7 @@ def one_step(seed: int) -> Finding:
 
     DeepNorm, one step on one group of parameters at a time; the derivation covers the matrices.
     """
-    depths, draws, lr = (6, 18, 54), 8, 1e-4
+    depths, draws, lr = (6, 18, 54), repeats(8), 1e-4
     seeds = [draws * seed + draw for draw in range(draws)]
     found = {group: torch.zeros(draws, len(depths), dtype=torch.float64) for group in GROUPS}
     halves = []
@@ -148,7 +149,7 @@ def sizes_do_not_matter(seed: int) -> Finding:
 
     One SGD step on the matrices of DeepNorm stacks of several shapes.
     """
-    depths, draws = (6, 36), 8
+    depths, draws = (6, 36), repeats(8)
     seeds = [draws * seed + draw for draw in range(draws)]
     shapes: dict[str, dict[str, Any]] = {
         "d = 32, m = 128, 2 heads": {},

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 F64 = torch.float64
 ROUNDING = 1e-12  # relative, of sums in fp64
+THOROUGH = 8  # times as many draws with `--thorough`
+factor: ContextVar[int] = ContextVar("factor", default=1)
+
+
+def repeats(count: int) -> int:
+    """The number of draws of an experiment: count, or THOROUGH times that if asked for."""
+    return count * factor.get()
 
 
 def normals(rng: torch.Generator, *shape: int) -> Tensor:
@@ -23,8 +31,8 @@ def power(x: Tensor) -> float:
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """Seeds of as many repetitions, others for each seed of the whole."""
-    return [(1000 * seed + i) % 2**31 for i in range(count)]
+    """Seeds of `repeats(count)` draws; another seed of the experiment gives others."""
+    return [(1000 * seed + i) % 2**31 for i in range(repeats(count))]
 
 
 def random(seed: int, stream: int = 0) -> torch.Generator:

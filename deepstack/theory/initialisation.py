@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.draws import F64, ROUNDING, agreement, estimate, normals, power, random, seeds
+from deepstack.theory.draws import (
+    F64,
+    ROUNDING,
+    agreement,
+    estimate,
+    normals,
+    power,
+    random,
+    repeats,
+    seeds,
+)
 from deepstack.theory.gradients import signals, spectral_norms
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.theory.trial import Trial, started
@@ -27,7 +37,7 @@ def nearly_orthogonal(seed: int) -> Finding:
     Square matrices of three distributions, entry by entry and as a whole.  What 'nearly' means is
     taken from the entries: their error is 1/√m.
     """
-    rng, sizes, draws = random(seed), (16, 64, 256), 8
+    rng, sizes, draws = random(seed), (16, 64, 256), repeats(8)
     kinds: dict[str, Callable[[int], Tensor]] = {
         "normal": lambda m: normals(rng, m, m),
         "uniform": lambda m: math.sqrt(3) * (2 * torch.rand(m, m, generator=rng, dtype=F64) - 1),
@@ -100,7 +110,7 @@ def truncated_normal(seed: int) -> Finding:
 
     torch's own truncated normal, and deepstack's, which undoes the factor.
     """
-    rng, draws = random(seed), 16
+    rng, draws = random(seed), repeats(16)
     cut, own = torch.empty(500, 500), torch.empty(500, 500)
     shares, bert, scaled = [], [], []
     for _ in range(draws):
@@ -151,22 +161,21 @@ def scaled_sigmoid(seed: int) -> Finding:
 
     By random numbers, by quadrature, and through layers of Var W = 1/n_in.
     """
-    rng, layers = random(seed), 12
-    drawn = [power(torch.sigmoid(normals(rng, 100_000))) for _ in range(16)]
+    rng, layers, draws = random(seed), 12, repeats(96)
+    drawn = [power(torch.sigmoid(normals(rng, 100_000))) for _ in range(draws)]
     exact = expectation(lambda x: torch.sigmoid(x) ** 2)
     root = math.sqrt(0.2933790)
-    deep = [through(rng, lambda x: torch.sigmoid(x) / root, layers) for _ in range(16)]
-    plain = [through(rng, torch.sigmoid, layers)[-1] for _ in range(4)]
+    deep = [through(rng, lambda x: torch.sigmoid(x) / root, layers) for _ in range(draws)]
+    plain = [through(rng, torch.sigmoid, layers)[-1] for _ in range(repeats(4))]
     parts = [
-        Part.mean("E[sigmoid(x)²], 1.6 million draws", 0.2933790, drawn),
+        Part.mean("E[sigmoid(x)²]", 0.2933790, drawn),
         Part("the same by quadrature", 0.2933790, exact, 0.0, tolerance=5e-8 / 0.29),
         Part.mean("E[x²] after 1 layer", 1.0, [d[0] for d in deep]),
         Part.mean(f"after {layers} layers", 1.0, [d[-1] for d in deep], tolerance=0.02),
         Part.mean("without the root", 1.0, plain, stated=False),
     ]
-    return Finding(
-        parts, "Width 256, 64 tokens, 16 draws; 2% is allowed over 12 layers of finite width."
-    )
+    note = f"{draws} draws of 100 000 numbers, and of layers of width 256 with 64 tokens; 2% is "
+    return Finding(parts, note + "allowed over 12 layers of finite width.")
 
 
 @claim("C21", READING_NOTES)
@@ -176,14 +185,14 @@ def selu(seed: int) -> Finding:
     By random numbers, by quadrature, and through layers of Var W = 1/n_in, with torch's constants.
     Any a has a λ that does this; with SELU's pair the mean is kept at 0 as well.
     """
-    rng, layers = random(seed), 12
-    drawn = [power(F.selu(normals(rng, 100_000))) for _ in range(16)]
-    means = [F.selu(normals(rng, 100_000)).mean().item() for _ in range(16)]
-    deep = [through(rng, F.selu, layers) for _ in range(16)]
+    rng, layers, draws = random(seed), 12, repeats(64)
+    drawn = [power(F.selu(normals(rng, 100_000))) for _ in range(draws)]
+    means = [F.selu(normals(rng, 100_000)).mean().item() for _ in range(draws)]
+    deep = [through(rng, F.selu, layers) for _ in range(draws)]
     other = 1 / math.sqrt(expectation(lambda x: F.elu(x) ** 2))
-    also = [power(other * F.elu(normals(rng, 100_000))) for _ in range(16)]
+    also = [power(other * F.elu(normals(rng, 100_000))) for _ in range(draws)]
     parts = [
-        Part.mean("E[SELU(x)²], 1.6 million draws", 1.0, drawn),
+        Part.mean("E[SELU(x)²]", 1.0, drawn),
         Part("the same by quadrature", 1.0, expectation(lambda x: F.selu(x) ** 2), 0.0,
              tolerance=1e-6),
         Part.mean("E[x²] after 1 layer", 1.0, [d[0] for d in deep]),
@@ -191,9 +200,8 @@ def selu(seed: int) -> Finding:
         Part.mean("E[SELU(x)]", 0.0, means, stated=False),
         Part.mean(f"E[(λ ELU(x))²], a = 1, λ = {other:.4f}", 1.0, also, stated=False),
     ]  # fmt: skip
-    return Finding(
-        parts, "Width 256, 64 tokens, 16 draws; 2% is allowed over 12 layers of finite width."
-    )
+    note = f"{draws} draws of 100 000 numbers, and of layers of width 256 with 64 tokens; 2% is "
+    return Finding(parts, note + "allowed over 12 layers of finite width.")
 
 
 @claim("C22", READING_NOTES)
@@ -205,7 +213,7 @@ def ntk(seed: int) -> Finding:
     """
     rng, m = random(seed), 128
     moments, gradients, moves = [], [], []
-    for _ in range(32):
+    for _ in range(repeats(32)):
         x, target = normals(rng, 64, m), normals(rng, 64, m)
         W = normals(rng, m, m).requires_grad_()
         y = scaled_linear(x, W)
@@ -223,7 +231,7 @@ def ntk(seed: int) -> Finding:
         Part.mean("change of y by a step of SGD, over the standard one's, 1/m", 1 / m, moves,
                   tolerance=ROUNDING, stated=False),
     ]  # fmt: skip
-    note = "32 draws. The same function at the start, but not the same training."
+    note = f"{len(moments)} draws. The same function at the start, but not the same training."
     return Finding(parts, note)
 
 
@@ -322,8 +330,8 @@ def systems(seed: int) -> Finding:
         Part.mean("‖W‖₂, with λ = 0.1 over without", 1.0, trained, relation="<="),
     ]  # fmt: skip
     note = (
-        "8 seeds; RealFormer and ZerO with 4 layers, d = 32, 4 heads; runs of 8 steps of Post-LN, "
-        "2 layers, at lr 0.003; ‖W‖₂ is the geometric mean over the matrices."
+        f"{len(trained)} seeds; RealFormer and ZerO with 4 layers, d = 32, 4 heads; runs of 8 "
+        "steps of Post-LN, 2 layers, at lr 0.003; ‖W‖₂ is the geometric mean over the matrices."
     )
     return Finding(parts, note)
 

@@ -20,17 +20,23 @@ Found = Sequence[tuple[Claim, Finding]]
 ROUNDING = 1e-9  # a standard error below this share of the value is that of arithmetic
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 RULE = (
-    "A part agrees if the measured number is what the claim says of the predicted one (equal, ≤ "
-    "or ≥) to its error and the tolerance that the claim itself allows: three standard errors, and "
-    "of few draws as many more as Student's t needs to be as sure (4.53 for eight).  A claim holds "
-    "if all its parts do, as a bound if none of them is an equality, and in part if some do.  "
-    "Parts marked *beside* are not claimed: they show what is true instead, or how tight it is."
+    "Every measured number stands with its standard error.  Its interval is the 99.73 % interval: "
+    "three standard errors on each side, and more for few draws, by Student's t (4.53 for eight).  "
+    "A part *disagrees* if its whole interval violates the claim, with the tolerance that the "
+    "claim allows.  It is *undecided* if the estimate violates the claim but its interval reaches "
+    "it, or, for an equality, if the interval is wider than the tolerance, or than 10 % of the "
+    "prediction where the claim gives none.  Otherwise it *agrees*.  An equality without tolerance "
+    "agrees if its interval contains the prediction.  Where the prediction is 0, tolerances are "
+    "absolute.  A claim is undecided if a stated part is; it holds if all its parts agree, as a "
+    "bound if none of them is an equality, and in part if some do.  Parts marked *beside* are not "
+    "claimed: they show what is true instead, or how tight it is."
 )
 
 
 def predicted(part: Part) -> str:
     """1, ≤ 1 or ≥ 1, and what the claim allows."""
-    allowed = f" (within {100 * part.tolerance:.3g}%)" if part.tolerance >= 1e-3 else ""
+    share = f"{100 * part.tolerance:.3g}%" if part.predicted else f"{part.tolerance:.3g}"
+    allowed = f" (within {share})" if part.tolerance >= 1e-3 else ""
     return f"{SIGNS[part.relation]}{part.predicted:.4g}{allowed}"
 
 
@@ -47,9 +53,11 @@ def measured(part: Part) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def agreement(part: Part) -> str:
-    """Whether a part agrees, and whether it is claimed at all."""
-    word = "agrees" if part.agrees else "differs"
+def decision_text(part: Part) -> str:
+    """The part's decision, the draws that an undecided one needs, and whether it is claimed."""
+    word: str = part.decision
+    if part.draws_needed:
+        word += f" (needs {part.draws_needed} draws, has {part.draws})"
     return word if part.stated else f"beside: {word}"
 
 
@@ -62,7 +70,7 @@ def rows(found: Found) -> list[dict[str, str]]:
             dict(zip(names, (claim.id, claim.formula, "", "", finding.verdict), strict=True))
         )
         for part in finding.parts:
-            cells = ("", f"  {part.what}", predicted(part), measured(part), agreement(part))
+            cells = ("", f"  {part.what}", predicted(part), measured(part), decision_text(part))
             table.append(dict(zip(names, cells, strict=True)))
     return table
 
@@ -75,7 +83,15 @@ def as_json(found: Found) -> list[dict[str, Any]]:
             "formula": claim.formula,
             "source": claim.source._asdict(),
             "verdict": finding.verdict,
-            "parts": [asdict(part) | {"agrees": part.agrees} for part in finding.parts],
+            "parts": [
+                asdict(part)
+                | {
+                    "agrees": part.agrees,
+                    "decision": part.decision,
+                    "draws_needed": part.draws_needed,
+                }
+                for part in finding.parts
+            ],
             "note": finding.note,
             "curves": plain(finding.curves) if finding.curves else None,
         }
@@ -110,6 +126,8 @@ def page(found: Found, command: str, charts: str | None) -> str:
         "",
         RULE,
         "",
+        *undecided_parts(found),
+        "",
         *table(
             ("claim", "what is claimed", "verdict"),
             [
@@ -123,11 +141,26 @@ def page(found: Found, command: str, charts: str | None) -> str:
     return "\n".join(lines)
 
 
+def undecided_parts(found: Found) -> list[str]:
+    """The undecided parts with the draws they need, as lines of Markdown."""
+    cells = [
+        (claim.id, f"{'' if part.stated else 'beside: '}{part.what}", str(part.draws),
+         str(part.draws_needed or "unknown"))
+        for claim, finding in found
+        for part in finding.parts
+        if part.decision == "undecided"
+    ]  # fmt: skip
+    if not cells:
+        return ["No part is undecided."]
+    head = "Undecided parts, and the draws that decide them if estimate and spread stay:"
+    return [head, "", *table(("claim", "part", "draws", "draws needed"), cells)]
+
+
 def section(claim: Claim, finding: Finding, charts: str | None) -> list[str]:
     """What is said of one claim."""
     lines = [f"## {claim.id}", "", f"{code(claim.formula)}: **{finding.verdict}**.", ""]
     cells = [
-        (part.what, predicted(part), measured(part), agreement(part)) for part in finding.parts
+        (part.what, predicted(part), measured(part), decision_text(part)) for part in finding.parts
     ]
     lines += table(("what", "claimed", "measured", ""), cells)
     lines += ["", finding.note, ""]

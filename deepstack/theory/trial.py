@@ -52,6 +52,13 @@ class Trial:
         """The mean loss of a batch."""
         return mean_loss(self.model(inputs), targets)
 
+    def unigram_losses(self, steps: int) -> Tensor:
+        """The unigram's loss on the batch of each step, in nats, (steps,)."""
+        batches = (
+            self.task.train_batch(t, self.config.train.batch_size) for t in range(1, steps + 1)
+        )
+        return torch.tensor([self.task.unigram_loss(batch) for batch in batches]).double()
+
     def run(self, steps: int, after: Callable[[int], None] = lambda step: None) -> list[float]:
         """Train in memory with the step of every run; the losses.  after: called after each."""
         train = self.config.train

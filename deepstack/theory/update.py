@@ -11,7 +11,7 @@ from torch import Tensor
 from deepstack.diagnostics import ModelUpdate
 from deepstack.schemes import find_scheme, with_options
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.draws import exponents
+from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import LAYER_CAKE
 from deepstack.theory.trial import FLAT, MATRICES, VALUE_PATH, Trial, by_sublayer, gains, growth
 
@@ -70,7 +70,7 @@ def theorem_4_2(seed: int) -> Finding:
     The right-hand side over the measured ‖ΔF‖ (mean over tokens), for every scheme of the form
     LN(αx + G(x)): Δθ independent of the data, and each of 4 steps of training.
     """
-    draws, steps = 8, 4
+    draws, steps = repeats(8), 4
     seeds = [draws * seed + draw for draw in range(draws)]
     random, trained, extra, lines = [], [], [], []
     for name in OF_THE_THEOREM:
@@ -151,8 +151,9 @@ def condition(seed: int) -> Finding:
                 alpha, beta = coefficients(name, N, **chosen)
                 values.append(2 * N * share * beta**2 / alpha**2)
         parts.append(Part.mean(label, 1.0, values, **exact))
-    draws = [Trial(8 * seed + draw, {"model.depth": 6}) for draw in range(8)]
-    pairs = [gains(trial.weights()) for trial in draws]
+    draws = repeats(8)
+    seeds = [draws * seed + draw for draw in range(draws)]
+    pairs = [gains(Trial(own, {"model.depth": 6}).weights()) for own in seeds]
     sums = torch.stack([12 * (v**2 + w**2) / 12**0.5 for v, w in pairs])
     attention, feed_forward = sums[:, ::2].mean(dim=1), sums[:, 1::2].mean(dim=1)
     ours = "2N (v² + w²)/α² of initial weights"
@@ -161,15 +162,16 @@ def condition(seed: int) -> Finding:
     for name in ("deepnorm_tight", "deepnorm_power"):
         own: dict[str, Any] = {"power": 0.4} if name == "deepnorm_power" else {}
         changes: dict[str, Any] = {"model.scheme": name, "model.scheme_options": own}
-        moved = growth([8 * seed + draw for draw in range(8)], changes, (6, 36))
+        moved = growth(seeds, changes, (6, 36))
         label = find_scheme(name, own)[0].label + (", p = 0.4" if own else "")
         what = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
         parts.append(Part.mean(what, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False))
     return Finding(
         parts,
-        "Algebra at N = 1, 6, 100, 1000, and 8 initial stacks of depth 6.  Published Xavier gives "
-        "a feed-forward of width 4d v² + w² = 9β²/5 in place of 2β², constants that the document "
-        "leaves out.  The other points of the curve keep ‖ΔF‖ flat too.",
+        f"Algebra at N = 1, 6, 100, 1000, and {draws} initial stacks of depth 6.  Published "
+        "Xavier gives a feed-forward of width 4d v² + w² = 9β²/5 in place of 2β², "
+        "constants that the document leaves out.  The other points of the curve keep "
+        "‖ΔF‖ flat too.",
     )
 
 
@@ -179,7 +181,7 @@ def tokens(seed: int) -> Finding:
 
     One SGD step of a DeepNorm stack, looked at on sequences of n tokens.
     """
-    sizes, draws = (4, 8, 16, 32, 64), 10
+    sizes, draws = (4, 8, 16, 32, 64), repeats(48)
     both = torch.zeros(2, draws, len(sizes), dtype=torch.float64)
     for i in range(draws):
         changes = {"model.scheme": "deepnorm", "task.seq_len": 64, "train.batch_size": 2}

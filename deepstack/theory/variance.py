@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.draws import F64, exponents, normals, power
+from deepstack.theory.draws import F64, exponents, normals, power, repeats
 from deepstack.theory.sources import LAYER_CAKE
 from deepstack.theory.trial import Trial
 
@@ -25,7 +25,7 @@ def linear_layer(seed: int) -> Finding:
     x: (tokens, n_in), of mean 0, and, before ReLU, of mean 1: nothing needs a mean of 0.
     """
     rng = torch.Generator().manual_seed(seed)
-    n_in, n_out, draws = 64, 192, 200
+    n_in, n_out, draws = 64, 192, repeats(200)
     parts = []
     for gain in (1.0, 0.3):
         linear, norms, relu, half = [], [], [], []
@@ -44,12 +44,12 @@ def linear_layer(seed: int) -> Finding:
                 f"the same, variance gain²/n_in, gain {gain}", gain**2 / 2, half, stated=False
             ),
         ]
-    chain = [relu_chain(rng, layers=8, width=96) for _ in range(60)]
+    chain = [relu_chain(rng, layers=8, width=96) for _ in range(2 * draws)]
     parts.append(Part.mean("E[x_8²]/E[x_0²], 8 such layers with ReLU, gain 1", 1.0, chain))
     return Finding(
         parts,
-        f"{draws} draws of W ({n_in}, {n_out}) with 16 inputs each; 60 draws of 8 layers of width "
-        "96.  Before ReLU x has mean 1: the second moment is what is kept, whatever the mean.",
+        f"{draws} draws of W ({n_in}, {n_out}) with 16 inputs each, {2 * draws} of 8 layers of "
+        "width 96.  Before ReLU x has mean 1: the second moment stays the same, whatever the mean.",
     )
 
 
@@ -68,12 +68,12 @@ def xavier_as_published(seed: int) -> Finding:
 
     The matrices of deepstack's own Post-LN stacks, started as published and with 'init.fan: in'.
     """
-    rng = torch.Generator().manual_seed(seed)
+    rng, draws = torch.Generator().manual_seed(seed), repeats(4)
     found: dict[tuple[str, str], list[float]] = {}
     for fan in ("in_out", "in"):
-        for draw in range(4):
+        for draw in range(draws):
             changes = {"model.scheme": "post_ln", "model.depth": 6, "model.init.fan": fan}
-            weights = Trial(4 * seed + draw, changes).weights()
+            weights = Trial(draws * seed + draw, changes).weights()
             for role in ("v", "w1", "w2"):
                 for W in weights[role].double():
                     x = normals(rng, 64, W.shape[1])
@@ -87,8 +87,9 @@ def xavier_as_published(seed: int) -> Finding:
     parts += [Part.mean(f"1/n_in, {shape[role]}", 1.0, found["in", role]) for role in shape]
     return Finding(
         parts,
-        "24 matrices each (6 layers, 4 draws, d = 32), 64 inputs of variance 1.  Published, what "
-        "goes into the feed-forward loses 3/5 of its second moment and what leaves it gains 3/5.",
+        f"{6 * draws} matrices each (6 layers, {draws} draws, d = 32), 64 inputs of variance 1.  "
+        "As published, the first map of the feed-forward loses 3/5 of the second moment and the "
+        "second one gains 3/5.",
     )
 
 
@@ -100,7 +101,7 @@ def attention_keeps_the_size(seed: int) -> Finding:
     the same (≍) if ‖softmax(q)X‖/√d does not fall with n: its exponent in n is 0.
     """
     rng = torch.Generator().manual_seed(seed)
-    d, sizes, spreads, draws = 64, (4, 16, 64, 256, 1024), (0.0, 1.0, 3.0), 24
+    d, sizes, spreads, draws = 64, (4, 16, 64, 256, 1024), (0.0, 1.0, 3.0), repeats(240)
     ratio = torch.zeros(len(spreads), len(sizes), draws, dtype=F64)
     weight = torch.zeros_like(ratio)
     norm = []
@@ -159,7 +160,7 @@ def layer_norm_jacobian(seed: int) -> Finding:
     The largest singular value of the exact Jacobian of deepstack's layer norm (eps 1e-5).
     """
     rng = torch.Generator().manual_seed(seed)
-    d, draws = 96, 12
+    d, draws = 96, repeats(200)
     norm = NORMS["layer"](d, gain=False, bias=False, eps=1e-5)
 
     def ratio(z: Tensor) -> float:
@@ -171,7 +172,7 @@ def layer_norm_jacobian(seed: int) -> Finding:
         Part.mean(
             f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)",
             1.0,
-            [ratio(scale * normals(rng, d)) for _ in range(draws)],
+            [ratio(scale * normals(rng, d)) for _ in range(draws // 4)],
             tolerance=0.01,
         )
         for scale in (0.3, 1.0, 5.0)
@@ -182,8 +183,9 @@ def layer_norm_jacobian(seed: int) -> Finding:
     )
     return Finding(
         parts,
-        f"{draws} draws each, d = {d}.  Exactly it is √d/‖z − mean(z)‖: right as long as the mean "
-        "is small, as in a sum of a normalised stream and a branch; 1% is allowed for that.",
+        f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
+        "√d/‖z − mean(z)‖: right as long as the mean is small, as in a sum of a "
+        "normalised stream and a branch; 1% is allowed for that.",
     )
 
 
@@ -207,7 +209,7 @@ def residual_sum(seed: int) -> Finding:
     One feed-forward sublayer, drawn anew each time.
     """
     rng = torch.Generator().manual_seed(seed)
-    d, m, draws = 64, 256, 120
+    d, m, draws = 64, 256, repeats(120)
     parts = []
     for alpha, v, w in COEFFICIENTS:
         found = []
@@ -225,7 +227,7 @@ def step_through_the_residual(seed: int) -> Finding:
     z as in C5; Δx a random direction, and, beside it, the one that ∂z/∂x stretches most.
     """
     rng = torch.Generator().manual_seed(seed)
-    d, m, draws = 64, 256, 60
+    d, m, draws = 64, 256, repeats(60)
     parts, worst = [], []
     for alpha, v, w in COEFFICIENTS:
         predicted = math.sqrt(alpha**2 + v**2 * w**2)
@@ -263,7 +265,7 @@ def step_of_the_weights(seed: int) -> Finding:
     the step of gradient descent on Σ_t <g_t, z_t>, g_t random, for which it is used.
     """
     rng = torch.Generator().manual_seed(seed)
-    d, m, v, w, draws, tokens = 64, 256, 0.5, 0.5, 40, (1, 4, 16, 64)
+    d, m, v, w, draws, tokens = 64, 256, 0.5, 0.5, repeats(40), (1, 4, 16, 64)
 
     def moved(x: Tensor, W: Tensor, V: Tensor, dW: Tensor, dV: Tensor) -> tuple[float, float]:
         """‖∂z/∂V ΔV‖² and ‖∂z/∂V ΔV + ∂z/∂W ΔW‖², means over tokens."""
