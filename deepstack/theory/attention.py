@@ -132,10 +132,11 @@ def saturation(seed: int) -> Finding:
             means, errors = zip(*columns, strict=True)
             lines.append(Line(f"{label}, {word} 1/√d", sizes, means, error=errors))
     note = (
-        f"64 keys, {draws} draws of 64 queries. It saturates. The gradient by the logits falls, "
-        "more slowly below d_head = 512; at 64 it is not yet below that with the scale. By the "
-        "queries the mean does not vanish at all: it gathers, √d_head times as large, in the few "
-        "queries whose two largest logits are close, while that of most queries vanishes (median)."
+        f"64 keys, {draws} draws of 64 queries (256 for the exponent). It saturates. The gradient "
+        "by the logits falls, more slowly below d_head = 512; at 64 it is not yet below that with "
+        "the scale. By the queries the mean does not vanish at all: it gathers, √d_head times as "
+        "large, in the few queries whose two largest logits are close, while that of most queries "
+        "vanishes (median)."
     )
     return Finding(
         parts, note, Curves("width of a head d", "gradient of the softmax", lines, True, True)
