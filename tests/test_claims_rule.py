@@ -154,16 +154,16 @@ def test_thorough_draws_eight_times_as_many_and_decides(noisy: None) -> None:
     assert part["draws"] < part["draws_needed"] <= decided["draws"]
     assert (decided["agrees"], decided["decision"]) == (True, "agrees")
     assert decided["draws_needed"] is None
-    again = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
-    assert again == [plain]  # the option of one call is not kept for the next
+    repeated = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
+    assert repeated == [plain]  # the option of one call is not kept for the next
 
 
 def test_table_and_page_list_undecided_parts_with_the_draws_they_need(
     noisy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    (found,) = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
-    first, second = (part["draws_needed"] for part in found["parts"])
+    (reported,) = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
+    first, second = (part["draws_needed"] for part in reported["parts"])
     table = run(app, ["theory", "--claim", "C0"]).stdout
     assert f"undecided (needs {first} draws, has 40)" in table
     page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
