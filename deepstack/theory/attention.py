@@ -55,8 +55,8 @@ def dot_product(seed: int) -> Finding:
             q, k, _ = attention.project(x)
             stacks.append(power(q @ k.transpose(-1, -2)) / q.shape[-1])
     parts += [
-        Part.mean("share beyond 3√d_head, d_head = 64: that of a normal", 0.0027, ratios[2],
-                  tolerance=0.2, stated=False),
+        Part.mean("share beyond 3√d_head, d_head = 64: at least that of a normal", 0.0027,
+                  ratios[2], relation=">=", stated=False),
         Part.mean("E[(q·k)²]/d_head, layer 1 of a stack", 1.0, stacks, stated=False),
     ]  # fmt: skip
     return Finding(
