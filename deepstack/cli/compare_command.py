@@ -36,11 +36,16 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table in Markdown.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds."""
+    """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
+
+    val_low to val_high is the 95 % interval of the mean over n seeds, diff_low to diff_high that of
+    the difference over pairs of runs (Student's t).
+    """
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
     table = compared(directories, against, best, say=lambda line: typer.echo(line, err=True))
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
-    first = ["setting", "depth", "val_loss", "val_sd", "difference", "se", *best, "outcome"]
+    interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
+    first = ["setting", "depth", "val_loss", *interval, *best, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS = (
-    "val_loss", "val_sd", "unigram", "difference", "se", "update_first", "update_last", "step_ms"
+    "val_loss", "val_sd", "val_low", "val_high", "unigram", "difference", "se", "diff_low",
+    "diff_high", "update_first", "update_last", "step_ms"
 )  # fmt: skip
 
 
@@ -59,10 +60,14 @@ def compare(
     | seeds            |      | how many                                                           |
     | outcome          |      | trained, stalled, above, diverged (chart `outcomes`), or the state |
     | val_loss, val_sd | nats | final validation loss, where [MASK] is shown if anywhere: mean and |
-    |                  |      | standard deviation over the seeds that are done                    |
+    |                  |      | standard deviation over the `n` seeds that are done                |
+    | val_low,         | nats | 95 % interval of that mean: Student's t with n - 1 degrees of      |
+    | val_high         |      | freedom; empty for one seed                                        |
     | unigram          | nats | what a predictor without context pays on the same positions        |
     | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
     |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
+    | diff_low,        | nats | 95 % interval of the difference: Student's t with pairs - 1        |
+    | diff_high        |      | degrees of freedom; empty for one pair                             |
     | train.lr, …      |      | with `best`: its value here, and `edge`: whether it is the least   |
     |                  |      | or the greatest that was tried, so that a better one may lie there |
     | update_first     |      | ‖ΔF‖ after the first step, relative where some F leaves no norm    |
@@ -71,9 +76,10 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among those of which every seed is done; it is chosen by the very losses that
-    are shown.  Of several studies, one that has no such run is not compared, and one in which no
-    such key varies not chosen from.
+    val_loss is least, among those of which every seed is done.  Choice and comparison use the same
+    losses.  This biases a mean and a difference, and no interval accounts for it; other seeds,
+    trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
+    compared, and one in which no such key varies not chosen from.
 
     `say` gets a sentence for each run that cannot be read and is left out.  Raises
     NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
@@ -147,6 +153,9 @@ def comparison(
             "outcome": outcomes_of(there),
             "val_loss": finite(loss.mean),
             "val_sd": finite(loss.mean - loss.low),
+            "val_low": finite(loss.mean - half_width(loss)),
+            "val_high": finite(loss.mean + half_width(loss)),
+            "n": loss.n,
             "unigram": mean_of([loss_and_floor(run)[1] for run in there]),
         }
         if base is not None:
@@ -210,6 +219,16 @@ def loss_of(runs: Sequence[Run], column: str) -> Spread:
     return spread_of([loss for run in runs if (loss := final_value(run, column)) is not None])
 
 
+def half_width(spread: Spread) -> float:
+    """Half the width of a mean's 95 % interval (Student's t); NaN for fewer than two values."""
+    if spread.n < 2:
+        return math.nan
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(spread.n - 1, 0.975))
+    return quantile * (spread.mean - spread.low) / math.sqrt(spread.n)
+
+
 class Baseline:
     """The runs of `key=value` among others, or of a scheme: what each of the others is paired with.
 
@@ -253,7 +272,13 @@ class Baseline:
             found += [own - base] if own is not None and base is not None else []
         spread = spread_of(found)
         error = (spread.mean - spread.low) / math.sqrt(spread.n) if found else math.nan
-        return {"difference": finite(spread.mean), "se": finite(error), "pairs": spread.n}
+        return {
+            "difference": finite(spread.mean),
+            "se": finite(error),
+            "diff_low": finite(spread.mean - half_width(spread)),
+            "diff_high": finite(spread.mean + half_width(spread)),
+            "pairs": spread.n,
+        }
 
 
 def label_of(series: Series) -> str:
