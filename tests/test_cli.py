@@ -46,7 +46,7 @@ def test_help_and_config_errors_import_no_torch(words: list[str]) -> None:
         "import sys; from deepstack.cli import app\n"
         "try: app(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
