@@ -22,6 +22,7 @@ Handle = Line2D | Patch
 PAD = 0.06  # inches around everything and between blocks
 LINE = 1.25  # distance of lines of text, in font sizes
 TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
+LONGEST = 1000  # letters of a title, a label or a caption
 # Where a line may end, from best to worst: spaces, no-break ones, marks, anywhere.
 BREAKS = tuple(map(re.compile, ("(?<= )", "(?<=\u00a0)", r"(?<=[/_.,:;\-])", "(?<=.)")))
 
@@ -249,8 +250,11 @@ def wrap(
     """Break at spaces so that each line fits the width in inches.
 
     Not at no-break ones, unless what they join is longer than a line: that is broken there, and
-    `inside` of words after marks and between letters.
+    `inside` of words after marks and between letters.  The middle of a text of more than LONGEST
+    letters is left out: nobody reads it, and every letter takes time.
     """
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     font = FontProperties(size=size, weight="bold" if bold else "normal")
 
     def fits(line: str) -> bool:

@@ -194,11 +194,16 @@ def short(key: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A config value in a label: `0.001`, `on`, `(0.9, 0.98)`."""
+    """A config value in a label: `0.001`, `on`, `(0.9, 0.98)`; a long one without its middle."""
+    whole = _text(value)
+    return whole if len(whole) <= 300 else f"{whole[:140]}…{whole[-140:]}"
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, (list, tuple)):
-        return "(" + ",\u00a0".join(map(text, value)) + ")"
+        return "(" + ",\u00a0".join(map(_text, value)) + ")"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -378,7 +383,9 @@ def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return repr(value)
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _order(value: Any) -> tuple[int, float, str]:

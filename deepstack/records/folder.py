@@ -33,6 +33,9 @@ STEPS_COLUMNS = (
 TIMING_COLUMNS = ("step", "step_ms", "peak_memory_mb")
 EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
+# What runs of any study are told apart by.
+IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
+
 ENDED = ("done", "diverged")
 STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted")
 
@@ -150,8 +153,19 @@ class RunFolder:
         self.write_json(self.status_path, {"state": state, "step": step, "error": error, **extra})
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved config as a nested dict. Raises ResourceError when it cannot be read."""
-        return _load_yaml(self.config_path)
+        """Return the resolved config as a nested dict.
+
+        Raises ResourceError when it cannot be read or a value that tells runs apart has no sense.
+        """
+        config = _load_yaml(self.config_path)
+        for key, kind in IDENTITY.items():
+            section, _, name = key.rpartition(".")
+            found = config.get(section, {}) if section else config
+            value = found.get(name, kind()) if isinstance(found, dict) else found
+            if type(value) is not kind:
+                words = repr(value) if len(repr(value)) < 80 else f"a {type(value).__name__}"
+                raise damaged(self.config_path, f"found {words} as {key}")
+        return config
 
     def read_meta(self) -> dict[str, Any]:
         return _load_json(self.meta_path)
@@ -257,8 +271,8 @@ class RunFolder:
             raise
         except OSError as error:
             raise ResourceError(f"{path}: {error.strerror or error}") from error
-        except (ValueError, EOFError, MemoryError) as error:
-            # what numpy says of it advises to run what the file may hold
+        except Exception as error:  # numpy evaluates the header, which may raise anything
+            # numpy's own advice is to run what the file may hold
             raise damaged(path, "is no array of numbers") from error
         if found.ndim != (1 if name == "steps" else 2):
             raise damaged(path, "is no array as a run has it")

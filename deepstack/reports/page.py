@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
@@ -235,7 +236,11 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"cell": cell, "counted": lambda number, form: counted(form, number)}
+    made.filters |= {
+        "address_of": lambda path: quote(os.fsencode(path)),  # a path need not be UTF-8
+        "cell": cell,
+        "counted": lambda number, form: counted(form, number),
+    }
     return made.get_template("page.html").render(
         sections=sections,
         skipped=skipped,
