@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from deepstack import config as conf
+from deepstack.records import trouble
 from deepstack.sweeps import starter
 from deepstack.sweeps.launcher import Launcher, train_words
 from deepstack.sweeps.plan import Cell
@@ -56,11 +57,14 @@ class Local(Launcher):
         beside = self._starter.folder / f"{self._started:06d}"
         self._started += 1
         config = beside.with_suffix(".yaml")
-        config.write_text(conf.to_yaml(cell.config), encoding="utf-8")
+        errors = beside.with_suffix(".err")
+        with trouble(config):
+            config.write_text(conf.to_yaml(cell.config), encoding="utf-8")
+            errors.touch()
         words = train_words(config, out=self.out, study=self.study)
         process = self._starter.start(
             words,
-            beside.with_suffix(".err"),
+            errors,
             {} if place.gpu is None else {"CUDA_VISIBLE_DEVICES": place.gpu},
             memory=place.memory if place.limited else None,
         )

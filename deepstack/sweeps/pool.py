@@ -19,8 +19,8 @@ POLL_SECONDS = 0.1
 # From the request to save and end to the kill: of a run that took too long, of a sweep that stops.
 GRACE_SECONDS = 30.0
 STOP_GRACE_SECONDS = 120.0
-# What `train` ends with when it was asked to end: it has saved.
-ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+# `train` ends with 128 + one of these after it has saved.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # ... and when it refused to begin or go on; the folder then says what it said before.
 REFUSED = (2, 5, 6)
 
@@ -139,7 +139,11 @@ class Pool:
         entry.first_step = entry.step
         with contextlib.suppress(ResourceError):  # the run will say so itself
             entry.cell.claim()
-        entry.process = self.launcher.start(entry.cell)
+        try:
+            entry.process = self.launcher.start(entry.cell)
+        except ResourceError as error:  # no space for its temporary files: the next may have some
+            entry.state, entry.message = "failed", str(error)
+            return
         entry.state, entry.began = "running", time.monotonic()
 
     def _end(self, entry: Progress, number: int, grace: float) -> None:
@@ -170,7 +174,7 @@ class Pool:
         run = Run(entry.cell.folder.path)
         there = run.folder.exists()
         entry.state = run.state if there else "new"
-        asked = code in ASKED or -code in (signal.SIGINT, signal.SIGTERM)
+        asked = code - 128 in STOP_SIGNALS or -code in STOP_SIGNALS
         if entry.state in FINISHED:
             return
         if entry.state == "out_of_memory":
