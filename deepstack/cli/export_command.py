@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,20 +161,20 @@ def timed(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any
 def write(
     to: Path, config: str, built: Built, values: dict[str, Tensor], facts: dict[str, Any]
 ) -> None:
-    """The three files of an export; raises ResourceError when the disk refuses."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    """Write the three files of an export, the weights last.
+
+    A kill at any moment leaves no weights or a whole export.  Raises ResourceError when the disk
+    refuses.
+    """
+    from safetensors.torch import save
 
     from deepstack.model.plain import export_paths, to_plain
-    from deepstack.records import trouble
+    from deepstack.records.files import replace_all
 
     paths = export_paths(to)
-    with trouble(paths.weights):
-        paths.weights.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(to_plain(built.model, values), paths.weights)
-        except SafetensorError as error:  # how it reports what the disk refused
-            raise OSError(str(error)) from error
-        paths.config.write_text(config, encoding="utf-8")
-        shutil.copymode(paths.config, paths.weights)  # safetensors makes files of the user's alone
-        paths.about.write_text(jsonlib.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    about = jsonlib.dumps(facts, indent=2) + "\n"
+    contents = [(paths.config.name, config.encode()), (paths.about.name, about.encode())]
+    replace_all(
+        paths.weights.parent,
+        [*contents, (paths.weights.name, save(to_plain(built.model, values)))],
+    )

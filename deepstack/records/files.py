@@ -191,7 +191,7 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
                 os.replace(draft, path)
         with trouble(folder):
             sync_folder(folder)
-    except ResourceError:
+    except BaseException:
         for draft in drafts.values():
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
