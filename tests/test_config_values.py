@@ -175,6 +175,15 @@ def test_non_defaults_hash_and_run_name() -> None:
     assert conf.config_hash(read) == "29c725"
 
 
+def test_roles_in_any_order_are_one_experiment() -> None:
+    one, other = (
+        conf.parse_config(f"train: {{trainable: {roles}}}") for roles in ("[q, w1]", "[w1, q, q]")
+    )
+    assert one == other and conf.to_yaml(one) == conf.to_yaml(other)
+    # a hash that changed would give recorded runs another name
+    assert conf.config_hash(one) == conf.config_hash(other) == "422399"
+
+
 @pytest.mark.parametrize(
     ("name", "path", "study"),
     [

@@ -28,6 +28,12 @@ Role = Literal[
 ROLES: tuple[str, ...] = get_args(Role)
 MATRICES = ROLES[: ROLES.index("bias")]  # of the layers
 
+
+def _in_order(roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Return each role once, in the order of ROLES: one experiment has one spelling."""
+    return tuple(role for role in ROLES if role in roles)
+
+
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
     "truncated_normal", "normal", "zero_identity", "ntk",
@@ -282,7 +288,12 @@ class Train(_Section):
     """A factor on the learning rate of a role's parameters: {q: 0.5}."""
     trainable: (
         Literal["all"]
-        | Annotated[tuple[Role, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+        | Annotated[
+            tuple[Role, ...],
+            BeforeValidator(_as_tuple),
+            Field(min_length=1),
+            AfterValidator(_in_order),
+        ]
     ) = "all"
     """Which roles are trained: 'all', or a list of roles."""
     precision: Literal["fp32", "bf16"] = "fp32"
