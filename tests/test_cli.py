@@ -262,7 +262,7 @@ def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 @pytest.mark.slow
 def test_a_signal_saves_and_the_same_command_goes_on(

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "deepstack"
 
 FLOORS = [
-    {"collector", "ctrl_c", "errors", "registry", "options", "plugins", "yaml_reader"},
+    {"collector", "ctrl_c", "ending", "errors", "registry", "options", "plugins", "yaml_reader"},
     {"config", "records", "speed"},
     {"schemes", "tasks", "plots"},
     {"model", "reports"},

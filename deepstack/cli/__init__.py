@@ -1,5 +1,8 @@
 """The command line: one file a command."""
 
-from deepstack.cli.app import app, main
+from deepstack.ending import one_line_endings
+
+with one_line_endings():  # an interrupt or a lack of memory may come during the imports
+    from deepstack.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import io
 import os
@@ -16,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from deepstack.cli.streams import printable_streams
-from deepstack.errors import ConfigError, DeepstackError, ResourceError
+from deepstack.ending import flush_stdout, one_line_endings
+from deepstack.errors import DeepstackError
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
@@ -38,26 +38,16 @@ COMMANDS = (
     "rm",
 )
 
-# what a stream or a disk says that takes nothing more
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-
 
 class Group(TyperGroup):
-    """Commands whose errors are a few lines on stderr and an exit code, never a traceback.
+    """Prints the errors of commands in a few lines on stderr and sets the exit code.
 
-    But for a bug of deepstack's own; one of a plugin is said with the plugin's line.
+    A bug in deepstack keeps its traceback; a bug in a plugin shows the plugin's line.
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            with printable_streams():
-                return super().main(*args, **kwargs)
-        except OSError as error:
-            if error.errno not in REFUSED:
-                raise
-            silence(sys.stdout)  # the work is done, its answer is lost
-            complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
-            sys.exit(ResourceError.exit_code)
+        with printable_streams():
+            return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if name in self.commands]
@@ -71,13 +61,11 @@ class Group(TyperGroup):
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
             # The reader of stdout has gone, as after `| head`; what was to be done is done.
-            silence(sys.stdout)
+            flush_stdout()
             raise typer.Exit(0) from None
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            complain(f"{error.filename}: {error.strerror}")
-            raise typer.Exit(ConfigError.exit_code) from None
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(130) from None
         except Exception as error:
             if hasattr(error, "option_name") and hasattr(error, "possibilities"):
                 say_option(error)  # its class is typer's own affair
@@ -146,19 +134,14 @@ def main() -> None:
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         take_any_text(stream)
-    app()
+    with one_line_endings():
+        app()
 
 
 def complain(text: str) -> None:
     """Say what went wrong, where stderr takes it; the exit code says it too."""
     with suppress(OSError):
         typer.echo(f"deepstack: {text}", err=True)
-
-
-def silence(stream: TextIO) -> None:
-    """Throw away what a stream still holds and is given: Python would try again at its exit."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def take_any_text(stream: TextIO) -> None:

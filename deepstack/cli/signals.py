@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop after its step, a second one ends it."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first asks the run to stop after its step, a second one ends it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Schedulers, and parents that die, send SIGTERM more than once: so soon it is the same request.
+from deepstack.ending import SIGNALS
+
+# Schedulers, terminals and parents that die send SIGTERM and SIGHUP more than once: a repetition
+# within this time is the same request.
 SAME_SECONDS = 10.0
 
 
@@ -32,7 +34,7 @@ class StopRequest:
     def handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal is not None:
-            if number == signal.SIGTERM and now - self._since < SAME_SECONDS:
+            if number != signal.SIGINT and now - self._since < SAME_SECONDS:
                 return
             self.code = 128 + number
             raise SystemExit(self.code)
@@ -41,14 +43,15 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Handlers from here to the end of the process, which is near when the block ends.
+    """Install handlers that stay until the process ends, soon after the block.
 
-    What comes after the block finds the work saved: while a stopped run says how to go on, a second
-    SIGTERM is the same request still; a run that is done ends with 0.
+    The work is saved then: a second SIGTERM is still the same request, and a run that is done ends
+    with 0.  SIGHUP stays ignored where it was ignored at the start, as under nohup.
     """
     request = StopRequest()
     for number in SIGNALS:
-        signal.signal(number, request.handle)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, request.handle)
     try:
         yield request
     except Exception:

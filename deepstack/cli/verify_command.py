@@ -26,10 +26,11 @@ def verify(
     ],
     json: Json = False,
 ) -> None:
-    """Check every file of every run: is it what was written?  Exit 6 where one is not.
+    """Check every data file of every run: is it what was written?  Exit 6 where one is not.
 
     A run that has ended is compared with its checksums.json; one that has not, with its
-    checkpoints.  Who can write the folder can write another checksum too: it is no signature.
+    checkpoints.  log.txt is not checked.  Who can write the folder can write another checksum too:
+    it is no signature.
     """
     from deepstack.cli.tables import emit
     from deepstack.records import folders_to_inspect, inspect

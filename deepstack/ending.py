@@ -1,0 +1,118 @@
+"""Turns signals, lack of memory and errors of the system into one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from deepstack.errors import ConfigError, ResourceError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# A stream or a disk that takes nothing more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+# The user has to give another path.
+WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+# Bytes of address space below which the imports of torch and OpenBLAS fail.
+LEAST_ADDRESSES = 700_000_000
+# How libraries report that the system gave them no memory.
+NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory",
+             "can't start new thread", "not enough memory")  # fmt: skip
+
+
+@contextmanager
+def one_line_endings() -> Iterator[None]:
+    """End the process with one line where a signal or the system ends the block.
+
+    The exit code is 128 + the signal, 5 for memory and disk, 2 for an impossible path.  Other
+    errors keep their traceback.  Signals that were ignored at the start stay ignored.
+    """
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if came and number != signal.SIGINT:
+            return
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+    try:
+        refuse_hopeless()
+        yield
+    except BaseException as error:
+        ended = isinstance(error, SystemExit)  # its text is on stderr already
+        # A library may make an error of its own of an interrupt.
+        reason = ("interrupted", 128 + came[0]) if came else None if ended else reason_of(error)
+        if reason is None:
+            raise
+        text, code = reason
+        if not ended:
+            with suppress(OSError):
+                shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+                os.write(2, f"deepstack: {shown}\n".encode("utf-8", "backslashreplace"))
+        flush_stdout()
+        sys.exit(code)
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
+
+
+def refuse_hopeless() -> None:
+    """Raise an error where torch and OpenBLAS would end the process in their own way."""
+    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < LEAST_ADDRESSES:
+        raise MemoryError(f"deepstack needs {LEAST_ADDRESSES / 1e6:.0f} MB")
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        advice = "deleted; change to another folder"
+        raise OSError(error.errno, advice, "the working directory") from None
+
+
+def reason_of(error: BaseException) -> tuple[str, int] | None:
+    """Text and exit code of an error that comes from the system, or None."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+        chain.append(cause)
+    for one in reversed(chain):
+        if isinstance(one, MemoryError) or any(words in str(one).lower() for words in NO_MEMORY):
+            line = next(iter(str(one).splitlines()), "an allocation failed")
+            return f"out of memory{address_limit()}: {line}", ResourceError.exit_code
+    # pathlib raises a RuntimeError for a link to itself.
+    found = chain[1] if isinstance(error, RuntimeError) and len(chain) > 1 else error
+    if not isinstance(found, OSError) or (found is not error and found.errno != errno.ELOOP):
+        return None
+    code = ConfigError.exit_code if found.errno in WRONG_PATH else ResourceError.exit_code
+    if found.errno in FULL:
+        return f"{found.filename or 'the output'} cannot be written: {found.strerror}", code
+    where = f"{found.filename}: " if found.filename is not None else ""
+    return f"{where}{found.strerror or found}", code
+
+
+def address_limit() -> str:
+    """The limit of the address space in words; empty where there is none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f" (the address space is limited to {limit / 1e6:.0f} MB, see ulimit -v)"
+
+
+def flush_stdout() -> None:
+    """Write buffered output; discard it if that fails, as Python would try again at its exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
