@@ -39,6 +39,8 @@ def one_line_endings() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if came and number != signal.SIGINT:
             return
+        if not came:
+            print_line("interrupted")
         came.append(number)
         raise KeyboardInterrupt
 
@@ -51,22 +53,25 @@ def one_line_endings() -> Iterator[None]:
         refuse_hopeless()
         yield
     except BaseException as error:
-        ended = isinstance(error, SystemExit)  # its text is on stderr already
-        # A library may make an error of its own of an interrupt.
-        reason = ("interrupted", 128 + came[0]) if came else None if ended else reason_of(error)
+        if came:  # whatever a library made of the interrupt
+            sys.exit(128 + came[0])
+        reason = None if isinstance(error, SystemExit) else reason_of(error)
         if reason is None:
             raise
-        text, code = reason
-        if not ended:
-            with suppress(OSError):
-                shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-                os.write(2, f"deepstack: {shown}\n".encode("utf-8", "backslashreplace"))
+        print_line(reason[0])
         flush_stdout()
-        sys.exit(code)
+        sys.exit(reason[1])
     finally:
         for number, handler in before.items():
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
+
+
+def print_line(text: str) -> None:
+    """Print a message on stderr, whatever state Python is in; control characters as escapes."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    with suppress(OSError):
+        os.write(2, f"deepstack: {shown}\n".encode("utf-8", "backslashreplace"))
 
 
 def refuse_hopeless() -> None:

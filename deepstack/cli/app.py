@@ -63,9 +63,6 @@ class Group(TyperGroup):
             # The reader of stdout has gone, as after `| head`; what was to be done is done.
             flush_stdout()
             raise typer.Exit(0) from None
-        except KeyboardInterrupt:
-            complain("interrupted")
-            raise typer.Exit(130) from None
         except Exception as error:
             if hasattr(error, "option_name") and hasattr(error, "possibilities"):
                 say_option(error)  # its class is typer's own affair
