@@ -30,6 +30,7 @@ from deepstack.speed import (
     started_by_torchrun,
 )
 from deepstack.speed.choose import has_triton
+from deepstack.training.fingerprint import numeric_path
 
 # Of a GPU: tokens * d_model * d_ff up to which a layer is launches, whatever it computes.
 SMALL_LAYER = 2**26
@@ -167,14 +168,14 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
 def environment(
     config: conf.Config, device: torch.device, threads: int, processes: Processes = ALONE
 ) -> dict[str, Any]:
-    """What two runs must share for their logs to be equal byte for byte."""
+    """The environment of a run as meta.json records it: `environment_changes` compares two.
+
+    Call it within `torch_settings`: the fingerprint depends on the number of threads.
+    """
     ways = ways_of(config, device, processes)
     return {
-        "deepstack": metadata.version("deepstack"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **versions(device),
+        **numeric_path(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "deterministic": config.runtime.deterministic,
@@ -182,6 +183,17 @@ def environment(
         "parallel": parallel_of(config, processes),
         **asdict(ways),
         **({"triton": triton_version()} if device.type == "cuda" and ways.fused else {}),
+    }
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of deepstack, Python and torch, and the device."""
+    return {
+        "deepstack": metadata.version("deepstack"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
 
 

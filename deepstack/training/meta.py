@@ -147,12 +147,32 @@ def refuse_probed(folder: RunFolder) -> None:
 
 
 def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Every difference between two environments, as 'torch was …, is …'."""
-    return [
-        f"{key} was {known.get(key)!r}, is {now.get(key)!r}"
-        for key in sorted({*known, *now})
-        if known.get(key) != now.get(key)
+    """Every difference between two environments, as 'torch was …, is …'.
+
+    CPU and variables explain another fingerprint and are no difference by themselves.  An
+    environment that was recorded without a fingerprint is compared without it.
+    """
+    (before, explaining), (after, more) = flattened(known), flattened(now)
+    names = {*before, *after}
+    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
+    if same_numbers:
+        names -= {"fingerprint", *explaining, *more}
+    changes = [
+        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
+        for name in sorted(names)
+        if before.get(name) != after.get(name)
     ]
+    if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
+        changes.append(f"cpu_model is {after.get('cpu_model')!r}")
+    return changes
+
+
+def flattened(environment: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """An environment with its variables beside its other keys; which keys explain a fingerprint."""
+    variables = environment.get("variables")
+    values = dict(variables) if isinstance(variables, dict) else {}
+    explaining = {"cpu_model", "instruction_sets", *values}
+    return values | {k: v for k, v in environment.items() if k != "variables"}, explaining
 
 
 def refuse_other_environment(known: dict[str, Any], now: dict[str, Any]) -> None:
@@ -172,7 +192,8 @@ def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     resumed = {"time": now["created"], "git": now["git"], "environment": now["environment"]}
     meta = now | {key: before[key] for key in ("created", "git") if key in before}
     meta["resumed"] = [*before.get("resumed", []), resumed]
-    if "environment_changed" in before or before.get("environment") != now["environment"]:
+    changes = environment_changes(before.get("environment", {}), now["environment"])
+    if "environment_changed" in before or changes:
         meta["environment_changed"] = True
     return meta
 

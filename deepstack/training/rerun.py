@@ -30,7 +30,7 @@ from deepstack.records.comparison import (
 from deepstack.speed import started_by_torchrun
 from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import choose_device, choose_threads, environment, git_state
+from deepstack.training.environment import choose_device, environment, git_state, torch_settings
 from deepstack.training.loop import train
 from deepstack.training.meta import environment_changes, refuse_probed
 from deepstack.training.observer import Observer, Row, Started
@@ -160,7 +160,9 @@ def described(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, l
             f"{folder.path} was trained on other data: sha256 was {known.get('sha256')}, "
             f"is {data.get('sha256')} ({data.get('name')})"
         )
-    now = environment(config, choose_device(config.runtime), choose_threads(config))
+    device = choose_device(config.runtime)
+    with torch_settings(config, device) as threads:
+        now = environment(config, device, threads)
     changes = environment_changes(meta["environment"], now)
     if "environment_changed" in meta:
         changes.append("parts of it were made in different ones (environment_changed)")
