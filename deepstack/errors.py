@@ -57,6 +57,10 @@ class DifferenceError(DeepstackError):
     exit_code = 6
 
 
+class ChangedLogError(DifferenceError):
+    """A log no longer holds the rows that its run has written."""
+
+
 class NothingMatchedError(DeepstackError):
     """No run, chart or name matched what was asked for."""
 

@@ -79,7 +79,8 @@ def walk(folder: RunFolder, steps: int) -> None:
             if step % INTERVAL == 0 or step == steps:
                 log.flush()
                 parts = {"weights": {"x": x}, "probe": {"random": random.get_state()}}
-                logs = {"steps": log.sha256_upto(step)}
+                log.check(ended=step == steps)
+                logs = {"steps": log.sha256}
                 ckpt.save(folder, ckpt.Checkpoint(step, parts, {"run": "walk", "logs": logs}))
                 folder.write_status("running", step)
                 mark(step)

@@ -7,16 +7,20 @@ import hashlib
 import io
 import math
 import os
+import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from deepstack.errors import DeepstackError, DifferenceError
+from deepstack.errors import ChangedLogError, DeepstackError, DifferenceError
 from deepstack.records.files import make_folder, reading, sync_folder, trouble
 
 # What is read of a log at once; a row has some hundred bytes.
 BLOCK = 2**16
+# Bytes above which a line is no row.
+LONGEST_LINE = 2**20
 
 Value = float | int | None
 
@@ -54,6 +58,8 @@ class AppendLog:
     `tolerance`: relative difference below which a replayed row counts as the same one (for runs
     without determinism); the row on disk stays, and `tolerated` counts such rows.
 
+    The log keeps a running sha256 of its rows; `check` compares the file with it.
+
     Raises DifferenceError when a row is not the one on disk, ResourceError when the disk refuses.
     """
 
@@ -74,6 +80,9 @@ class AppendLog:
         self._expected = b""
         self._at = 0  # how much of it has been written again
         self._file: int | None = None
+        self._sha256 = hashlib.sha256()  # of the rows written, or found equal on disk
+        self._size = 0  # bytes of the same rows
+        self._lines = array("I")  # crc32 of each of these lines, to find the one that changed
 
     def open(self, replay_from: int = -1) -> Self:
         """Open the file for writing; rows after step `replay_from` will be compared.
@@ -103,6 +112,7 @@ class AppendLog:
         else:
             done = data.rfind(b"\n") + 1
             self._cut(done)
+        self._count(data[:done])
         self.last_step = _last_step(data[len(header) : done]) if self.compared else None
         return self
 
@@ -123,11 +133,17 @@ class AppendLog:
         if self.compared and self.last_step is not None and step <= self.last_step:
             raise ValueError(f"{self.path.name}: step {step} after step {self.last_step}")
         line = (",".join(map(number_text, values)) + "\n").encode()
-        self._place(line)
+        self._count(self._place(line))
         self.last_step = step
 
-    def _place(self, line: bytes) -> None:
-        """Compare the line with the one expected here, then append what is not there yet."""
+    def _count(self, lines: bytes) -> None:
+        """Add whole lines to the running checksums."""
+        self._sha256.update(lines)
+        self._size += len(lines)
+        self._lines.extend(map(zlib.crc32, io.BytesIO(lines)))
+
+    def _place(self, line: bytes) -> bytes:
+        """Append what is not on disk yet of a line; return the line that is there afterwards."""
         # A run may have as many rows to write again as it has time between two checkpoints, so
         # what is left of them is not copied for each.
         there = self._expected[self._at : self._at + len(line)]
@@ -140,6 +156,7 @@ class AppendLog:
         elif self.tolerance and (old := self._tolerable(line)) is not None:
             self.tolerated += 1
             self._at += len(old)
+            return old
         elif self.tolerance and self._expected.find(b"\n", self._at) < 0:
             # Without determinism a torn line cannot be completed, so it is written anew.
             assert self._file is not None
@@ -150,6 +167,7 @@ class AppendLog:
             self._append(line)
         else:
             raise self._difference(self._next_line(), line)
+        return line
 
     def _tolerable(self, line: bytes) -> bytes | None:
         """The complete line expected here when it equals `line` within the tolerance."""
@@ -181,6 +199,49 @@ class AppendLog:
             with trouble(self.path):
                 os.fsync(self._file)
 
+    @property
+    def sha256(self) -> str:
+        """sha256 of the rows written since the file began, whatever the file holds now."""
+        return self._sha256.hexdigest()
+
+    def check(self, *, ended: bool = False) -> None:
+        """Raise ChangedLogError unless the file is the one opened and holds the rows written.
+
+        Rows that a resume has yet to write again may follow them, until the run has ended.
+        """
+        if self._file is None:
+            return
+        with trouble(self.path):
+            try:
+                same = os.path.samestat(os.lstat(self.path), os.fstat(self._file))
+            except FileNotFoundError:
+                raise self._changed("was removed") from None
+            if not same:
+                raise self._changed("was replaced by another file")
+        rest = b"" if ended else self.remaining
+        wanted = self._sha256.copy()
+        wanted.update(rest)
+        with self._reading() as file:
+            size = file.seek(0, os.SEEK_END)
+            if size != self._size + len(rest) or _sha256(file, size) != wanted.hexdigest():
+                raise self._changed(self._first_change(file, size, rest))
+
+    def _first_change(self, file: BinaryIO, size: int, rest: bytes) -> str:
+        """Where the file differs from the rows written, in words."""
+        file.seek(0)
+        number = at = 0
+        for crc in (*self._lines, *map(zlib.crc32, io.BytesIO(rest))):
+            line, number = file.readline(LONGEST_LINE), number + 1
+            if zlib.crc32(line) != crc:
+                if at + len(line) == size and not line.endswith(b"\n"):
+                    return f"was cut off in line {number} (at byte {size})"
+                return f"changed in line {number} (from byte {at}), which now is {line[:200]!r}"
+            at += len(line)
+        return f"has {size - at} bytes too many after line {number} (from byte {at})"
+
+    def _changed(self, how: str) -> ChangedLogError:
+        return ChangedLogError(f"{self.path}: {how} while its run worked")
+
     def close(self) -> None:
         """Flush and close; closing twice is harmless."""
         if self._file is not None:
@@ -208,14 +269,8 @@ class AppendLog:
 
     def sha256_upto(self, step: int) -> str:
         """sha256 of the file up to `offset_after(step)`: what a checkpoint remembers of the log."""
-        found = hashlib.sha256()
         with self._reading() as file:
-            left = _offset_after(file, step)
-            file.seek(0)
-            while data := file.read(min(left, BLOCK)):
-                found.update(data)
-                left -= len(data)
-        return found.hexdigest()
+            return _sha256(file, _offset_after(file, step))
 
     def last_upto(self, step: int) -> int | None:
         """The step of the last row that is not behind `step`; None where there is no such row."""
@@ -280,6 +335,16 @@ def _end_of(data: bytes, step: int) -> int:
             return end
         end = start
     return 0
+
+
+def _sha256(file: BinaryIO, size: int) -> str:
+    """sha256 of the first bytes of a file, which is read in blocks."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while data := file.read(min(size, BLOCK)):
+        found.update(data)
+        size -= len(data)
+    return found.hexdigest()
 
 
 def _offset_after(file: BinaryIO, step: int) -> int:

@@ -77,7 +77,11 @@ def damage(path: Path, largest: int | None = None) -> str | None:
 
 
 def write_checksums(
-    folder: RunFolder, *, checkpoints: bool = True, status: Mapping[str, Any] | None = None
+    folder: RunFolder,
+    *,
+    checkpoints: bool = True,
+    status: Mapping[str, Any] | None = None,
+    logs: Mapping[str, str] | None = None,
 ) -> str:
     """Write checksums.json, {relative path: sha256} of all data of a run; return its own sha256.
 
@@ -86,11 +90,10 @@ def write_checksums(
     ResourceError when the disk refuses.
     """
     with trouble(folder.path):
-        sums = {
-            name: sha256(path)
-            for name, path in data_files(folder).items()
-            if checkpoints or not name.startswith("checkpoint/")
-        }
+        sums = dict(logs or {})
+        for name, path in data_files(folder).items():
+            if name not in sums and (checkpoints or not name.startswith("checkpoint/")):
+                sums[name] = sha256(path)
         if status is not None:
             sums[STATUS] = status_sum(status)
         folder.write_json(folder.path / CHECKSUMS, sums)
@@ -98,14 +101,20 @@ def write_checksums(
 
 
 def write_end(
-    folder: RunFolder, state: str, step: int, *, checkpoints: bool = True, **about: Any
+    folder: RunFolder,
+    state: str,
+    step: int,
+    *,
+    checkpoints: bool = True,
+    logs: Mapping[str, str] | None = None,
+    **about: Any,
 ) -> None:
     """Say in status.json how a run has ended, after the checksums of all that it has written.
 
-    checkpoints: as in `write_checksums`; about: what else status.json says.
+    checkpoints, logs: as in `write_checksums`; about: what else status.json says.
     """
     said = {"state": state, "step": step, "error": None, **about}
-    digest = write_checksums(folder, checkpoints=checkpoints, status=said)
+    digest = write_checksums(folder, checkpoints=checkpoints, status=said, logs=logs)
     folder.write_status(state, step, checksums=digest, **about)
 
 

@@ -234,12 +234,16 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
     """The newest checkpoint that is whole and whose logs are still those it was saved with.
 
     Logs that have changed since are kept aside and cut back to what that checkpoint vouches for;
-    without any checkpoint left, training starts again from step 0.  What cannot be used is gone
+    without any checkpoint left, or after a log changed while the run worked, training starts again
+    from step 0.  What cannot be used is gone
     afterwards, so that it is in nobody's way.  said: told of all of it.
     """
     put_back(folder)
     before: int | None = None
     changed: dict[str, None] = {}
+    if "changed_log" in folder.read_status():
+        said("a log changed while this run worked: no checkpoint is used")
+        before, changed = 0, dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
     found, damaged = None, list[str]()
     while (found := newest(folder, damaged, owner, before)) is not None:
         wrong = changed_logs(folder, found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
-from deepstack.errors import DifferenceError, Interrupted, ResourceError
+from deepstack.errors import ChangedLogError, DifferenceError, Interrupted, ResourceError
 from deepstack.model import take_ways, with_defaults, without_defaults
-from deepstack.records import Run, RunFolder, write_end
+from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.speed import (
     Again,
@@ -42,7 +41,7 @@ from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.python_state import PythonState, not_read_again, watched
-from deepstack.training.recorder import Divergence, Recorder
+from deepstack.training.recorder import Divergence, Recorder, cause
 from deepstack.training.schedule import learning_rate
 from deepstack.training.together import (
     build_together,
@@ -56,17 +55,6 @@ from deepstack.training.together import (
 TOLERANCE = 1e-2
 # Bytes that a file of a checkpoint may have whatever the model: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
-
-
-def cause(found: Divergence, place: Culprit) -> str:
-    """'step 3: loss is nan, first not finite in layer 2, forward': what status.json has too."""
-    text = f"step {found.step}: {found.quantity} is {found.value:.4g}"
-    if math.isfinite(found.value):
-        return f"{text}, more than train.max_loss"
-    if place.layer is not None:
-        return f"{text}, first not finite in layer {place.layer}, {place.where}"
-    named = place.where in ("embedding", "head")
-    return f"{text}, first not finite in the {place.where}" if named else text
 
 
 class Job:
@@ -118,7 +106,7 @@ class Job:
         self.evaluation = Evaluation(self.task, train, self.device)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
         before = self.folder.read_meta()
-        self._resume(before, environment, allow_env_change)
+        resumed = self._resume(before, environment, allow_env_change)
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
         meta = meta_of(before, config, self.task, self.built.banks.count(), environment, command)
         self.folder.write_meta(meta)
@@ -135,6 +123,8 @@ class Job:
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
+        if resumed and self.processes.first and (names := ckpt.changed_logs(self.folder, resumed)):
+            raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
 
     def make_step(self, probe: Callable[[], dict[str, Tensor]] | None) -> Step:
         """The training step in the way that was chosen, with what measures the model after it."""
@@ -171,8 +161,8 @@ class Job:
 
     def _resume(
         self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool
-    ) -> None:
-        """Take up the newest whole checkpoint of a run whose meta.json was `before`, if any."""
+    ) -> ckpt.Checkpoint | None:
+        """Load and return the newest whole checkpoint of a run whose meta.json was `before`."""
 
         def find() -> ckpt.Checkpoint | None:
             if not allow_env_change:
@@ -180,12 +170,13 @@ class Job:
             return ckpt.fitting(self.folder, self.observer.said, self._owner())
 
         if (found := common_checkpoint(self.processes, find)) is None:
-            return
+            return None
         try:
             self._load(found)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             path = self.folder.checkpoint_path(found.step)
             raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
+        return found
 
     def _load(self, found: ckpt.Checkpoint) -> None:
         self.built.load(found.parts["weights"])
@@ -310,8 +301,7 @@ class Job:
             return
         self._refuse_another_model(step)
         self.looks.write()
-        for log in self._logs():
-            log.flush()
+        self._check_logs()
         parts = {
             "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
@@ -319,18 +309,24 @@ class Job:
             "layers": self.looks.records(),
         }
         if self.processes.first:
-            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, self._state(step)))
+            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, self._state()))
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
 
-    def _state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint says besides its tensors: whose it is, and the logs up to its step."""
-        logs = {log.path.stem: log.sha256_upto(step) for log in self._logs()}
+    def _state(self) -> dict[str, Any]:
+        """A checkpoint's values besides tensors: its run, and the sha256 of the logs."""
+        logs = {log.path.stem: log.sha256 for log in self._logs() if log.compared}
         return {"run": conf.digest(without_defaults(self.config)), "logs": logs}
 
-    def _logs(self) -> list[Any]:
-        return [self.recorder.steps, self.evals, *self.looks.logs]
+    def _logs(self) -> list[AppendLog]:
+        return [*self.recorder.logs, self.evals, *self.looks.logs]
+
+    def _check_logs(self, ended: bool = False) -> None:
+        """Sync the logs; raise ChangedLogError where one is not what this run has written."""
+        for log in self._logs():
+            log.flush()
+            log.check(ended=ended)
 
     def agreed(self, signal: int | None) -> int:
         """The signal that this process or another one was sent, or 0."""
@@ -350,23 +346,23 @@ class Job:
         """Write what is left, keep the weights of a run that is done, and say how it ended."""
         self.recorder.flush()
         self.looks.write()
-        for log in self._logs():
-            log.flush()
+        self._check_logs(ended=True)
         found = self.recorder.divergence
+        logs = {log.path.name: log.sha256 for log in self._logs()}
         if found is None:
             step = self.config.train.steps
             weights = {"weights": self.built.state()}
             if self.processes.first:
-                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, self._state(step)))
+                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, self._state()))
                 ckpt.keep_only(self.folder, step)
-                write_end(self.folder, "done", step)
+                write_end(self.folder, "done", step, logs=logs)
         else:
             step = found.step
             place = self._culprit(found) if self.processes.size == 1 else Culprit("unknown")
             about: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
             about |= {"first_bad_layer": place.layer, "found_in": place.where}
             if self.processes.first:
-                write_end(self.folder, "diverged", step, checkpoints=False, **about)
+                write_end(self.folder, "diverged", step, checkpoints=False, logs=logs, **about)
                 ckpt.keep_only(self.folder, -1)
             self.observer.said(cause(found, place))
         self.observer.finished("done" if found is None else "diverged", step)

@@ -16,6 +16,7 @@ import torch
 from deepstack import config as conf
 from deepstack.collector import collector_paused
 from deepstack.errors import (
+    ChangedLogError,
     ConfigError,
     DeepstackError,
     OutOfMemoryError,
@@ -158,6 +159,10 @@ def open_job(
             begun = job.last_step
             gc.freeze()  # what was built stays: the collector need not walk over it again
             yield job
+        except ChangedLogError as error:
+            folder.write_status("failed", job.last_step, error=str(error), changed_log=True)
+            again = "training it again keeps its logs in aside/ and starts from step 0"
+            raise ChangedLogError(f"{error}\nthe run has failed; {again}") from error
         except DeepstackError as error:
             if isinstance(error, PluginError) and job.last_step > begun:
                 folder.write_status("failed", job.last_step, error=str(error))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,10 +18,11 @@ from deepstack import config as conf
 from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe
 from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
-from deepstack.errors import ConfigError
+from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
+from deepstack.training.environment import versions
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING, f0_norm
 from deepstack.training.observer import Observer
@@ -223,13 +222,19 @@ class Probe:
     ) -> None:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
+        logs = [*recorder.logs, *([self._attribution] if self._attribution else [])]
+        for close in (recorder.close, *(log.close for log in logs)):
+            self._open.callback(close)
         try:
             recorder.flush()
-            recorder.close()
+            for log in logs:
+                log.flush()
+                log.check(ended=True)
             self._records.write()
-            if self._attribution is not None:
-                self._attribution.close()
-            self._finish(recorder, error)
+            self._finish(recorder, error, {log.path.name: log.sha256 for log in logs})
+        except ChangedLogError as changed:
+            self.folder.write_status("failed", self.at, error=str(changed))
+            raise
         finally:
             self._before, self._start = {}, {}
             self._open.close()
@@ -239,14 +244,16 @@ class Probe:
         """The run as it is read back from its folder."""
         return Run(self.folder.path)
 
-    def _finish(self, recorder: Recorder, error: BaseException | None) -> None:
+    def _finish(
+        self, recorder: Recorder, error: BaseException | None, logs: dict[str, str]
+    ) -> None:
         """Say in status.json how the run ended."""
         found = recorder.divergence
         if found is not None:
             more: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
-            write_end(self.folder, "diverged", found.step, **more)
+            write_end(self.folder, "diverged", found.step, logs=logs, **more)
         elif error is None:
-            write_end(self.folder, "done", self.at)
+            write_end(self.folder, "done", self.at, logs=logs)
         elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
             self.folder.write_status("interrupted", self.at)
         elif is_out_of_memory(error):
@@ -333,18 +340,10 @@ class Probe:
     def _meta(self) -> dict[str, Any]:
         """meta.json: where, when and with what the run was made, and what was looked at."""
         subject, device = self.subject, self.subject.initial.device
-        gpu = device.type == "cuda"
         return {
             "command": " ".join(sys.argv),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "environment": {
-                "deepstack": metadata.version("deepstack"),
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "device": device.type,
-                "device_name": torch.cuda.get_device_name(device) if gpu else "cpu",
-                "threads": torch.get_num_threads(),
-            },
+            "environment": versions(device) | {"threads": torch.get_num_threads()},
             "seed": self.seed,
             "parameters": {
                 "trained": sum(p.numel() for p in subject.parameters.values()),

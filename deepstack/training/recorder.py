@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from deepstack.diagnostics import Culprit
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, RunFolder
 from deepstack.speed import Measured
 from deepstack.training.environment import peak_memory_mb
@@ -22,6 +24,17 @@ class Divergence(NamedTuple):
     step: int
     quantity: str
     value: float
+
+
+def cause(found: Divergence, place: Culprit) -> str:
+    """'step 3: loss is nan, first not finite in layer 2, forward': what status.json has too."""
+    text = f"step {found.step}: {found.quantity} is {found.value:.4g}"
+    if math.isfinite(found.value):
+        return f"{text}, more than train.max_loss"
+    if place.layer is not None:
+        return f"{text}, first not finite in layer {place.layer}, {place.where}"
+    named = place.where in ("embedding", "head")
+    return f"{text}, first not finite in the {place.where}" if named else text
 
 
 class Row(NamedTuple):
@@ -47,6 +60,7 @@ class Recorder:
     ) -> None:
         self.steps = folder.log("steps", STEPS_COLUMNS, tolerance=tolerance).open(replay_from)
         self.timing = folder.log("timing", TIMING_COLUMNS).open(replay_from)
+        self.logs = [self.steps, self.timing]
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
