@@ -143,7 +143,7 @@ class AppendLog:
         self._lines.extend(map(zlib.crc32, io.BytesIO(lines)))
 
     def _place(self, line: bytes) -> bytes:
-        """Append what is not on disk yet of a line; return the line that is there afterwards."""
+        """Append the missing part of a line; return the line that is on disk afterwards."""
         # A run may have as many rows to write again as it has time between two checkpoints, so
         # what is left of them is not copied for each.
         there = self._expected[self._at : self._at + len(line)]

@@ -35,7 +35,7 @@ ATTENTIONS = ((4, 2, 16, 8), (2, 4, 64, 32))
 
 
 def numeric_path(device: torch.device, bf16: bool) -> dict[str, Any]:
-    """What selects kernels here, and the sha256 of the results of a few of them."""
+    """The CPU, the variables that select kernels, and the fingerprint of their results."""
     return {
         **cpu(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -65,15 +65,15 @@ def fingerprint(device: torch.device, bf16: bool) -> str:
 
     Leaves torch's random state alone.  bf16: whether the run multiplies in bf16 too.
     """
-    found = hashlib.sha256()
-    for place in dict.fromkeys(("cpu", device.type)):
-        for result in results(torch.device(place), bf16):
-            found.update(result.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    for kind in dict.fromkeys(("cpu", device.type)):
+        for result in results(torch.device(kind), bf16):
+            digest.update(result.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def results(device: torch.device, bf16: bool) -> Iterator[Tensor]:
-    """The results that the fingerprint is of: operations of a training step, in its shapes."""
+    """Yields the results of a training step's operations on fixed inputs."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

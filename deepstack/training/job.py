@@ -323,7 +323,7 @@ class Job:
         return [*self.recorder.logs, self.evals, *self.looks.logs]
 
     def _check_logs(self, ended: bool = False) -> None:
-        """Sync the logs; raise ChangedLogError where one is not what this run has written."""
+        """Sync the logs; raise ChangedLogError if one differs from the rows written."""
         for log in self._logs():
             log.flush()
             log.check(ended=ended)
