@@ -75,7 +75,8 @@ FAULTS = (
     ),
     Fault(
         "deviation_as_standard_error", "reports",
-        "(spread.mean - spread.low) / math.sqrt(spread.n)", "(spread.mean - spread.low)",
+        "error = (spread.mean - spread.low) / math.sqrt(spread.n)",
+        "error = (spread.mean - spread.low)",
         "test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     Fault(
