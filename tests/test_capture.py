@@ -112,7 +112,7 @@ def test_a_look_that_cannot_be_captured_holds_nothing_afterwards(graphs: list[Gr
         return len(failed)
 
     lines: list[str] = []
-    again = Again(look, lines.append, lambda: None)
+    again = Again(look, lines.append)
     gc.collect()
     gc.disable()
     try:

@@ -40,9 +40,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that are replayed."""
     found: list[Recording] = []
 
-    def seen(recording: Recording, may_join: bool = True) -> Any:
+    def seen(recording: Recording) -> Any:
         found.append(recording)
-        return bound(recording, may_join)
+        return bound(recording)
 
     monkeypatch.setattr("deepstack.speed.replay.bound", seen)
     return found
@@ -111,22 +111,6 @@ def test_every_kind_of_step_replayed_gives_the_same_bytes(
     kind: dict[str, Any], tmp_path: Path, recordings: list[Recording]
 ) -> None:
     assert_equal(*both(config(**kind), tmp_path, recordings))
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu", "sigmoid", "tanh", "selu"])
-@pytest.mark.parametrize("scheme", ["pre_ln", "sandwich_ln"])
-@pytest.mark.parametrize(
-    ("batch", "seq", "width"), [(2, 3, 8), (3, 4, 4), (1, 2, 8)], ids=["48", "48 by 12", "16"]
-)
-def test_what_is_left_over_at_the_end_of_a_vector_is_computed_alike(
-    batch: int, seq: int, width: int, scheme: str, activation: str, tmp_path: Path,
-    recordings: list[Recording],
-) -> None:  # fmt: skip
-    """Sixteen numbers more than whole vectors hold: another function's last bits are theirs."""
-    shape = config(model__scheme=scheme, model__activation=activation, train__batch_size=batch,
-                   task__name="copy", task__seq_len=seq, model__d_model=8, model__n_heads=1,
-                   model__d_ff=width, log__probe_sequences=1, train__lr=0.03)  # fmt: skip
-    assert_equal(*both(shape, tmp_path, recordings))
 
 
 def test_a_diverging_run_ends_at_the_same_step(tmp_path: Path, recordings: list[Recording]) -> None:

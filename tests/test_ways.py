@@ -166,7 +166,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "recompute": False, "inside": False, "nodes": True,
+    "uniform": True, "static": True, "recompute": False, "inside": False, "nodes": True,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
@@ -197,6 +197,8 @@ AUTO = {
         ({"gpu": True, "processes": 2}, Ways(True, False, False)),
         ({"gpu": True, "sharded": True, "processes": 2}, Ways(False, False, False)),
         ({"gpu": True, "uniform": False}, Ways(True, False, True)),
+        ({"gpu": True, "static": False}, Ways(True, False, False)),
+        ({"static": False}, Ways(True, False, False, False)),
         ({"gpu": True, "uniform": False, "fused": False}, Ways(False, False, True)),
         (
             {"gpu": True, "compiled": False, "dropout": True, "recompute": True},

@@ -69,12 +69,6 @@ class ModelUpdate:
         self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
 
-    def is_so(self) -> bool:
-        """Whether F is, bit for bit, what was measured last: not where a step was recorded, and the
-        model has since become another function of its parameters."""
-        now, then = (F.flatten().view(torch.uint8) for F in (self.hidden(), self.previous))
-        return torch.equal(now, then)
-
     def state(self) -> dict[str, Tensor]:
         """F_0 and F_{t−1}: what a checkpoint must keep."""
         return {"initial": self.initial, "previous": self.previous}

@@ -38,7 +38,9 @@ class RunningLogits(nn.Module):
         return total * self.share if self.mean else total, total
 
 
-class RealFormer(Scheme, name="real_former", label="RealFormer", paper="arXiv:2012.11747"):
+class RealFormer(
+    Scheme, name="real_former", label="RealFormer", paper="arXiv:2012.11747", static=True
+):
     """x <- LN(x + A(x)), S_l = q kᵀ/sqrt(d_head) + S_{l-1} in A's softmax, x <- LN(x + F(x)).
 
     He et al. 2020, arXiv:2012.11747, section 3.  Post-LN whose attention logits have a residual of
@@ -108,7 +110,9 @@ class MixedValues(nn.Module):
         return self.a * first + self.b * own, first
 
 
-class ResFormer(RealFormer, name="res_former", label="ResFormer", paper="arXiv:2410.17897"):
+class ResFormer(
+    RealFormer, name="res_former", label="ResFormer", paper="arXiv:2410.17897", static=True
+):
     """x <- x + A(LN(x)), v_l <- a v_1 + b v_l in A, x <- x + F(LN(x)).  Zhou et al. 2024.
 
     Value residual learning, arXiv:2410.17897, section 3: Pre-LN whose attention weighs the layer's

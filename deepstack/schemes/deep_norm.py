@@ -17,7 +17,9 @@ from deepstack.schemes.post_norm import VALUE_PATH
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 
 
-class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper="kexue.fm/8978"):
+class DeepNormAdam(
+    Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper="kexue.fm/8978", static=True
+):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/2).  Su 2022, kexue.fm/archives/8978.
 
     The same bound under Adam, whose update of a weight does not shrink with its gradient: alpha =
@@ -43,7 +45,9 @@ class DeepNormAdam(Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper=
         return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
 
 
-class DeepNormTight(Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="kexue.fm/8978"):
+class DeepNormTight(
+    Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="kexue.fm/8978", static=True
+):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  Su 2022, kexue.fm/8978.
 
     What 2N beta^2 / alpha^2 = 1 gives with 1/alpha = beta, beta^2 standing where DeepNet's
@@ -70,7 +74,7 @@ class DeepNormTight(Scheme, name="deepnorm_tight", label="DeepNorm (tight)", pap
 
 
 class DeepNormPower(
-    Scheme, name="deepnorm_power", label="DeepNorm (power)", paper="arXiv:2203.00555"
+    Scheme, name="deepnorm_power", label="DeepNorm (power)", paper="arXiv:2203.00555", static=True
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^power, beta = alpha / (4N)^(1/2).  arXiv:2203.00555.
 
@@ -116,7 +120,11 @@ ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2", "w3")} |
 
 
 class DeepNormRates(
-    Scheme, name="deepnorm_rates", label="DeepNorm (rates by depth)", paper="none: derived here"
+    Scheme,
+    name="deepnorm_rates",
+    label="DeepNorm (rates by depth)",
+    paper="none: derived here",
+    static=True,
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4); learning rates fall with N.  Derived here.
 
@@ -178,6 +186,7 @@ class DeepNormRuntimeBeta(
     name="deepnorm_runtime_beta",
     label="DeepNorm, beta at run time",
     paper="none: a common mistake",
+    static=True,
 ):
     """x <- LN(alpha x + G(beta x)), which is not DeepNorm.  A mistake found in tutorials.
 

@@ -13,7 +13,7 @@ from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Subl
 from deepstack.speed.parameter import parameter
 
 
-class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
+class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):
     """x_{l+1} = sum over k <= l of W_k LN(y_k), y_l = PreLN(x_l).  Wang et al. 2019, 1906.01787.
 
     y_l is the output of layer l, a Pre-LN layer, and y_0 the embedding; every y_k has a norm of its
@@ -56,7 +56,9 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787"):
         return super().leave(stream[0], norm)
 
 
-class DenseFormer(DLCL, name="dense_former", label="DenseFormer", paper="arXiv:2402.02622"):
+class DenseFormer(
+    DLCL, name="dense_former", label="DenseFormer", paper="arXiv:2402.02622", static=True
+):
     """x_{l+1} = sum over k <= l of W_lk y_k, y_l = PreLN(x_l).  Pagliardini et al. 2024.
 
     arXiv:2402.02622, section 3: DLCL without norms of its own.  y_l is the output of layer l, a
@@ -96,7 +98,7 @@ class DenseFormer(DLCL, name="dense_former", label="DenseFormer", paper="arXiv:2
 
 
 class AttentionResiduals(
-    Scheme, name="attn_res", label="Attention residuals", paper="arXiv:2603.15031"
+    Scheme, name="attn_res", label="Attention residuals", paper="arXiv:2603.15031", static=True
 ):
     """h = sum over i of a_i v_i, a = softmax_i(wᵀ RMS(v_i)), v_0 = x_0, v_i = G(LN(h)).
 
@@ -178,7 +180,11 @@ def weighed(values: Tensor, w: Tensor) -> Tensor:
 
 
 class X0Lambdas(
-    Scheme, name="x0_lambdas", label="x0 lambdas", paper="Jordan et al. 2024, modded-nanogpt"
+    Scheme,
+    name="x0_lambdas",
+    label="x0 lambdas",
+    paper="Jordan et al. 2024, modded-nanogpt",
+    static=True,
 ):
     """x <- r x + s x_0 before each layer, then x <- x + G(LN(x)), r = 1 and s = 0 at the start.
 

@@ -52,7 +52,11 @@ class Connections(nn.Module):
 
 
 class HyperConnections(
-    Scheme, name="hyper_connections", label="Hyper-connections", paper="arXiv:2409.19606"
+    Scheme,
+    name="hyper_connections",
+    label="Hyper-connections",
+    paper="arXiv:2409.19606",
+    static=True,
 ):
     """h = A_mᵀ H, H <- A_rᵀ H + Bᵀ G(LN(h)), H of n streams.  Zhu et al. 2024, arXiv:2409.19606.
 
@@ -181,7 +185,7 @@ def sinkhorn(R: Tensor, iterations: int) -> Tensor:
     return torch.exp(R)
 
 
-class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880"):
+class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880", static=True):
     """h = A_mᵀ H, H <- A_r H + B G(LN(h)), A_r doubly stochastic.  Xie et al. 2025, 2512.24880.
 
     Manifold-constrained hyper-connections: H (n, d) of a token is x_0 in every stream at first, and
@@ -210,7 +214,7 @@ class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880"):
 
 
 class FracConnections(
-    Scheme, name="frac_connections", label="Frac-connections", paper="arXiv:2503.14125"
+    Scheme, name="frac_connections", label="Frac-connections", paper="arXiv:2503.14125", static=True
 ):
     """h = Yᵀ H, H <- Aᵀ H + B * G(LN(h)), H the stream in m parts.  Zhu et al. 2025, 2503.14125.
 

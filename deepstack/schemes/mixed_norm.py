@@ -13,7 +13,7 @@ from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Subl
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
-class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
+class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795", static=True):
     """x <- LN(x + G(x)) for l <= share N, else x <- x + G(LN(x)).  Li et al. 2024, 2412.13795.
 
     Post-LN in the first floor(share N) layers, Pre-LN in the others; a final norm.
@@ -38,7 +38,9 @@ class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795"):
         return norm(x + G(x)) if self.is_post else x + G(norm(x))
 
 
-class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:2503.04598"):
+class HybridNorm(
+    Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:2503.04598", static=True
+):
     """y = LN(x + A(x)) with normed q, k, v, x <- y + F(y).  Zhuo et al. 2025, arXiv:2503.04598.
 
     Queries, keys and values are normed head by head and nothing before them; the feed-forward is
@@ -63,7 +65,7 @@ class HybridNorm(Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:25
         return x + G(x)
 
 
-class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.14802"):
+class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.14802", static=True):
     """x <- LN(x + f), r <- r + s f, f = G(x); F = x + LN(r).  Xie et al. 2023, arXiv:2304.14802.
 
     Two streams: Post-LN's x and a Pre-LN-like sum r of all branches, r_0 = s x_0.
@@ -104,7 +106,9 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         return x + norm(r)
 
 
-class SiameseNorm(Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064"):
+class SiameseNorm(
+    Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064", static=True
+):
     """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
 
     Li et al. 2026, arXiv:2602.08064: two streams that the same sublayers read and write, x normed
@@ -156,7 +160,7 @@ def noting(G: Sublayer, given: list[Tensor]) -> Sublayer:
     return call
 
 
-class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249"):
+class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", static=True):
     """x <- LN(w * x + G(x)), w a trained vector.  Liu et al. 2020, arXiv:2004.08249, section 4.
 
     w (d_model) of sublayer i starts at sqrt(1 + sum over j < i of Var[G_j]), profiled on the first

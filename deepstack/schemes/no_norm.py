@@ -12,7 +12,7 @@ from deepstack.schemes.scheme import ALONE, FAMILIES, Parts, Place, Scheme, Subl
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
-class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887"):
+class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", static=True):
     """x <- x + a G(x), a = 0 at the start.  Bachlechner et al. 2020, arXiv:2003.04887, section 3.
 
     One trained scalar a a layer, shared by its sublayers; no norm anywhere.
@@ -30,7 +30,7 @@ class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887"):
         return x + self.scale * G(x)
 
 
-class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.10444"):
+class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.10444", static=True):
     """x <- x + a G(x), a = `start` (0) at the start.  De and Smith 2020, arXiv:2002.10444.
 
     One trained scalar a sublayer, at the end of its branch; no norm.
@@ -60,7 +60,7 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
         return x + scale * G(x)
 
 
-class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML"):
+class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML", static=True):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
     No norm; the paper needs no warm-up, and its code takes lr sqrt(4000/(4000 + t - 1))
@@ -101,7 +101,7 @@ class ScalarBias(nn.Module):
         return y + self.bias
 
 
-class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321"):
+class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321", static=True):
     """x <- x + s G(x + c) + c', W_o = W_2 = 0 at the start.  Zhang et al. 2019, arXiv:1901.09321.
 
     Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix, before the

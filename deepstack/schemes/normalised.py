@@ -68,7 +68,7 @@ class ScaledRows(nn.Module):
         return weight * s[:, None], None if bias is None else bias * s
 
 
-class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131"):
+class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=True):
     """x <- Norm(x + a * (Norm(G(x)) - x)), Norm(z) = z/‖z‖, W's vectors along x kept at norm 1.
 
     Loshchilov et al. 2024, arXiv:2410.01131, as in the authors' code (`model.py` of

@@ -16,7 +16,7 @@ VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 MATRICES = ("q", "k", "w3", "cross_q", "cross_k", *VALUE_PATH)
 
 
-class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
+class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762", static=True):
     """x <- LN(x + G(x)).  Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 
     Matrices start Xavier with gain 1.  No final norm: every sublayer already ends in one.
@@ -31,7 +31,7 @@ class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762"):
         return norm(x + G(x))
 
 
-class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.00555"):
+class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.00555", static=True):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4).  Wang et al. 2022, arXiv:2203.00555, Figure 2.
 
     | family          | stack   | alpha                    | beta                      |
@@ -79,7 +79,9 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
         return norm(torch.add(G(x), x, alpha=self.coefficient))
 
 
-class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555"):
+class PostLNInit(
+    Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555", static=True
+):
     """x <- LN(x + G(x)), W_l started at 1/(N - l + 1).  Wang et al. 2022, arXiv:2203.00555.
 
     The paper's own baseline (section 3): Xavier, then the matrices of layer l divided by N - l + 1,
@@ -114,7 +116,7 @@ class PostLNInit(Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv
         return norm(x + G(x))
 
 
-class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365"):
+class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", static=True):
     """x <- LN(x + G(x)), W_l started at scale / l^exponent.  Zhang et al. 2019, arXiv:1908.11365.
 
     U(-g scale/sqrt(l), g scale/sqrt(l)), g = sqrt(6/(n_in + n_out)), for every matrix of layer l:
@@ -150,7 +152,7 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365"):
         return norm(x + G(x))
 
 
-class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
+class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True):
     """u = LN(x + A(x)), x <- LN(x + u + F(u)).  Takase et al. 2022, arXiv:2206.00330.
 
     Post-LN, A the attention and F the feed-forward, with the layer's input added once more before
@@ -186,7 +188,7 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330"):
         return norm(x + G(x)) if bottom is None else norm(bottom + x + G(x))
 
 
-class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
+class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=True):
     """x <- LN(alpha x + G(LN(x))), alpha = 2N.  arXiv:2601.19895, 'Post-LayerNorm Is Back'.
 
     alpha is the number of sublayers; the paper's norm is RMS.  The first layer has alpha = 1, and
@@ -225,7 +227,9 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895"):
         return z if outer is None else outer(z)
 
 
-class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:2305.02790"):
+class BranchNorm(
+    Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:2305.02790", static=True
+):
     """x <- LN(x + a_t G(x)), a_t = min(1, t/ramp_steps).  Liu et al. 2023, arXiv:2305.02790.
 
     The branch grows in, and after the ramp this is Post-LN.  t counts steps from 1: the first step
@@ -257,7 +261,7 @@ class BranchNorm(Scheme, name="branch_norm", label="BranchNorm", paper="arXiv:23
         return norm(x + self.ramp * G(x))
 
 
-class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169"):
+class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169", static=True):
     """x <- LN(x + b * (g - M g) + a * (M g - M x)), g = G(x), M the mean over the tokens.
 
     Lu 2026, arXiv:2605.06169 (Mean-Variance Split residuals), for diffusion Transformers of 1000

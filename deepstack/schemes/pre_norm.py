@@ -14,7 +14,7 @@ from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme
 from deepstack.speed.parameter import parameter
 
 
-class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
+class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):
     """x <- x + G(LN(x)).  Xiong et al. 2020, arXiv:2002.04745, Table 1.
 
     Matrices start Xavier with gain 1.  The stack ends in a final norm, which the paper requires
@@ -28,7 +28,7 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745"):
         return x + G(norm(x))
 
 
-class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423"):
+class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", static=True):
     """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
 
     Pre-LN with a second norm inside of each sublayer: before W_o, over the heads side by side, and
@@ -71,7 +71,9 @@ class HeadScale(nn.Module):
         return y * self.scale[:, None, None]
 
 
-class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:2110.09456"):
+class NormFormer(
+    Scheme, name="norm_former", label="NormFormer", paper="arXiv:2110.09456", static=True
+):
     """x <- x + LN(A(LN(x))), then x <- x + W_2 LN(phi(W_1 LN(x))).  arXiv:2110.09456, section 2.
 
     Pre-LN with a norm after the attention, one before W_2 (over d_ff), and a trained scale of every
@@ -96,7 +98,9 @@ class NormFormer(Scheme, name="norm_former", label="NormFormer", paper="arXiv:21
         return x + G(norm(x))
 
 
-class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290"):
+class SandwichLN(
+    Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290", static=True
+):
     """x <- x + LN(G(LN(x))).  Ding et al. 2021, arXiv:2105.13290 (CogView), section 2.4.
 
     start: 'scaled' starts the output matrices o and w2 at 1/sqrt(2N) of the others, as the authors'
@@ -127,7 +131,7 @@ class SandwichLN(Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2
         return x + after(G(before(x)))
 
 
-class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732"):
+class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732", static=True):
     """x <- x + LN(G(LN(x))), x_0 <- LN(x_0).  Kim et al. 2025, arXiv:2502.02732, section 3.
 
     Norms around every sublayer, one on the embedding and one at the end.  The paper's norm is RMS.
@@ -142,7 +146,11 @@ class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732"):
 
 
 class ScaledPreLN(
-    Scheme, name="pre_ln_scaled", label="Pre-LN, scaled start", paper="Radford et al. 2019"
+    Scheme,
+    name="pre_ln_scaled",
+    label="Pre-LN, scaled start",
+    paper="Radford et al. 2019",
+    static=True,
 ):
     """x <- x + G(LN(x)), W_o and W_2 started at 1/sqrt(2N) of the others.  Radford et al. 2019.
 
@@ -161,7 +169,7 @@ class ScaledPreLN(
         return x + G(norm(x))
 
 
-class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.02311"):
+class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.02311", static=True):
     """x <- x + A(LN(x)) + F(LN(x)), one LN for both.  Chowdhery et al. 2022, 2204.02311 (PaLM).
 
     Attention and feed-forward read the same; from GPT-J (Wang & Komatsuzaki 2021).  Section 2.
@@ -188,7 +196,9 @@ class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.0231
         return x + G(x)
 
 
-class ResPostNorm(Scheme, name="res_post_norm", label="Res-post-norm", paper="arXiv:2111.09883"):
+class ResPostNorm(
+    Scheme, name="res_post_norm", label="Res-post-norm", paper="arXiv:2111.09883", static=True
+):
     """x <- x + LN(G(x)).  Liu et al. 2021, arXiv:2111.09883 (Swin Transformer V2), section 3.2.
 
     The norm is on the branch, after the sublayer; nothing is normed before it.  OLMo 2

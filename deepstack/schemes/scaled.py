@@ -13,7 +13,9 @@ from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 from deepstack.speed.parameter import RoleParameter, parameter
 
 
-class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arXiv:2502.05795"):
+class LNScaling(
+    Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arXiv:2502.05795", static=True
+):
     """x <- x + G(LN(x) / sqrt(l)).  Sun et al. 2025, arXiv:2502.05795 (The Curse of Depth).
 
     l is the layer, the same for attention and feed-forward; the final norm is not scaled.  The
@@ -31,7 +33,9 @@ class LNScaling(Scheme, name="ln_scaling", label="LayerNorm Scaling", paper="arX
         return x + G(norm(x) * self.factor)
 
 
-class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:2103.17239"):
+class LayerScale(
+    Scheme, name="layer_scale", label="LayerScale", paper="arXiv:2103.17239", static=True
+):
     """x <- x + s * G(LN(x)), s a trained vector.  Touvron et al. 2021, arXiv:2103.17239, section 2.
 
     s (d_model) starts at 0.1 up to 18 layers, at 1e-5 up to 24 and at 1e-6 beyond, or at `start`.
@@ -61,7 +65,7 @@ class LayerScale(Scheme, name="layer_scale", label="LayerScale", paper="arXiv:21
         return x + scale * G(norm(x))
 
 
-class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049"):
+class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049", static=True):
     """y = x + G(LN(x)), x <- y - SiLU(g) sg(y), sg: without its gradient.  Chen et al. 2025.
 
     arXiv:2506.22049, section 3: Pre-LN whose stream is scaled by 1 - SiLU(g), while gradients go
@@ -82,7 +86,9 @@ class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049"):
         return y - F.silu(self.gate) * y.detach()
 
 
-class DeepScaleLM(Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXiv:2403.09635"):
+class DeepScaleLM(
+    Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXiv:2403.09635", static=True
+):
     """x <- lambda x + b G(LN(x)), lambda^2 + b^2 = 1, b^2 = k/N.  Kedia et al. 2024, 2403.09635.
 
     The residual coefficients of the paper (k = 2), with b^2 at most 1/2 where N < 2k; its moments
@@ -112,7 +118,7 @@ class DeepScaleLM(Scheme, name="deep_scale_lm", label="DeepScaleLM", paper="arXi
         return self.skip * x + self.branch * G(norm(x))
 
 
-class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244"):
+class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244", static=True):
     """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
 
     Learning rates of what is inside the layers times (N/base)^(-1/2), epsilon likewise (Adam and
@@ -141,7 +147,9 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
         return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
-class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.01618"):
+class CompleteP(
+    Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.01618", static=True
+):
     """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
 
     Learning rates as they are; epsilon of what is inside the layers times (N/base)^(-1) (Adam and
@@ -171,7 +179,7 @@ class CompleteP(Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.
         return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
-class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369"):
+class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):
     """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
 
     Progressive residual warm-up: t counts the finished steps, as in the authors' code, so the first
@@ -207,7 +215,7 @@ class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369"):
         return x + self.ramp * G(norm(x))
 
 
-class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501"):
+class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501", static=True):
     """x <- x + B A x + G(LN(x)), A (rank, d) and B (d, rank) trained, B = 0 at the start.
 
     Menghani et al. 2024, arXiv:2411.07501, section 2.2 (the low-rank version): a residual stream

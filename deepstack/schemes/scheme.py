@@ -88,6 +88,10 @@ class Scheme(nn.Module):
     dropout included); N, the number of layers (two sublayers each; three in a decoder that reads
     an encoder, whose layers M counts); l, the layer, 1..N; LN, a norm of the stack.
 
+    static: declared in the first line of the class, and not inherited.  It promises that every step
+    carries out the same operations and reads no Python value that changes while a model is trained,
+    so that a step may be recorded once and replayed.
+
     A subclass overrides `residual` (one sublayer) or, where the sublayers of a layer are joined in
     some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses at a depth
     (None: it has none), with `gain` how its matrices start, with `optim` how a role is trained,
@@ -106,6 +110,7 @@ class Scheme(nn.Module):
     label: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
+    static: ClassVar[bool] = False
     families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
     merges: ClassVar[bool] = True  # whether one merged attention may stand for two sublayers
     entry_norm: ClassVar[bool] = False
@@ -116,14 +121,16 @@ class Scheme(nn.Module):
     uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
     _norms: tuple[tuple[Any, ...], ...]  # of each sublayer
 
-    def __init_subclass__(cls, *, name: str = "", label: str = "", paper: str = "") -> None:
+    def __init_subclass__(
+        cls, *, name: str = "", label: str = "", paper: str = "", static: bool = False
+    ) -> None:
         super().__init_subclass__()
         if not (name and label and paper):
             raise PluginError(
                 f"the scheme {cls.__name__}: its first line lacks name, label or paper: class "
                 f"{cls.__name__}(Scheme, name='mine', label='Mine', paper='arXiv:… or none')"
             )
-        cls.name, cls.label, cls.paper = name, label, paper
+        cls.name, cls.label, cls.paper, cls.static = name, label, paper, static
         if not cls.families or not set(cls.families) <= set(FAMILIES):
             raise PluginError(
                 f"the scheme {name}: families is {cls.families!r}; allowed: some of "

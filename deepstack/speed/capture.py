@@ -43,7 +43,6 @@ def capture(
     *,
     joint: bool = True,
     parts: Parts | None = None,
-    changed: Callable[[], str | None] = lambda: None,
 ) -> Made:
     """The update and the probe after it, whose fourth and later calls replay CUDA graphs of them.
 
@@ -56,24 +55,20 @@ def capture(
     joint: whether the probe may be measured beside the next call (`Measured.settle`), which must be
     False where anything that the model reads changes between two calls.
     parts: between which layers graphs may be cut, if there is no memory for one of all layers.
-    changed: as in `replaying`; from then on kernels are launched one by one.
     """
-    return _Captured(update, probe, said, insist, joint, parts, changed)
+    return _Captured(update, probe, said, insist, joint, parts)
 
 
 class Again(Generic[T]):
     """A function whose second and later calls replay a CUDA graph of it.
 
     It takes nothing and reads, and what it gives holds, tensors that stay where they are: those
-    that it gives are overwritten by the next call.  It draws no random numbers.  said, changed: as
-    in `capture`; where it cannot be captured it is called as it is.
+    that it gives are overwritten by the next call.  It draws no random numbers.  said: as in
+    `capture`; where it cannot be captured it is called as it is.
     """
 
-    def __init__(
-        self, function: Callable[[], T], said: Callable[[str], None],
-        changed: Callable[[], str | None],
-    ) -> None:  # fmt: skip
-        self.function, self.said, self.changed = function, said, changed
+    def __init__(self, function: Callable[[], T], said: Callable[[str], None]) -> None:
+        self.function, self.said = function, said
         self.stream = other_stream(torch.cuda.current_device(), "looks")
         self.calls, self.refused = 0, False
         self.graphs: Graphs | None = None
@@ -81,8 +76,7 @@ class Again(Generic[T]):
 
     def __call__(self) -> T:
         self.calls += 1
-        if self.refused or self.changed():
-            self.refused, self.graphs, self.found = True, None, None
+        if self.refused:
             return self.function()
         if self.calls == 1:
             with on(self.stream):
@@ -142,11 +136,9 @@ class _Captured:
         insist: bool,
         joint: bool,
         parts: Parts | None,
-        changed: Callable[[], str | None],
     ) -> None:
         self.update, self.probe, self.said, self.parts = update, probe, said, parts
         self.insist, self.joint = insist, joint and probe is not None
-        self.changed = changed
         self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
         self.graphs: _Recorded | None = None
@@ -158,14 +150,6 @@ class _Captured:
             self.inputs, self.targets = inputs.clone(), targets.clone()
         self.inputs.copy_(inputs, non_blocking=True)
         self.targets.copy_(targets, non_blocking=True)
-        if not self.refused and (what := self.changed()) and self.calls > WARM_UP:
-            self.settle()
-            torch.cuda.synchronize()  # before the graphs are gone
-            self.graphs, self.refused = None, True
-            self.said(
-                f"kernels are launched one by one: {what} has changed, which a captured step "
-                "would not read again; keep it in a buffer"
-            )
         if self.graphs is None and self.calls > WARM_UP and not self.refused:
             self.record()
         if self.graphs is not None:

@@ -25,6 +25,8 @@ class Ways:
     replayed: bool = False
 
 
+STATIC = "a scheme that declares static=True"
+
 # Recording a step takes as long as some twenty steps save.
 FEW_STEPS = 50
 
@@ -38,6 +40,7 @@ def choose_ways(
     sharded: bool,
     processes: int,
     uniform: bool,
+    static: bool,
     recompute: bool,
     inside: bool,
     nodes: bool,
@@ -54,13 +57,14 @@ def choose_ways(
     |          | nothing inside of sublayers, and small or all nodes |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
-    | captured | GPU, one process, dropout not recomputed           | launches cost more than work |
-    | replayed | CPU, one process, nothing compiled, dropout not    | the same                    |
-    |          | recomputed, 50 steps or more                       |                             |
+    | captured | GPU, one process, static, dropout not recomputed   | launches cost more than work |
+    | replayed | CPU, one process, static, nothing compiled,        | the same                    |
+    |          | dropout not recomputed, 50 steps or more           |                             |
 
     inside: whether the scheme puts something inside of sublayers; nodes: whether a fused layer
     would be small or consist of a GPU's nodes, but for a few sums.  uniform: whether all layers are
-    alike to a compiler (DLCL's are not).  Raises ConfigError for what cannot be had together.
+    alike to a compiler (DLCL's are not).  static: whether the scheme declares itself static (see
+    `Scheme`).  Raises ConfigError for settings that exclude each other.
     """
     # key: what was chosen, and of what it needs, whether that is lacking
     need: dict[str, tuple[Choice, dict[str, bool]]] = {
@@ -73,11 +77,15 @@ def choose_ways(
                 "runtime.compile=false": compiled is True,
             },
         ),
-        "runtime.cuda_graph": (captured, {"one process with a GPU": not gpu or processes > 1}),
+        "runtime.cuda_graph": (
+            captured,
+            {"one process with a GPU": not gpu or processes > 1, STATIC: not static},
+        ),
         "runtime.replay": (
             replayed,
             {
                 "one process": processes > 1,
+                STATIC: not static,
                 "runtime.device=cpu": gpu,
                 "runtime.compile=false": compiled is True,
                 "runtime.recompute_every=0 with dropout": dropout and recompute,
@@ -97,11 +105,11 @@ def choose_ways(
         fuse_it = fused
     can_compile = gpu and not sharded and uniform and not fuse_it and has_triton()
     compile_it = can_compile if compiled == "auto" else compiled
-    replay_it = not (gpu or processes > 1 or compile_it or (dropout and recompute))
+    replay_it = static and not (gpu or processes > 1 or compile_it or (dropout and recompute))
     return Ways(
         fused=fuse_it,
         compiled=compile_it,
-        captured=(gpu and processes == 1 and not (dropout and recompute))
+        captured=(gpu and static and processes == 1 and not (dropout and recompute))
         if captured == "auto"
         else captured,
         replayed=replay_it and steps >= FEW_STEPS if replayed == "auto" else replayed,

@@ -47,9 +47,8 @@ class Recording(TorchDispatchMode):
 
     like: an earlier recording, whose calls stand for equal ones, so that memory holds them once.
     calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
-    by number.  before: those that were there before the step, by number.  divided: how many of the
-    calls come before `divide`; drawn: whether those after it drew random numbers.  made: Places of
-    what came out of it.  refused: why it cannot be replayed, or ''.
+    by number.  before: those that were there before the step, by number.  made: Places of what came
+    out of it.  refused: why it cannot be replayed, or ''.
     """
 
     def __init__(self, like: Recording | None = None) -> None:
@@ -58,8 +57,6 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
-        self.divided, self.drawn = 0, False
-        self._random: Tensor | None = None
         self.made: Any = None
         self.refused = ""
 
@@ -130,14 +127,8 @@ class Recording(TorchDispatchMode):
         size, stride = tuple(tensor.shape), tensor.stride()
         return Place(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
-    def divide(self) -> None:
-        """What comes now is another part: what measures."""
-        self.divided, self._random = len(self.calls), torch.get_rng_state()
-
     def end(self, made: Any) -> None:
         """Keep the Places of what was made, and leave the storages as they were."""
-        if self._random is not None:
-            self.drawn = not torch.equal(self._random, torch.get_rng_state())
         self.made = converted(made, self.place)
         for storage in self.before.values():
             delattr(storage, MARK)
@@ -147,7 +138,7 @@ class Recording(TorchDispatchMode):
         return (
             isinstance(other, Recording)
             and (self.calls, self.sizes) == (other.calls, other.sizes)
-            and (self.divided, self.made) == (other.divided, other.made)
+            and self.made == other.made
             and self.before.keys() == other.before.keys()
             and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
         )

@@ -155,6 +155,7 @@ def ways_of(config: conf.Config, device: torch.device, processes: Processes = AL
         sharded=parallel_of(config, processes) == "fully_sharded",
         processes=processes.size,
         uniform=SCHEMES[config.model.scheme].uniform,
+        static=SCHEMES[config.model.scheme].static,
         recompute=runtime.recompute_every > 0,
         inside=shallow is not None and has_more_inside(shallow),
         nodes=shallow is not None and (layer <= SMALL_LAYER or is_nodes(shallow)),

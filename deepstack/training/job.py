@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
-from deepstack.errors import ChangedLogError, DifferenceError, Interrupted, ResourceError
+from deepstack.errors import ChangedLogError, Interrupted, ResourceError
 from deepstack.model import take_ways, with_defaults, without_defaults
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
@@ -33,6 +33,7 @@ from deepstack.speed import (
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps
+from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.environment import ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.looks import Looks
@@ -40,7 +41,6 @@ from deepstack.training.meta import columns_of, meta_of, refuse_other_environmen
 from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.python_state import PythonState, not_read_again, watched
 from deepstack.training.recorder import Divergence, Recorder, cause
 from deepstack.training.schedule import learning_rate
 from deepstack.training.together import (
@@ -96,10 +96,8 @@ class Job:
         )
         on_device = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, on_device[0])
-        self.python = PythonState(self.model)
         about = config, self.folder, self.built, on_device, self.processes, self.update
-        own = PythonState(self.model)  # it says of a change once
-        again = partial(Again, said=self.observer.said, changed=own.changed)
+        again = partial(Again, said=self.observer.said)
         # what is captured without success leaves dropout another generator
         self.looks = Looks(*about, again if ways.captured and not config.model.dropout else None)
         self.step = self.make_step(self.update.measure)
@@ -143,21 +141,21 @@ class Job:
             project=self.built.projection(),
             capture=self._recorded(),
         )
-        return watched(step, self.model)
+        return refuse_buffer_writes(step, self.model)
 
     def _recorded(self) -> Callable[[Update, Probe | None], Made]:
         """What makes one thing of a step: CUDA graphs, a list of operations, or nothing."""
         if not (self.ways.captured or self.ways.replayed):
             return probed
-        common: dict[str, Any] = {
-            "said": self.observer.said,
-            "joint": not self.built.changes_by_step,
-            "changed": self.python.changed,
-        }
         if self.ways.replayed:
-            return partial(replaying, **common)
-        insist = self.config.runtime.cuda_graph is True
-        return partial(capture, insist=insist, parts=self.model.parts, **common)
+            return partial(replaying, said=self.observer.said)
+        return partial(
+            capture,
+            said=self.observer.said,
+            insist=self.config.runtime.cuda_graph is True,
+            joint=not self.built.changes_by_step,
+            parts=self.model.parts,
+        )
 
     def _resume(
         self, before: dict[str, Any], environment: dict[str, Any], allow_env_change: bool
@@ -277,16 +275,10 @@ class Job:
     def evaluate(self, step: int) -> None:
         """The validation loss, as a row of evals.csv."""
         self.phase = "the validation"
-        self._refuse_another_model(step)
         row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
         self.evals.write(row)
         self.observer.evaluated(step, row)
         self.recorder.pause()
-
-    def _refuse_another_model(self, step: int) -> None:
-        """Raise DifferenceError where a user's own module is not what was recorded of it."""
-        if step and self.python and self.config.runtime.deterministic and not self.update.is_so():
-            raise DifferenceError(not_read_again(self.folder.path, step))
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether the interval has passed; the last step is saved by `finish`."""
@@ -299,7 +291,6 @@ class Job:
         self.recorder.flush()
         if self.diverged():
             return
-        self._refuse_another_model(step)
         self.looks.write()
         self._check_logs()
         parts = {
