@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import pkgutil
 import re
@@ -92,13 +93,13 @@ def refuse_no_name(kind: str, name: object) -> None:
 
 def place_of(function: Any) -> str:
     """'my_file.py:12: ' of a function or method, or ''."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def line_of(function: Any) -> str:
     """', line 12' of it, or ''."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     return f", line {code.co_firstlineno}" if code else ""
 
 

@@ -31,7 +31,7 @@ class Look:
         self.built: Built = build_model(self.config, vocab_size=self.task.vocab_size)
         self.model = self.built.model
         self.tokens, self.targets = to_device(self.task.probe_batch(3), CPU)
-        if self.built.starts_from_data:
+        if self.built.model.schemes[0].reads_data:
             self.built.calibrate(self.tokens)
         random = torch.Generator().manual_seed(5)
         with torch.no_grad():  # gains, biases and scalars of a trained stack are not 1 and 0

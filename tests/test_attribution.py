@@ -46,7 +46,7 @@ class Moved:
         seq = 8 if config.model.family == "encoder_decoder" else 4
         random = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(0, 11, (2, seq), generator=random)
-        if self.built.starts_from_data:
+        if self.built.model.schemes[0].reads_data:
             self.built.calibrate(self.tokens)
         self.start = self.hidden(self.model)
         self.initial = {bank.key: bank.values().clone() for bank in self.banks}

@@ -15,7 +15,7 @@ from deepstack.theory.claim import sure
 from deepstack.theory.draws import agreement, estimate, slope
 from deepstack.theory.gradients import signals
 from deepstack.theory.norms import fold, stream_powers, unit_branches
-from deepstack.theory.trial import started, watched
+from deepstack.theory.trial import SumTap, started, tapped
 from deepstack.training import mean_loss
 
 # claim -> its verdict, and beginnings of the stated parts that do not agree
@@ -128,7 +128,7 @@ def test_unit_branches_have_unit_mean_square() -> None:
     unit_branches(stack)
     rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     model = stack.built.model
-    with torch.no_grad(), watched(model.schemes, rows):
+    with torch.no_grad(), tapped(model.schemes, SumTap(rows)):
         model(stack.batch(1)[0])
     for i, layer in enumerate(model.layers):
         for j, G in enumerate((layer.attention, layer.feed_forward)):

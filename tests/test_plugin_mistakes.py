@@ -333,30 +333,6 @@ def test_a_scheme_that_has_no_sense_at_depth_1_is_trained_at_2(tmp_path: Path) -
     assert deepstack.train(config, out=tmp_path).state == "done"
 
 
-LATE = """
-def __init__(self, *given):
-    super().__init__(*given)
-    self.a = 1.0
-
-def at_step(self, step):
-    {}
-
-def residual(self, x, G, norm):
-    return norm(x + self.a * G(x))
-"""
-
-
-def test_a_number_that_changes_at_every_step_is_never_replayed(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(FIRST + indent(LATE.format("self.a = float(step)"), "    "))
-    load_plugins([tmp_path / "own.py"])
-    losses = []
-    for replay in ("true", "false"):
-        words = [*TINY, "model.scheme=own", "train.steps=8", f"runtime.replay={replay}"]
-        run = deepstack.train(deepstack.load_config(QUICK, words), out=tmp_path / replay)
-        losses.append(run.steps.loss.tolist())
-    assert losses[0] == losses[1]
-
-
 def test_a_scheme_made_of_another_may_say_again_what_that_has() -> None:
     class Base(deepstack.schemes.SCHEMES["post_ln"], name="own", label="Own", paper="none"):  # type: ignore[misc]
         """x <- LN(x + G(x))."""

@@ -3,7 +3,7 @@
 from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
-from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating
+from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating, model_update
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)  # what a module defines registers itself
@@ -20,5 +20,6 @@ __all__ = [
     "diagnostic",
     "evaluate",
     "evaluating",
+    "model_update",
     "take",
 ]

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.schemes import Scheme
 from deepstack.speed import Bank, run_layers
 
 RANGES = 4
@@ -83,18 +82,13 @@ def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
 def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
     """Column -> symbol, unit, one sentence, without the step, in the order of the files."""
     columns = {p.name: (f"‖ΔF_{{{p.name.replace('_', ' ')}}}‖", "", p.sentence) for p in parts}
-    if follows_step(model):
+    if model.schemes[0].changes_by_step:
         columns[SCHEDULE] = (
             "‖ΔF_{schedule}‖",
             "",
             "What the scheme itself changes with the step, parameters as at initialisation.",
         )
     return columns | {WHOLE: ("‖ΔF‖", "", "All of it at once: the model update of the step.")}
-
-
-def follows_step(model: Transformer) -> bool:
-    """Whether the scheme has something that changes with the step and is no parameter."""
-    return type(model.schemes[0]).at_step is not Scheme.at_step
 
 
 def attribute(
@@ -126,7 +120,7 @@ def attribute(
             for bank in changed:
                 bank.copy_(initial[bank.key])
             values[part.name] = distance(moved - first)
-    if follows_step(model):
+    if model.schemes[0].changes_by_step:
         values[SCHEDULE] = distance(first - start)
     return values
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +15,7 @@ from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import variance
-from deepstack.schemes import Scheme, StackNorm
+from deepstack.schemes import Scheme, StackNorm, Tap
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and what the
 # operation between them leaves of a second moment: ReLU half, a weighted mean at most all
@@ -109,7 +109,7 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
         found = alphas(scheme, d_model, torch.device("cpu"))
     except RuntimeError:  # a tensor of its own that is no parameter or buffer
         return alphas(scheme, d_model, device)
-    if type(scheme).at_step is Scheme.at_step:
+    if not scheme.changes_by_step:
         _tried[scheme] = found
     return found
 
@@ -139,49 +139,57 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
     last norm of the stack's own, more streams than one, something put inside of sublayers, and one
     attention that reads both streams.
     """
-    kind, place = type(scheme), scheme.place
+    place = scheme.place
     reads = place.family == "encoder_decoder" and place.side == "decoder"
     merged = reads and len(scheme.sublayers) == 2
-    streams = kind.enter is not Scheme.enter or kind.leave is not Scheme.leave
     unknown = [math.nan] * len(scheme.sublayers)
-    if merged or streams or kind.final_norm or len(scheme.slots):
+    if merged or scheme.maps_stream or scheme.final_norm or len(scheme.slots):
         return unknown
-    random = torch.Generator().manual_seed(0)
-    found: list[float] = []
-    expected = draw(d_model, random, device)
-    stream = expected
-
-    def residual(x: Tensor, G: Callable[[Tensor], Tensor], *norms: Any, **more: Any) -> Tensor:
-        nonlocal expected
-        g, out = draw(d_model, random, device), draw(d_model, random, device)
-        entered, given, read = x.clone(), [], []
-
-        def branch(y: Tensor) -> Tensor:
-            given.append(y.clone())
-            return g.clone()
-
-        def norm(z: Tensor) -> Tensor:
-            read.append(z.clone())
-            return out
-
-        left = kind.residual(scheme, x, branch, *(norm for _ in norms), **more)
-        once = len(given) == len(read) == 1
-        follows = once and torch.equal(entered, expected) and torch.equal(given[0], entered)
-        plain = follows and torch.equal(left, out)
-        found.append(ratio(read[0], entered, g) if plain else math.nan)
-        expected = left
-        return left
-
-    scheme.residual = residual  # type: ignore[method-assign]
+    tap = RandomValues(d_model, device)
+    scheme.tap = tap
     try:
-        with evaluating(scheme):  # as all that is measured: what it drops in training is there
-            last = scheme.layer(stream, *(lambda y: y for _ in scheme.sublayers))
-    except Exception:  # a layer of one's own that asks more of a sublayer than its output
+        with evaluating(scheme):  # as in every measurement: without dropout
+            last = scheme.layer(tap.expected, *(lambda y: y for _ in scheme.sublayers))
+    except Exception:  # a plugin's layer that asks more of a sublayer than its output
         return unknown
     finally:
-        del scheme.residual
-    whole = len(found) == len(unknown) and isinstance(last, Tensor) and torch.equal(last, expected)
-    return found if whole else unknown
+        scheme.tap = None
+    complete = len(tap.alphas) == len(unknown) and isinstance(last, Tensor)
+    return tap.alphas if complete and torch.equal(last, tap.expected) else unknown
+
+
+class RandomValues(Tap):
+    """Replaces the outputs of sublayers and norms by random numbers and fits α of each sublayer."""
+
+    def __init__(self, d_model: int, device: torch.device) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.draw = partial(draw, d_model, random, device)
+        self.alphas: list[float] = []
+        self.expected = self.draw()  # the stream that the next sublayer should read
+
+    def enter(self, x: Tensor) -> None:
+        self.g, self.out = self.draw(), self.draw()
+        self.x = x.clone()
+        self.branch_inputs: list[Tensor] = []
+        self.norm_inputs: list[Tensor] = []
+
+    def branch(self, G: object, y: Tensor) -> Tensor:
+        self.branch_inputs.append(y.clone())
+        return self.g.clone()
+
+    def norm(self, norm: object, z: Tensor, last: bool) -> Tensor:
+        self.norm_inputs.append(z.clone())
+        return self.out
+
+    def leave(self, x: Tensor) -> None:
+        fits = (
+            len(self.branch_inputs) == len(self.norm_inputs) == 1
+            and torch.equal(self.x, self.expected)
+            and torch.equal(self.branch_inputs[0], self.x)
+            and torch.equal(x, self.out)
+        )
+        self.alphas.append(ratio(self.norm_inputs[0], self.x, self.g) if fits else math.nan)
+        self.expected = x
 
 
 def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:

@@ -28,6 +28,21 @@ COLUMNS = {
 }
 
 
+def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
+    """The values of COLUMNS, 0-d on the device, from F_t, F_0, F_{t−1} and ‖F_0‖_F.
+
+    F, initial, previous: (…, width), one row per token.
+    """
+    moved = F - initial
+    frobenius = torch.linalg.vector_norm(moved)
+    return {
+        "model_update": moved.norm(dim=-1).mean(),
+        "model_update_step": (F - previous).norm(dim=-1).mean(),
+        "model_update_fro": frobenius,
+        "model_update_rel": frobenius / size,
+    }
+
+
 class ModelUpdate:
     """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and its relatives (see COLUMNS).
 
@@ -58,14 +73,7 @@ class ModelUpdate:
     def measure(self) -> dict[str, Tensor]:
         """The columns as 0-d tensors on the device; nothing here waits for it."""
         current = self.hidden()
-        moved = current - self.initial
-        frobenius = torch.linalg.vector_norm(moved)
-        values = {
-            "model_update": moved.norm(dim=-1).mean(),
-            "model_update_step": (current - self.previous).norm(dim=-1).mean(),
-            "model_update_fro": frobenius,
-            "model_update_rel": frobenius / self.size,
-        }
+        values = model_update(current, self.initial, self.previous, self.size)
         self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
 

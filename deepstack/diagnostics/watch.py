@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepstack.model import Transformer
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention
-from deepstack.schemes import LayerNorm, Scheme
+from deepstack.schemes import LayerNorm, Tap
 from deepstack.schemes.norms import RMSNorm
 
 # Sublayers measured at a time: enough that launching costs nothing, few enough to need no memory.
@@ -74,10 +74,10 @@ def let_go(seen: Mapping[str, Seen]) -> None:
 
 @contextmanager
 def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
-    """Note what every `residual` of a stack is given, while the block runs its plain layers.
+    """Record the values of every `residual` of a stack, while the block runs its plain layers.
 
-    The symbols of a scheme's equation are the arguments of its `residual`, so these are what is
-    wrapped: x on entry, G(…), and what the last of the sublayer's norms reads and gives.
+    The symbols of a scheme's equation are the arguments of its `residual`: x on entry, G(…), and
+    input and output of the last norm of the sublayer.
     """
     seen = {side: Seen() for side in model.stacks}
     undo: list[Callable[[], None]] = []
@@ -86,7 +86,7 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
         # gradients are asked for, gain and epsilon of norms are read
         plain.enter_context(layer.plainly())
         own = seen[layer.scheme.place.side]
-        layer.scheme.residual = spy(layer.scheme, own)  # type: ignore[method-assign]
+        layer.scheme.tap = SublayerTap(own)
         for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
             undo += listen(module, own.entropy.setdefault(name, []))
     try:
@@ -94,54 +94,56 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
     finally:
         plain.close()
         for layer in model.layers:
-            del layer.scheme.residual
+            layer.scheme.tap = None
         for put_back in undo:
             put_back()
 
 
-def spy(scheme: Scheme, seen: Seen) -> Callable[..., Tensor]:
-    """The scheme's own residual, which also notes x, G, the norm's input, and their gradients."""
+class SublayerTap(Tap):
+    """Records x, G and the last norm's input, and the gradients by them, in one `Sublayer` each."""
 
-    def residual(
-        x: Tensor, G: Callable[[Tensor], Tensor], *norms: Callable[[Tensor], Tensor], **more: Any
-    ) -> Tensor:
-        here = Sublayer(x.detach())
-        seen.sublayers.append(here)
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
 
-        def note(name: str, y: Tensor) -> None:
-            if y.requires_grad:
-                hook(here.deltas, name, y)
-                seen.nodes.append(y.grad_fn)
+    def _record_gradient(self, name: str, y: Tensor) -> None:
+        if y.requires_grad:
+            hook(self.here.deltas, name, y)
+            self.seen.nodes.append(y.grad_fn)
 
-        note("in", x)
-        read: list[bool] = []
-        normed: list[tuple[Tensor, Tensor]] = []
+    def enter(self, x: Tensor) -> None:
+        self.x, self.here = x, Sublayer(x.detach())
+        self.branch_inputs: list[Tensor] = []
+        self.norm_input: Tensor | None = None
+        self.norm_output: Tensor | None = None
+        self.seen.sublayers.append(self.here)
+        self._record_gradient("in", x)
 
-        def branch(y: Tensor) -> Tensor:
-            out = G(y)
-            here.G = out.detach()
-            read.append(y is x)
-            return out
-
-        def last_norm(z: Tensor) -> Tensor:
-            z = z.view_as(z)  # a name of its own: other readers of z have no say in its gradient
-            here.z = z.detach()
-            here.norm = norms[-1] if isinstance(norms[-1], nn.Module) else None
-            note("norm_in", z)
-            out = norms[-1](z)
-            note("norm_out", out)
-            normed.append((z, out))
-            return out
-
-        watched = (*norms[:-1], last_norm) if norms else ()
-        out = type(scheme).residual(scheme, x, branch, *watched, **more)
-        ends_in_norm = bool(normed) and out is normed[-1][1]
-        here.sums = ends_in_norm and read == [True]
-        if out.shape == x.shape:  # else x is not of the stream that G is added to
-            note("sum", normed[-1][0] if ends_in_norm else out)
+    def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        out = G(y)
+        self.here.G = out.detach()
+        self.branch_inputs.append(y)
         return out
 
-    return residual
+    def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
+        if not last:
+            return norm(z)
+        z = z.view_as(z)  # so that the gradient by z is that of the norm alone
+        self.here.z = z.detach()
+        self.here.norm = norm if isinstance(norm, nn.Module) else None
+        self._record_gradient("norm_in", z)
+        out = norm(z)
+        self._record_gradient("norm_out", out)
+        self.norm_input, self.norm_output = z, out
+        return out
+
+    def leave(self, x: Tensor) -> None:
+        ends_in_norm = x is self.norm_output
+        reads_x = len(self.branch_inputs) == 1 and self.branch_inputs[0] is self.x
+        self.here.sums = ends_in_norm and reads_x
+        if x.shape == self.x.shape:  # else x is not of the stream that G is added to
+            total = self.norm_input if ends_in_norm else x
+            assert total is not None
+            self._record_gradient("sum", total)
 
 
 def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:

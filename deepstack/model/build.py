@@ -13,9 +13,9 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
-from deepstack.model.projection import Projector, projector, projects
+from deepstack.model.projection import Projector, projector
 from deepstack.model.transformer import Transformer
-from deepstack.schemes import Optim, Scheme, checked_optim, find_scheme, with_options
+from deepstack.schemes import Optim, checked_optim, find_scheme, with_options
 from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
 
 
@@ -47,19 +47,9 @@ class Built:
 
         Free for all others.
         """
-        if self.changes_by_step:
+        if self.model.schemes[0].changes_by_step:
             for scheme in self.model.schemes:
                 scheme.at_step(step)
-
-    @property
-    def changes_by_step(self) -> bool:
-        """Whether the scheme is another function of its parameters as training goes on."""
-        return type(self.model.schemes[0]).at_step is not Scheme.at_step
-
-    @property
-    def starts_from_data(self) -> bool:
-        """Whether the scheme must be shown the first batch before it is trained (`calibrate`)."""
-        return type(self.model.schemes[0]).calibrate is not Scheme.calibrate
 
     def calibrate(self, tokens: Tensor) -> None:
         """Let a scheme that starts from data see the first batch, layer by layer."""
@@ -152,7 +142,7 @@ def refuse_unfit(model: conf.Model) -> None:
             f"model.scheme={scheme.name}, which has no final norm; allowed null",
             key="model.norm.final_gain",
         )
-    if model.init.distribution == "ntk" and projects(scheme):
+    if model.init.distribution == "ntk" and scheme.constrains:
         raise ConfigError(
             "model.init.distribution: found ntk, which divides products of large matrices; "
             f"model.scheme={scheme.name} puts them back to where it keeps them; allowed: another",

@@ -62,7 +62,7 @@ class Layer(nn.Module):
         )
         self.scheme.bind_norms(on)
         self.nodes = ()
-        if on and self.scheme.scale_of_sum() is not None:
+        if on and self.scheme.post_scale() is not None:
             each = zip(self.running, self.scheme._norms, strict=True)
             nodes = [after_sum(G, norm, self.scheme.post_scale) for G, (norm,) in each]
             self.nodes = tuple(node for node in nodes if node) if all(nodes) else ()

@@ -10,15 +10,10 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.model.transformer import places
-from deepstack.schemes import Scheme, find_scheme, with_options, written
+from deepstack.schemes import find_scheme, with_options, written
 from deepstack.speed import Bank
 
 Projector = Callable[[Iterable[Bank]], None]
-
-
-def projects(scheme: type[Scheme]) -> bool:
-    """Whether the scheme puts matrices back somewhere."""
-    return next(kind for kind in scheme.__mro__ if "project" in vars(kind)) is not Scheme
 
 
 def projector(model: conf.Model) -> Projector | None:
@@ -28,7 +23,7 @@ def projector(model: conf.Model) -> Projector | None:
     a cross-attention, and a scheme's own.
     """
     scheme, options = find_scheme(model.scheme, model.scheme_options)
-    if not projects(scheme):
+    if not scheme.constrains:
         return None
 
     def changing(ask: Callable[..., object], role: str, matrices: Tensor) -> None:

@@ -14,7 +14,7 @@ from deepstack.model.initialise import IN_LAYERS, gains
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack
 from deepstack.model.transformer import places
-from deepstack.schemes import Scheme, find_scheme, visible, written
+from deepstack.schemes import Scheme, Tap, find_scheme, visible, written
 
 WIDEST = 1024  # beyond it even two layers take long
 TOKENS = 5  # of two sequences
@@ -69,15 +69,16 @@ def try_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     scheme = layer.scheme
     gave: list[tuple[Tensor, int]] = []
 
-    def residual(x: Tensor, G: Any, *norms: Any) -> Any:
-        return refuse_no_stream(scheme, "residual", type(scheme).residual(scheme, x, G, *norms), x)
+    class ResultCheck(Tap):
+        def leave(self, out: Tensor) -> None:
+            refuse_no_stream(scheme, "residual", out, x)
 
     def note(module: nn.Module, given: Any, made: Any) -> None:
         if isinstance(made, Tensor):
             gave.append((made, made._version))
 
-    if type(scheme).layer is Scheme.layer:
-        vars(scheme)["residual"] = residual
+    if not scheme.joins_sublayers:
+        scheme.tap = ResultCheck()
     hooks = [layer.get_submodule(name).register_forward_hook(note) for name in layer.names]
     try:
         entered = refuse_no_stream(scheme, "enter", stack.enter(x), x)
@@ -88,14 +89,14 @@ def try_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
         if any(made._version != was for made, was in gave):
             changed = "G(x)"
         if changed:
-            name = "residual" if "residual" in vars(scheme) else "layer"
+            name = "layer" if scheme.joins_sublayers else "residual"
             raise PluginError(
                 f"{written(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
                 f"which the backward pass and what is measured read; write {changed} + …"
             )
         refuse_no_stream(scheme, "leave", stack.leave(left), x)
     finally:
-        vars(scheme).pop("residual", None)
+        scheme.tap = None
         for hook in hooks:
             hook.remove()
 

@@ -18,6 +18,7 @@ from deepstack.schemes.scheme import (
     visible,
     with_options,
 )
+from deepstack.schemes.tap import Tap
 from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 
 import_all(__name__, __path__)
@@ -38,6 +39,7 @@ __all__ = [
     "Statistics",
     "Stream",
     "Sublayer",
+    "Tap",
     "checked_gain",
     "checked_optim",
     "find_scheme",

@@ -14,6 +14,7 @@ from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
 from deepstack.schemes.norms import StackNorm
+from deepstack.schemes.tap import Tap, with_tap
 from deepstack.schemes.written import refuse_ill_written
 
 T = TypeVar("T")
@@ -119,6 +120,13 @@ class Scheme(nn.Module):
     normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
     uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
+    # Declared by defining a method, see `CAPABILITIES`.
+    changes_by_step: ClassVar[bool] = False  # `at_step` sets buffers before each step
+    reads_data: ClassVar[bool] = False  # `calibrate` starts parameters from the first batch
+    maps_stream: ClassVar[bool] = False  # `enter` and `leave` convert x to a stream and back
+    constrains: ClassVar[bool] = False  # `project` changes matrices after each step
+    joins_sublayers: ClassVar[bool] = False  # `layer` is more than `residual` for each sublayer
+    tap: Tap | None = None
     _norms: tuple[tuple[Any, ...], ...]  # of each sublayer
 
     def __init_subclass__(
@@ -145,6 +153,13 @@ class Scheme(nn.Module):
                     "default"
                 )
         refuse_ill_written(cls, Scheme, [option.name for option in own])
+        defined = vars(cls).keys()
+        for method in CAPABILITIES.keys() & defined:
+            setattr(cls, CAPABILITIES[method], True)
+        if "post_scale" not in defined and defined & {"residual", "layer", "at_step"}:
+            cls.post_scale = Scheme.post_scale  # type: ignore[method-assign]
+        if "residual" in defined:
+            cls.residual = with_tap(cls.residual)  # type: ignore[method-assign]
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 
@@ -174,19 +189,11 @@ class Scheme(nn.Module):
         )
 
     def post_scale(self) -> float | None:
-        """The constant a where `residual` is LN(a x + G(x)), which a GPU can compute at once; else
-        None.  It speaks of the `residual` of its own class alone."""
-        return None
+        """The constant a if `residual` is LN(a x + G(x)), for which a GPU has one kernel, or None.
 
-    def scale_of_sum(self) -> float | None:
-        """What `post_scale` says, where the layer is made of that class's `residual` indeed."""
-        kind = type(self)
-        said, meant = (
-            next(k for k in kind.__mro__ if name in vars(k)) for name in ("post_scale", "residual")
-        )
-        plain = kind.layer is Scheme.layer and kind.at_step is Scheme.at_step
-        own = said is meant and plain and "residual" not in vars(self)
-        return self.post_scale() if own else None
+        A subclass that defines `residual`, `layer` or `at_step` states it anew.
+        """
+        return None
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:
@@ -261,6 +268,17 @@ class Scheme(nn.Module):
         """Start parameters from data: called layer by layer on the first batch; gives the layer's
         output.  seen: what layers of the same stack before it have noted."""
         return self.layer(x, *sublayers)
+
+
+# method -> the capability that a class declares by defining it
+CAPABILITIES = {
+    "at_step": "changes_by_step",
+    "calibrate": "reads_data",
+    "enter": "maps_stream",
+    "leave": "maps_stream",
+    "project": "constrains",
+    "layer": "joins_sublayers",
+}
 
 
 def visible(stream: Stream) -> Tensor:

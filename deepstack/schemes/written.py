@@ -44,6 +44,7 @@ CALLED = (
     "residual",
     "layer",
     "calibrate",
+    "tap",
 )
 KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.model import Layer, Transformer
-from deepstack.schemes import NORMS, with_storage
+from deepstack.model import Transformer
+from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.draws import (
     ROUNDING,
@@ -29,7 +28,7 @@ from deepstack.theory.draws import (
 from deepstack.theory.gradients import spectral_norms
 from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
-from deepstack.theory.trial import Trial, started, watched
+from deepstack.theory.trial import SumTap, Trial, started, tapped
 
 
 @claim("C17", NORM_THEN_LINEAR)
@@ -127,28 +126,18 @@ def fold_times(rng: torch.Generator, blocks: int = 8, rounds: int = 8) -> list[f
 def unit_branches(stack: Trial) -> None:
     """Scale W_o and W_2 so that every branch has mean square 1 on the first batch."""
     tokens = stack.batch(1)[0]
-    layers = stack.model.layers
-
-    def scaling(layer: Layer) -> Callable[..., Tensor]:
-        scheme = layer.scheme
-
-        def residual(x: Tensor, G: Any, *norms: Callable[..., Tensor]) -> Tensor:
-            def unit(z: Tensor) -> Tensor:
-                y: Tensor = G(z)
-                scale = y.square().mean().sqrt()
-                (G.o if hasattr(G, "o") else G.w2).div_(scale)
-                return y / scale
-
-            return type(scheme).residual(scheme, x, unit, *norms)
-
-        return residual
-
-    with torch.no_grad():
-        for layer in layers:
-            layer.scheme.residual = scaling(layer)  # type: ignore[method-assign]
+    with torch.no_grad(), tapped(stack.model.schemes, UnitBranches()):
         stack.model(tokens)
-        for layer in layers:
-            del layer.scheme.residual
+
+
+class UnitBranches(Tap):
+    """Divides each sublayer's last matrix by the root mean square of its output."""
+
+    def branch(self, G: Any, y: Tensor) -> Tensor:
+        out: Tensor = G(y)
+        scale = out.square().mean().sqrt()
+        (G.o if hasattr(G, "o") else G.w2).div_(scale)
+        return out / scale
 
 
 def stream_powers(stack: Trial) -> tuple[list[float], list[float]]:
@@ -157,7 +146,7 @@ def stream_powers(stack: Trial) -> tuple[list[float], list[float]]:
     In Post-LN the second is the variance D of the residual sum.
     """
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    with torch.no_grad(), watched(stack.model.schemes, rows):
+    with torch.no_grad(), tapped(stack.model.schemes, SumTap(rows)):
         stack.model(stack.batch(1)[0])
     return [power(x) for x, _, _ in rows], [power(r) for _, r, _ in rows]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
 from deepstack.model import build_model
+from deepstack.schemes import Scheme, Tap
 from deepstack.speed import Bank, Processes, make_step
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
@@ -124,28 +125,31 @@ def started(seed: int, changes: Mapping[str, Any]) -> Trial:
     return Trial(seed, {**POST_LN, **changes})
 
 
+class SumTap(Tap):
+    """Appends x, the residual sum r = z and the norm's output o of every sublayer to `rows`."""
+
+    def __init__(self, rows: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        self.rows = rows
+
+    def enter(self, x: Tensor) -> None:
+        self.x = x
+
+    def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
+        o = norm(z)
+        self.rows.append((self.x, z, o))
+        return o
+
+
 @contextmanager
-def watched(schemes: Sequence[Any], rows: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[None]:
-    """Note z, r and o of every sublayer of Post-LN's wiring, which stays the scheme's own."""
-
-    def noting(scheme: Any) -> Callable[..., Tensor]:
-        def residual(x: Tensor, G: Callable[..., Tensor], norm: Callable[..., Tensor]) -> Tensor:
-            def noted(r: Tensor) -> Tensor:
-                o = norm(r)
-                rows.append((x, r, o))
-                return o
-
-            return type(scheme).residual(scheme, x, G, noted)
-
-        return residual
-
+def tapped(schemes: Sequence[Scheme], tap: Tap) -> Iterator[None]:
+    """Let these schemes pass their values through the tap inside of the block."""
     for scheme in schemes:
-        scheme.residual = noting(scheme)
+        scheme.tap = tap
     try:
         yield
     finally:
         for scheme in schemes:
-            del scheme.residual
+            scheme.tap = None
 
 
 def gains(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> lis
     trained = {"train.trainable": list(VALUE_PATH), "train.optimizer": optimizer}
     changes = {"model.scheme": scheme, "model.depth": 6, "train.lr": 1e-3, "train.clip": None}
     trial = Trial(seed, changes | trained)
-    if trial.built.starts_from_data:
+    if trial.built.model.schemes[0].reads_data:
         trial.built.calibrate(trial.batch(1)[0])
     update = ModelUpdate(trial.model, trial.probe)
     before, banks = trial.weights(), trial.banks_of(*VALUE_PATH)

@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import Transformer, build_model
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import SCHEMES, LayerNorm, Scheme, StackNorm
+from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
 from deepstack.speed import (
     Processes,
     Ways,
@@ -235,7 +235,7 @@ def is_nodes(model: Transformer) -> bool:
     return (
         all(has_node(module) for module in sublayers)
         and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
-        and all(type(scheme).enter is Scheme.enter for scheme in model.schemes)
+        and not model.schemes[0].maps_stream
     )
 
 

@@ -153,7 +153,7 @@ class Job:
             capture,
             said=self.observer.said,
             insist=self.config.runtime.cuda_graph is True,
-            joint=not self.built.changes_by_step,
+            joint=not self.model.schemes[0].changes_by_step,
             parts=self.model.parts,
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack import yaml_reader
-from deepstack.diagnostics import COLUMNS, describe
+from deepstack.diagnostics import COLUMNS, describe, model_update
 from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.records import AppendLog, Run, RunFolder, write_end
@@ -264,14 +264,7 @@ class Probe:
     def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
         """One row of steps.csv: loss and gradient as found, the model update at θ_t."""
         F, initial = self.subject.hidden(), self.subject.initial
-        moved = F - initial
-        frobenius = torch.linalg.vector_norm(moved)
-        values = {
-            "model_update": moved.norm(dim=-1).mean(),
-            "model_update_step": (F - self._previous).norm(dim=-1).mean(),
-            "model_update_fro": frobenius,
-            "model_update_rel": frobenius / torch.linalg.vector_norm(initial),
-        }
+        values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
         self._previous = F
         device = F.device
         measured = Measured(loss.to(device), grad_norm.to(device), torch.ones(()), values)

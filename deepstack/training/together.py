@@ -199,7 +199,7 @@ def build_together(
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
     built = build_model(config, vocab_size=task.vocab_size, device=device)
-    if built.starts_from_data:
+    if built.model.schemes[0].reads_data:
         first = task.train_batch(1, config.train.batch_size)
         if config.model.dropout:  # on every process the same masks
             torch.manual_seed(dropout_seed(config.seed, 0))
