@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
@@ -59,14 +60,18 @@ class Follow(TorchFunctionMode):
     """Notes what reads each norm of a model, and what else reads each weight, as the model runs.
 
     norms: what is followed.  readings: by norm.  used_by: parameter -> the norms whose outputs it
-    is multiplied with; None among them for anything else.  A tensor that is a norm's output, or a
-    weight in another layout, carries that as an attribute.
+    is multiplied with; None among them for anything else.  origins: tensor -> the norm that it is
+    the output of.  transposes, rows: tensor -> the parameters that it is a transpose or a
+    concatenation of.
     """
 
     def __init__(self, norms: Iterable[StackNorm]) -> None:
         super().__init__()
         self.readings = {norm: Reading() for norm in norms}
         self.used_by: dict[nn.Parameter, set[StackNorm | None]] = {}
+        self.origins = WeakTensorKeyDictionary()
+        self.transposes = WeakTensorKeyDictionary()
+        self.rows = WeakTensorKeyDictionary()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -76,21 +81,21 @@ class Follow(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if func is F.linear:
             x, weight, bias = (*args, kwargs.get("bias"))[:3]
-            if not self.multiplied(x, weights_in(weight), bias, 1.0):
+            if not self.multiplied(x, self.weights_in(weight), bias, 1.0):
                 self.seen(name, args)
         elif func is torch.addmm:
             bias, x, transposed = args
-            weights = getattr(transposed, "transpose_of", ())
+            weights = self.transposes.get(transposed, ())
             if not self.multiplied(x, weights, bias, float(kwargs.get("alpha", 1.0))):
                 self.seen(name, args)
         elif func is torch.Tensor.t and isinstance(args[0], nn.Parameter):
-            out.transpose_of = (args[0],)
+            self.transposes[out] = (args[0],)
         elif func is torch.cat and all(isinstance(part, nn.Parameter) for part in args[0]):
-            out.rows_of = tuple(args[0])
-        elif (origin := origin_of(args[:1])) and name in LAYOUT:
-            out.origin = origin
+            self.rows[out] = tuple(args[0])
+        elif (origin := self.origin_of(*args[:1])) and name in LAYOUT:
+            self.origins[out] = origin
         elif origin and name == "mul" and (factor := constant(args[1])) is not None:
-            out.origin = Origin(origin.norm, origin.factor * factor)
+            self.origins[out] = Origin(origin.norm, origin.factor * factor)
         elif any(isinstance(tensor, Tensor) for tensor in flat([out])):
             self.seen(name, (*args, *kwargs.values()))
         return out
@@ -99,7 +104,7 @@ class Follow(TorchFunctionMode):
         self, x: Tensor, weights: tuple[nn.Parameter, ...], bias: Any, scale: float
     ) -> bool:
         """Note a product with parameters; False where the matrix is none."""
-        origin = origin_of((x,))
+        origin = self.origin_of(x)
         if not weights or not (bias is None or isinstance(bias, nn.Parameter)):
             return False
         for weight in weights:
@@ -112,10 +117,22 @@ class Follow(TorchFunctionMode):
     def seen(self, name: str, args: Iterable[Any]) -> None:
         """Note a function that is no linear map of a parameter."""
         for tensor in flat(args):
-            if found := origin_of((tensor,)):
+            if found := self.origin_of(tensor):
                 self.readings[found.norm].others.add(name)
-            for weight in weights_in(tensor):
+            for weight in self.weights_in(tensor):
                 self.used_by.setdefault(weight, set()).add(None)
+
+    def origin_of(self, tensor: Any = None) -> Origin | None:
+        """The norm whose output this tensor is, or None."""
+        return self.origins.get(tensor) if isinstance(tensor, Tensor) else None
+
+    def weights_in(self, tensor: Any) -> tuple[nn.Parameter, ...]:
+        """The parameters whose rows or columns a tensor consists of; empty for other tensors."""
+        if isinstance(tensor, nn.Parameter):
+            return (tensor,)
+        if not isinstance(tensor, Tensor):
+            return ()
+        return self.rows.get(tensor) or self.transposes.get(tensor) or ()
 
 
 def flat(values: Iterable[Any]) -> Iterable[Any]:
@@ -125,18 +142,6 @@ def flat(values: Iterable[Any]) -> Iterable[Any]:
             yield from flat(value)
         else:
             yield value
-
-
-def origin_of(args: tuple[Any, ...]) -> Origin | None:
-    """The norm that the first of these was made by, or None."""
-    return getattr(args[0], "origin", None) if args else None
-
-
-def weights_in(tensor: Any) -> tuple[nn.Parameter, ...]:
-    """The parameters whose rows a tensor consists of; none where it is something else."""
-    if isinstance(tensor, nn.Parameter):
-        return (tensor,)
-    return getattr(tensor, "rows_of", getattr(tensor, "transpose_of", ()))
 
 
 def constant(value: Any) -> float | None:
@@ -155,15 +160,17 @@ def follow(model: Transformer) -> Follow:
         and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
     ]
 
+    found = Follow(norms)
+
     def mark(norm: Any, args: Any, out: Any) -> None:
-        out.origin = Origin(norm)
+        found.origins[out] = Origin(norm)
 
     hooks = [norm.register_forward_hook(mark) for norm in norms]
     device = model.embedding.device
     tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=device)
     was_training = model.training
     try:
-        with torch.no_grad(), Follow(norms) as found:
+        with torch.no_grad(), found:
             model.eval()(tokens)
     finally:
         model.train(was_training)

@@ -159,15 +159,18 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
+        return self._hidden(tokens)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
         fused = all(innermost(stack.through) is run_fused for stack in self.stacks.values())
         if fused and not torch.is_grad_enabled():
             # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
-                found = self._hidden(tokens)
+                found = self._run_stacks(tokens)
             return found.clone()  # an ordinary tensor
-        return self._hidden(tokens)
+        return self._run_stacks(tokens)
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
+    def _run_stacks(self, tokens: Tensor) -> Tensor:
         x, *others = self.inputs(tokens)
         first, *after = self.stacks.values()
         found: Tensor = first(x)
@@ -182,7 +185,8 @@ class Transformer(nn.Module):
             memory = stack.calibrate(x, memory)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens), self.embedding)
+        # not through `hidden`: FSDP2 gathers parameters on entry of each of the two
+        return self.head(self._hidden(tokens), self.embedding)
 
 
 def places(model: conf.Model) -> dict[str, Place]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.errors import ResourceError
-from deepstack.model import Layer, Transformer, build_model
+from deepstack.model import Transformer, build_model
 from deepstack.model.build import Built
 from deepstack.records import ENDED, AppendLog, RunFolder
 from deepstack.schemes import Stream
@@ -128,34 +128,15 @@ def common_checkpoint(
     return Checkpoint(about["step"], parts, about["state"])
 
 
-class ShardedLayer(Layer):
-    """A layer whose parameters FSDP2 gathers on entry."""
+def copy_views(stream: Stream) -> Stream:
+    """The stream with a copy of each view in it.
 
-    def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
-        return no_views(super().forward(x, memory))
-
-
-class ShardedTransformer(Transformer):
-    """The model with one entry for the logits and one for F, each of which gathers parameters.
-
-    FSDP2 gathers what lies outside of the layers (tables, head, last norm) on entry and frees it on
-    the way out; so the one entry must not go through the other.
+    FSDP2 hooks the tensors that a module returns; an in-place operation would drop a view's hook.
     """
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        return no_views(super().hidden(tokens))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return no_views(self.head(Transformer.hidden(self, tokens), self.embedding))
-
-
-def no_views(stream: Stream) -> Stream:
-    """A stream with copies of the views in it: FSDP2 hooks what a module returns, and an operation
-    in place would lose the hook of a view."""
     if isinstance(stream, Tensor):
         return stream.clone() if stream._is_view() else stream
     if isinstance(stream, (tuple, list)):
-        return type(stream)(no_views(part) for part in stream)
+        return type(stream)(copy_views(part) for part in stream)
     return stream
 
 
@@ -172,9 +153,8 @@ def shard(built: Built, processes: Processes, device: torch.device) -> Built:
     for parameter in model.parameters():
         parameter.grad = None
     mesh = init_device_mesh(device.type, (processes.size,))
-    model.__class__ = ShardedTransformer
-    for layer in model.layers:
-        layer.__class__ = ShardedLayer
+    for module in (*model.layers, *model.stacks.values(), model):
+        module.register_forward_hook(lambda _module, _inputs, output: copy_views(output))
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "hidden")
