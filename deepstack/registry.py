@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from itertools import accumulate
+from difflib import SequenceMatcher
 from typing import Any, Generic, TypeVar
 
 from deepstack.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 
-# The letters beside each key of a keyboard: a slip of the finger is likelier than a wrong letter.
-_ROWS = ("1234567890-", "qwertyuiop", "asdfghjkl", "zxcvbnm")
 _LONGEST_WORD = 40
+# The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
+SURE, SIMILAR, SIMILAR_SHORT, SHORT = 0.84, 0.65, 0.5, 3
 
 PREFIX = "deepstack_plugin_"
 """What the names of plugins' modules begin with."""
@@ -120,30 +118,27 @@ def import_all(package_name: str, package_path: Iterable[str]) -> None:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that a mistyped word most probably meant, or None when none is near.
+    """Return the choice that a mistyped word most probably meant, or None if none is similar.
 
-    Nearness is the edit distance with transpositions (Damerau 1964) in which the slips that
-    fingers make (a neighbouring key, a doubled letter, two letters swapped, a missed underscore)
-    cost less than other letters; upper case and '-' for '_' cost nothing.  A whole part of a name
-    ('batch' for batch_size) counts as near too.
+    A choice that holds the whole word as a part ('batch' for batch_size) counts as similar if it is
+    the only one.  Letter case and '-' for '_' do not count.
     """
     if not word or len(word) > _LONGEST_WORD:
         return None
     plain = _normal(word)
-    choices = list(dict.fromkeys(choices))
-    limit = min(max(1.0, len(plain) / 3), 4.0)
-    costs = [_distance(plain, _normal(choice), limit) for choice in choices]
-    cost = min(costs, default=math.inf)
-    best = choices[costs.index(cost)] if choices else None
-    if cost <= 1 and (len(plain) > 1 or cost < 1):
-        return best
+    names = {_normal(choice): choice for choice in choices}
+    similar = {name: SequenceMatcher(None, name, plain).ratio() for name in names}
+    best = max(names, key=similar.__getitem__, default="")
+    if similar.get(best, 0.0) > SURE:
+        return names[best]
     parts = set(plain.split("_"))
-    holders = [c for c in choices if parts <= set(_normal(c).split("_"))]
+    holders = [name for name in names if parts <= set(name.split("_"))]
     if not holders and len(plain) >= 3:
-        holders = [c for c in choices if _normal(c).startswith(plain)]
+        holders = [name for name in names if name.startswith(plain)]
     if len(holders) == 1:
-        return holders[0]
-    return best if len(plain) > 2 and cost <= limit else None
+        return names[holders[0]]
+    least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
+    return names[best] if similar.get(best, 0.0) >= least else None
 
 
 def _normal(word: str) -> str:
@@ -154,59 +149,3 @@ def _origin(obj: object) -> str:
     obj = getattr(obj, "experiment", obj)  # a claim's: it is defined again as a function is
     name = getattr(obj, "__qualname__", None)
     return f"{getattr(obj, '__module__', '?')}.{name}" if name else repr(obj)
-
-
-def _beside(row: int, column: int) -> set[str]:
-    # each row of keys stands about half a key to the right of the one above
-    places = [(row, column - 1), (row, column + 1), (row - 1, column), (row - 1, column + 1)]
-    places += [(row + 1, column), (row + 1, column - 1)]
-    return {_ROWS[r][c] for r, c in places if 0 <= r < len(_ROWS) and 0 <= c < len(_ROWS[r])}
-
-
-_BESIDE = {key: _beside(r, c) for r, keys in enumerate(_ROWS) for c, key in enumerate(keys)}
-
-
-@lru_cache(maxsize=1024)
-def _missed(choice: str) -> tuple[float, ...]:
-    """What it costs to leave out each letter."""
-    before = " " + choice
-    return tuple(
-        0.5 if letter == "_" else 0.8 if letter == previous else 0.9
-        for letter, previous in zip(choice, before, strict=False)
-    )
-
-
-@lru_cache(maxsize=64)
-def _extra(word: str) -> tuple[float, ...]:
-    """What it costs to have typed each letter needlessly."""
-    costs = []
-    for i, letter in enumerate(word):
-        around = word[max(i - 1, 0) : i] + word[i + 1 : i + 2]
-        slip = 0.8 if any(letter in _BESIDE.get(a, ()) for a in around) else 1.0
-        costs.append(0.5 if letter == "_" else 0.6 if letter in around else slip)
-    return tuple(costs)
-
-
-def _distance(word: str, choice: str, limit: float) -> float:
-    """What it costs to mistype `choice` as `word`; infinity when that is above the limit."""
-    # an extra or missing letter costs at least 0.5, so lengths alone rule most choices out
-    if abs(len(choice) - len(word)) * 0.5 > limit:
-        return math.inf
-    extra, missed = _extra(word), _missed(choice)
-    # rows of the usual table; row[j] = cost between the letters so far and the first j of choice
-    row = [0.0, *accumulate(missed)]
-    above: list[float] = []
-    before = ""
-    for a, cost in zip(word, extra, strict=True):
-        above, two_above, row = row, above, [row[0] + cost]
-        beside = _BESIDE.get(a, ())
-        for j, b in enumerate(choice):
-            wrong = 0.0 if a == b else 0.7 if b in beside else 1.0
-            best = min(above[j] + wrong, above[j + 1] + cost, row[j] + missed[j])
-            if j and two_above and a == choice[j - 1] and before == b and a != b:
-                best = min(best, two_above[j - 1] + 0.7)
-            row.append(best)
-        if min(row) > limit and min(above) > limit:
-            return math.inf
-        before = a
-    return row[-1]
