@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from deepstack.config import load_config
-from deepstack.model import build_model, take_ways
-from deepstack.speed import Ways, run_fused, run_layers
+from deepstack.fast import FastPaths, enable_fast_paths
+from deepstack.model import build_model
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
 
@@ -32,11 +32,11 @@ def main() -> None:
     torch.set_num_threads(1)
     config = load_config(CONFIG, [f"model.depth={given.depth}"])
     model = build_model(config, vocab_size=257).model.eval()
-    take_ways(model, Ways(fused=True, compiled=False, captured=False), 0, print)
+    enable_fast_paths(model, FastPaths(fused=True, compiled=False, captured=False), 0, print)
     tokens = torch.randint(257, (1, config.task.seq_len))
 
-    def timed(through: object) -> tuple[float, torch.Tensor]:
-        model.encoder.through = through
+    def timed(infers: bool) -> tuple[float, torch.Tensor]:
+        model.infers = infers
         with torch.no_grad():
             began = time.perf_counter()
             found = model.hidden(tokens)
@@ -46,7 +46,7 @@ def main() -> None:
     for _ in range(given.rounds):
         times: list[list[float]] = [[], []]
         for _ in range(given.passes):
-            (plain, one), (spared, other) = timed(run_layers), timed(run_fused)
+            (plain, one), (spared, other) = timed(False), timed(True)
             assert torch.equal(one, other)
             times[0].append(plain)
             times[1].append(spared)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from deepstack.parameters import parameter
 from deepstack.schemes import Scheme
-from deepstack.speed import parameter
 from deepstack.tasks import IGNORE, Batch, Task, task
 
 

@@ -106,7 +106,7 @@ FAULTS = (
         "test_model.py::test_the_bert_head_is_dense_activation_norm_and_the_tied_table",
     ),
     Fault(
-        "replay_without_lr_factors", "speed",
+        "replay_without_lr_factors", "fast",
         'group["lr"].fill_(rate)', 'group["lr"].fill_(lr)',
         "test_replay.py::test_every_scheme_replayed_gives_the_same_bytes[depth_mup]",
     ),

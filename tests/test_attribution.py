@@ -24,11 +24,12 @@ import deepstack
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
 from deepstack.errors import ConfigError, Interrupted, NothingMatchedError
+from deepstack.fast.fuse import fuse
 from deepstack.model import build_model
 from deepstack.model.build import Built
+from deepstack.parameters import RoleParameter
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
-from deepstack.speed import RoleParameter
 
 BOTH = {"log.attribution_every": 1, "log.first_order": True, "train.steps": 3}
 ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
@@ -56,8 +57,7 @@ class Moved:
             bank.copy_(bank.values() + size * noise)
         self.last = copy.deepcopy(self.model)
         self.parts = parts_of(self.model, self.banks)
-        for layer in self.model.layers:
-            layer.fuse(True)
+        fuse(self.model.layers)
 
     def hidden(self, model: Any) -> Tensor:
         with torch.no_grad():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepstack.speed import Again, Measured, Update, capture
+from deepstack.fast import CapturedFunction, Measured, Update, capture
 
 
 class Stream:
@@ -62,7 +62,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    module = import_module("deepstack.speed.capture")
+    module = import_module("deepstack.fast.capture")
     monkeypatch.setattr(module, "abandon", lambda pools, random: None)
     return begun
 
@@ -112,7 +112,7 @@ def test_a_look_that_cannot_be_captured_holds_nothing_afterwards(graphs: list[Gr
         return len(failed)
 
     lines: list[str] = []
-    again = Again(look, lines.append)
+    again = CapturedFunction(look, lines.append)
     gc.collect()
     gc.disable()
     try:

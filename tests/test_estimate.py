@@ -12,7 +12,7 @@ from deepstack import config as conf
 from deepstack.config import estimate, too_large
 from deepstack.diagnostics.watch import TOGETHER
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.speed import FEW_STEPS
+from deepstack.fast import FEW_STEPS
 from deepstack.training import Observer
 
 

@@ -17,10 +17,10 @@ import deepstack
 from deepstack.cli.app import app
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import Interrupted
+from deepstack.fast import compiled
 from deepstack.model import build_model
 from deepstack.records import Run, find_runs
 from deepstack.schemes import SCHEMES
-from deepstack.speed import compiled
 
 FAMILIES = ("decoder", "encoder_decoder")
 

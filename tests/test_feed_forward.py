@@ -18,6 +18,7 @@ from deepstack import config as conf
 from deepstack.bench.peers import shape_of
 from deepstack.bench.products import Products
 from deepstack.config import Config, with_overrides
+from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
 from deepstack.model.plain import from_plain, to_plain, values_of
 from deepstack.schemes import SCHEMES
@@ -65,7 +66,7 @@ def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) ->
     towards = torch.randn_like(wanted)
     names, leaves = zip(*module.named_parameters(), strict=True)
     expected = torch.autograd.grad(wanted, (x, *leaves), towards)
-    for way in (module, module.chain()):
+    for way in (module, fused_sublayer(module)):
         found.banks.zero_gradients()
         fresh = x.detach().requires_grad_()
         y = way(fresh)

@@ -13,10 +13,10 @@ from torch import nn
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted, ResourceError
+from deepstack.fast.gpu.nodes import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
-from deepstack.speed.gpu.nodes import DeviceProduct
 from deepstack.training import Observer
 from deepstack.training.opening import open_job
 
@@ -179,7 +179,7 @@ def test_a_step_too_large_for_one_graph_is_captured_in_parts(
     ends: list[torch.cuda.CUDAGraph] = []
     end = torch.cuda.CUDAGraph.capture_end
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", capture_end)
-    monkeypatch.setattr(import_module("deepstack.speed.capture"), "LAYERS", 2)
+    monkeypatch.setattr(import_module("deepstack.fast.capture"), "LAYERS", 2)
     given = config(train__clip=0.3, model__depth=5, log__layers_every=0, **changes)
     eager = EAGER | {"runtime.fused": given.runtime.fused}
     one = deepstack.train(with_overrides(given, eager), out=tmp_path / "a")

@@ -7,24 +7,20 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.model.sublayers import NTK, STANDARD, FeedForward, Parameterisation
+from deepstack.fast import FusedSublayer, in_turn, later, make_step, product_on
+from deepstack.fast.fuse import product_of
+from deepstack.fast.fused_sublayers import OPERATIONS, copy_of, with_copy
+from deepstack.fast.gpu import available
+from deepstack.fast.gpu import nodes as gpu_nodes
+from deepstack.fast.gpu import norm as gpu_norm
+from deepstack.fast.gpu.nodes import small_products, weights_lowered, weights_turned
+from deepstack.fast.gpu.norm import DeviceNorm, after_sum
+from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
+from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
-from deepstack.speed import (
-    Banks,
-    Chain,
-    in_turn,
-    later,
-    make_step,
-    product_on,
-)
-from deepstack.speed.gpu import available
-from deepstack.speed.gpu import nodes as gpu_nodes
-from deepstack.speed.gpu import norm as gpu_norm
-from deepstack.speed.gpu.nodes import small_products, weights_lowered, weights_turned
-from deepstack.speed.gpu.norm import DeviceNorm, after_sum
-from deepstack.speed.nodes import copy_of, with_copy
 
 CUDA = torch.device("cuda")
 DEPTH, WIDTH, INSIDE = later.LAYERS + 3, 8, 16
@@ -33,9 +29,9 @@ DEPTH, WIDTH, INSIDE = later.LAYERS + 3, 8, 16
 class Layer(nn.Module):
     """x <- LN(x + G(x)), by modules or by a GPU's nodes."""
 
-    def __init__(self, bias: bool, activation: str, kind: Parameterisation, gain: bool) -> None:
+    def __init__(self, bias: bool, activation: str, linear: Linear, gain: bool) -> None:
         super().__init__()
-        self.inner = FeedForward(WIDTH, INSIDE, activation, 0.0, bias=bias, parameterisation=kind)
+        self.inner = FeedForward(WIDTH, INSIDE, activation, 0.0, bias=bias, linear=linear)
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.running: tuple[Any, ...] = (self.inner,)
         self.norms: tuple[Any, ...] = (self.norm,)
@@ -44,10 +40,11 @@ class Layer(nn.Module):
     def fuse(self) -> None:
         """Take the nodes."""
         G = self.inner
-        product = product_on(CUDA, G.product)
-        assert G.operation is not None
-        chain = in_turn(product(G.w1, G.w1_bias), G.operation, product(G.w2, G.w2_bias))
-        self.running = (Chain(chain),)
+        product = product_on(CUDA, product_of(G.linear))
+        chain = in_turn(
+            product(G.w1, G.w1_bias), OPERATIONS[G.activation_name], product(G.w2, G.w2_bias)
+        )
+        self.running = (FusedSublayer(chain),)
         self.norms = (DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps),)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,26 +91,26 @@ def alike(one: Tensor, other: Tensor) -> bool:
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
 @pytest.mark.parametrize(
-    ("bias", "activation", "kind", "gain"),
+    ("bias", "activation", "linear", "gain"),
     [
-        (True, "relu", STANDARD, True),
-        (True, "gelu", STANDARD, True),
-        (True, "relu", NTK, True),
-        (False, "relu", STANDARD, False),
-        (False, "tanh", NTK, True),
+        (True, "relu", F.linear, True),
+        (True, "gelu", F.linear, True),
+        (True, "relu", scaled_linear, True),
+        (False, "relu", F.linear, False),
+        (False, "tanh", scaled_linear, True),
     ],
 )
 def test_gradients_are_those_of_the_modules(
     bias: bool,
     activation: str,
-    kind: Parameterisation,
+    linear: Linear,
     gain: bool,
     small: int,
     kernels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def layer() -> Layer:
-        return Layer(bias, activation, kind, gain)
+        return Layer(bias, activation, linear, gain)
 
     if kernels:
         pytest.importorskip("triton")
@@ -145,7 +142,7 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
     pytest.importorskip("triton")
 
     def layer() -> Layer:
-        return Layer(True, "relu", STANDARD, True)
+        return Layer(True, "relu", F.linear, True)
 
     for module, name in ((gpu_norm, "norm_kernels"), (gpu_nodes, "sum_kernels")):
         monkeypatch.setattr(available, "has_triton", lambda: True)
@@ -195,7 +192,7 @@ def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
 
     def layer() -> Layer:
-        return Layer(True, "relu", STANDARD, True)
+        return Layer(True, "relu", F.linear, True)
 
     plain, fused = built(layer), built(layer)
     for name, parameter in [*plain.named_parameters(), *fused.named_parameters()]:
@@ -220,7 +217,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
     monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
     monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
-    layers = built(lambda: Layer(True, "relu", STANDARD, True))
+    layers = built(lambda: Layer(True, "relu", F.linear, True))
     for each in layers:
         assert isinstance(each, Layer)
         each.fuse()
@@ -245,7 +242,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = built(lambda: Layer(True, "relu", STANDARD, True))
+    layers = built(lambda: Layer(True, "relu", F.linear, True))
     assert not small_products(layers, 8)  # those are modules
     for each in layers:
         assert isinstance(each, Layer)

@@ -21,7 +21,7 @@ HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
 def kernels(device: str) -> Any:
     """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed.gpu import small_kernels
+    from deepstack.fast.gpu import small_kernels
 
     return small_kernels
 
@@ -95,5 +95,5 @@ def test_attention(
 
 
 def test_a_run_on_a_cpu_needs_no_triton() -> None:
-    code = "import sys, deepstack, deepstack.speed; assert 'triton' not in sys.modules"
+    code = "import sys, deepstack, deepstack.fast; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

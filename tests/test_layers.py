@@ -13,9 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "deepstack"
 
 FLOORS = [
     {"collector", "ctrl_c", "ending", "errors", "registry", "options", "plugins", "yaml_reader"},
-    {"config", "records", "speed"},
-    {"schemes", "tasks", "plots"},
+    {"config", "records", "parameters"},
+    {"distributed", "schemes", "tasks", "plots"},
     {"model", "reports"},
+    {"fast"},
     {"diagnostics"},
     {"training"},
     {"theory", "sweeps", "bench"},

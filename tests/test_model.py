@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from sample import some
 
 from deepstack.config import Config, with_overrides
+from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.transformer import sinusoidal
 from deepstack.schemes import NORMS, SCHEMES
-from deepstack.speed import make_step
 from deepstack.training import make_optimizer, mean_loss
 
 TOKENS = torch.arange(60).view(3, 20) % 17

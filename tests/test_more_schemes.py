@@ -18,13 +18,14 @@ from test_scheme_equations import HEADS, D, Pieces, config, perturbed
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, take_ways
+from deepstack.fast import FastPaths, FusedSublayer, compiled, enable_fast_paths
+from deepstack.fast.fused_sublayers import ScaledProduct
+from deepstack.model import build_model
 from deepstack.model.initialise import IN_SUBLAYERS
-from deepstack.speed import Chain, Ways, compiled
 
 TOKENS = torch.arange(12).view(2, 6) % 11
 SIDES = torch.arange(24).view(2, 12) * 5 % 11  # source and target side by side
-PLAIN, FUSED = Ways(False, False, False), Ways(True, False, False)
+PLAIN, FUSED = FastPaths(False, False, False), FastPaths(True, False, False)
 HANDING = ["real_former", "hyper_connections"]
 
 
@@ -202,9 +203,9 @@ def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.Monk
 
 def test_its_attention_is_no_chain_and_its_feed_forward_is() -> None:
     model = built("real_former", 3).model
-    take_ways(model, FUSED, 0, print)
+    enable_fast_paths(model, FUSED, 0, print)
     for layer in model.layers:
-        assert layer.running[0] is layer.attention and isinstance(layer.running[1], Chain)
+        assert layer.running[0] is layer.attention and isinstance(layer.running[1], FusedSublayer)
 
 
 def test_an_encoder_decoder_of_real_formers_is_refused() -> None:
@@ -272,8 +273,8 @@ def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
     """Chains have a backward pass only where what they read has a gradient."""
     given = {"train__trainable": ["q", "k", "v", "w1"]}
     fused, plain = built(name, 3, **given), built(name, 3, **given)
-    take_ways(fused.model, FUSED, 0, print)
-    take_ways(plain.model, PLAIN, 0, print)
+    enable_fast_paths(fused.model, FUSED, 0, print)
+    enable_fast_paths(plain.model, PLAIN, 0, print)
     ours, expected = gradients(fused, TOKENS), gradients(plain, TOKENS)
     for bank in plain.trained:
         assert (expected[bank.key].flatten(1).norm(dim=1) > 0).all()
@@ -317,7 +318,7 @@ NTK: list[dict[str, Any]] = [
 @pytest.mark.parametrize("ways", [PLAIN, FUSED], ids=["plain", "fused"])
 @pytest.mark.parametrize("choice", NTK, ids=str)
 def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
-    choice: dict[str, Any], ways: Ways
+    choice: dict[str, Any], ways: FastPaths
 ) -> None:
     """Logits equal; gradients of matrices 1/sqrt(n_in) of the others, of all else the same."""
     given = config("pre_ln", 4, **choice)
@@ -326,7 +327,7 @@ def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
     tokens = SIDES if ntk.model.source_len else TOKENS
     found: list[dict[str, torch.Tensor]] = []
     for one in (ntk, fan_in):
-        take_ways(one.model, ways, 0, print)
+        enable_fast_paths(one.model, ways, 0, print)
         found.append(gradients(one, tokens))
     torch.testing.assert_close(ntk.model(tokens), fan_in.model(tokens), rtol=1e-4, atol=1e-4)
     matrices = set()
@@ -359,14 +360,14 @@ def test_ntk_weights_have_unit_variance_times_the_gain() -> None:
 
 
 @pytest.mark.parametrize("ways", [PLAIN, FUSED], ids=["plain", "fused"])
-def test_a_product_preserves_second_moments_under_ntk(ways: Ways) -> None:
+def test_a_product_preserves_second_moments_under_ntk(ways: FastPaths) -> None:
     sizes = {"model__d_model": 384, "model__d_ff": 512}
     f = built("pre_ln", 1, model__init__distribution="ntk", **sizes).model.layers[0].feed_forward
     x = torch.randn(8, 16, 384)
     y = f.linear(x, f.w1, f.w1_bias)
     assert y.square().mean().item() == pytest.approx(1.0, rel=0.02)
     if ways.fused:
-        product = f.product(f.w1, f.w1_bias)
+        product = ScaledProduct(f.w1, f.w1_bias)
         torch.testing.assert_close(product.forward(x.flatten(0, 1), 16, []), y.flatten(0, 1))
 
 
@@ -374,8 +375,8 @@ def test_without_ntk_no_product_is_scaled() -> None:
     model = built("pre_ln", 2, model__family="encoder_decoder").model
     for layer in model.layers:
         assert all(m.linear is F.linear for m in layer.modules_in_order())
-    take_ways(model, FUSED, 0, print)
-    chains = [c for layer in model.layers for c in layer.running if isinstance(c, Chain)]
+    enable_fast_paths(model, FUSED, 0, print)
+    chains = [c for layer in model.layers for c in layer.running if isinstance(c, FusedSublayer)]
     kinds = {type(operation).__name__ for chain in chains for operation in chain.operations}
     assert chains and kinds == {"Product", "SelfAttention", "Relu"}
 

@@ -12,10 +12,12 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, parse_config, with_overrides
+from deepstack.distributed import ShardedBank
 from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.speed import Muon, ShardedBank, make_step, muon
-from deepstack.training import make_optimizer, mean_loss
+from deepstack.training import make_optimizer, mean_loss, muon
+from deepstack.training.muon import Muon
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 

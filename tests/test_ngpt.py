@@ -18,7 +18,7 @@ from test_scheme_equations import HEADS, D, built, perturbed
 import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import generate
-from deepstack.speed.unit import unit
+from deepstack.schemes.unit_norm import unit
 
 
 @pytest.mark.parametrize(("start", "value"), [(0.2, 0.2), (None, 1 / 3)])

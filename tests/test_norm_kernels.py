@@ -17,7 +17,7 @@ HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
 def kernels(device: str) -> Any:
     """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed.gpu import norm_kernels
+    from deepstack.fast.gpu import norm_kernels
 
     return norm_kernels
 

@@ -13,7 +13,9 @@ from sample import some
 import deepstack
 from deepstack import config as conf
 from deepstack.config import Config, config_hash, parse_config, with_overrides
+from deepstack.distributed import Processes
 from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import compiled, fast_paths_of
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
@@ -21,8 +23,6 @@ from deepstack.model.sublayers import ACTIVATIONS
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES, BatchNorm
 from deepstack.schemes.norms import StackNorm
-from deepstack.speed import Processes, compiled
-from deepstack.training.environment import ways_of
 
 BASE = {
     "model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "task.name": "markov",
@@ -248,7 +248,7 @@ def test_batch_norm_needs_one_process() -> None:
     processes = Processes.__new__(Processes)
     processes.rank, processes.size = 0, 2
     with pytest.raises(ConfigError, match="found batch, which needs one process"):
-        ways_of(small(model__norm__kind="batch"), torch.device("cpu"), processes)
+        fast_paths_of(small(model__norm__kind="batch"), torch.device("cpu"), processes)
 
 
 def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: Any) -> Any:

@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 
 import deepstack
 from deepstack.config import to_yaml, with_overrides
+from deepstack.distributed import Processes
 from deepstack.errors import ConfigError
 from deepstack.records import Run
-from deepstack.speed import Processes
 from deepstack.training.together import SilentFolder
 
 SCRIPT = str(Path(__file__).with_name("parallel_runs.py"))

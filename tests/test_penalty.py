@@ -152,7 +152,7 @@ def test_it_goes_on_byte_for_byte_and_with_plain_storage_too(tmp_path: Path) -> 
 
 
 def test_parameters_that_are_cut_are_refused() -> None:
-    from deepstack.speed import ShardedBank
+    from deepstack.distributed import ShardedBank
 
     chosen = config(train__spectral_penalty=0.1)
     bank = ShardedBank.__new__(ShardedBank)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import deepstack
 from deepstack.errors import Interrupted, PluginError
+from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes import Parts, Place, Scheme, parameter
-from deepstack.speed import make_step
 from deepstack.training import make_optimizer
 
 SHAPES = {

@@ -18,10 +18,11 @@ import deepstack
 from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
+from deepstack.fast import FusedSublayer
+from deepstack.fast.fuse import fused_sublayer
+from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
 from deepstack.model import build_model
 from deepstack.model.queries import Rotation
-from deepstack.speed import Chain
-from deepstack.training.environment import has_more_inside, is_nodes, two_layers
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
@@ -106,8 +107,8 @@ def test_attention_is_a_chain_on_a_cpu(
     expected = torch.autograd.grad(wanted, (x, *leaves), towards)
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf)
-    chain = attention.chain()
-    assert isinstance(chain, Chain)
+    chain = fused_sublayer(attention)
+    assert isinstance(chain, FusedSublayer)
     with torch.no_grad():
         torch.testing.assert_close(chain(x[:, :4]), attention(x[:, :4]), rtol=1e-4, atol=1e-5)
     y = chain(x)
@@ -120,8 +121,10 @@ def test_attention_is_a_chain_on_a_cpu(
 def test_what_has_no_operation_is_no_chain() -> None:
     for kind in ("batch", "dynamic_tanh"):
         given: dict[str, Any] = {"model__norm__kind": kind, "model__positions": "rotary"}
-        assert perturbed(**given).model.layers[1].attention.chain() is not None
-        assert perturbed(model__qk_norm=True, **given).model.layers[1].attention.chain() is None
+        attention = perturbed(**given).model.layers[1].attention
+        assert fused_sublayer(attention) is not None
+        normed = perturbed(model__qk_norm=True, **given).model.layers[1].attention
+        assert fused_sublayer(normed) is None
 
 
 def test_queries_and_keys_across_are_normed_and_not_turned() -> None:

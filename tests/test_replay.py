@@ -16,12 +16,12 @@ from torch import Tensor
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
+from deepstack.fast import Measured, replaying
+from deepstack.fast.out_variants import writing
+from deepstack.fast.recording import Recording
+from deepstack.fast.replay import bound, layout, padded
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Measured, replaying
-from deepstack.speed.recording import Recording
-from deepstack.speed.replay import bound, layout, padded
-from deepstack.speed.writing import writing
 
 BASE = {
     "model.depth": 4, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
@@ -44,7 +44,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
         found.append(recording)
         return bound(recording)
 
-    monkeypatch.setattr("deepstack.speed.replay.bound", seen)
+    monkeypatch.setattr("deepstack.fast.replay.bound", seen)
     return found
 
 

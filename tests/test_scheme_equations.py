@@ -18,6 +18,7 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
+from deepstack.fast.fuse import fuse
 from deepstack.model import Layer, build_model
 from deepstack.schemes import SCHEMES, find_scheme
 
@@ -237,7 +238,8 @@ def test_a_layer_is_its_equation(name: str, depth: int) -> None:
         norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
         expected = LITERAL[name](Pieces(layer, s, *norms, index + 1, depth), stream)
         for fused in (False, True):
-            layer.fuse(fused)
+            if fused:
+                fuse([layer])
             torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
 
 

@@ -19,9 +19,8 @@ import deepstack
 from deepstack.cli.list_command import diagnostic_rows
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import describe
-from deepstack.model import take_ways
+from deepstack.fast import FastPaths, enable_fast_paths, make_step
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Ways, make_step
 from deepstack.training import make_optimizer, mean_loss, to_device
 
 WIRINGS = {"post_ln": "post", "deepnorm": "post", "ds_init": "post", "pre_ln": "pre"}
@@ -106,7 +105,7 @@ def test_the_prediction_of_beta_ln_is_near_it_at_initialisation() -> None:
         look = Look(model__scheme=scheme, model__d_model=64, task__seq_len=32, model__depth=5)
         with torch.no_grad():
             for own in look.model.schemes:
-                for norms in own._norms:
+                for norms in own.norm_functions:
                     norms[0].gain.fill_(1.0)
                     norms[0].bias.zero_()
         found = look.values()
@@ -125,7 +124,7 @@ def test_ln_jacobian_is_the_norm_of_the_jacobian(kind: str) -> None:
         if equal:
             with torch.no_grad():
                 for scheme in look.model.schemes:
-                    for norms in scheme._norms:
+                    for norms in scheme.norm_functions:
                         norms[0].gain.fill_(1.7)
         found = look.values()
         (stack,) = look.model.stacks.values()
@@ -150,7 +149,7 @@ def test_ln_jacobian_is_the_norm_of_the_jacobian(kind: str) -> None:
             x = module(z)
         with torch.no_grad():
             for scheme in look.model.schemes:
-                for norms in scheme._norms:
+                for norms in scheme.norm_functions:
                     norms[0].gain.uniform_(0.5, 1.5)
 
 
@@ -299,7 +298,9 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
     listed = {row["name"] for row in diagnostic_rows()}
     for looks in (False, True):
         look = Look(model__scheme=scheme, model__family=family, skipped=2)
-        take_ways(look.model, Ways(fused=True, compiled=False, captured=False), 0, print)
+        enable_fast_paths(
+            look.model, FastPaths(fused=True, compiled=False, captured=False), 0, print
+        )
         step = make_step(
             lambda x, y, m=look.model: mean_loss(m(x), y), look.built.banks, look.built.trained,
             make_optimizer(look.config.train, look.built.trained, optim=look.built.optim),

@@ -24,7 +24,7 @@ SHAPES = [  # sequences, seq, heads, d_head
 def split(device: str) -> Any:
     """The module: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed.gpu import split_attention
+    from deepstack.fast.gpu import split_attention
 
     return split_attention
 

@@ -17,7 +17,7 @@ LARGE = [(512, 1536, 512), (512, 512, 512), (512, 2048, 512), (512, 512, 2048)]
 def split(device: str) -> Any:
     """The module: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed.gpu import split_product
+    from deepstack.fast.gpu import split_product
 
     return split_product
 

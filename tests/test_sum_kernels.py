@@ -16,7 +16,7 @@ HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
 def kernels(device: str) -> Any:
     """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
     pytest.importorskip("triton")
-    from deepstack.speed.gpu import sum_kernels
+    from deepstack.fast.gpu import sum_kernels
 
     return sum_kernels
 

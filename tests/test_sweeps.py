@@ -123,7 +123,7 @@ def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path
 PLUGIN = """
 import torch
 from deepstack.schemes import Scheme
-from deepstack.speed import parameter
+from deepstack.parameters import parameter
 
 class Buffered(Scheme, name="buffered", label="Buffered", paper="none"):
     '''x <- x + c_l A G(x).  No norm, a constant a layer, a matrix of the scheme's own.'''

@@ -141,7 +141,7 @@ def test_looking_does_not_disturb(change: dict[str, Any], dropout: float, tmp_pa
 
 
 def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> None:
-    from deepstack.speed import make_step
+    from deepstack.fast import make_step
     from deepstack.tasks import build_task
     from deepstack.training import make_optimizer, mean_loss, to_device
 

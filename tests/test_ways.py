@@ -15,11 +15,17 @@ from sample import some
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, take_ways
+from deepstack.fast import (
+    FastPaths,
+    choose_fast_paths,
+    compiled,
+    enable_fast_paths,
+    in_parts,
+)
+from deepstack.fast.selection import is_nodes, two_layers
+from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
-from deepstack.speed import Ways, choose_ways, compiled, run_fused
-from deepstack.training.environment import is_nodes, two_layers
 
 BASE = {
     "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
@@ -49,7 +55,7 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
     model = build_model(config(model__scheme=name), vocab_size=11).model
-    take_ways(model, Ways(fused=fused, compiled=False, captured=False), 0, print)
+    enable_fast_paths(model, FastPaths(fused=fused, compiled=False, captured=False), 0, print)
     through = model.last.through
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
     marks: list[str] = []
@@ -57,7 +63,7 @@ def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
     way: list[str] = []
     for every in (5, 2):
         model.zero_grad(set_to_none=False)
-        with model.parts(every, lambda: marks.append(way[-1])):
+        with in_parts(model, every, lambda: marks.append(way[-1])):
             way.append("there")
             loss = model(tokens).float().square().sum()
             way.append("back")
@@ -86,7 +92,7 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
 @pytest.mark.parametrize("fused", [True, False])
 def test_fused_gradients_are_autograd_s(fused: bool) -> None:
     built = build_model(config(train__trainable=["q", "k", "v", "bias", "w2"]), vocab_size=11)
-    take_ways(built.model, Ways(fused, False, False), 0, print)
+    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
     built.banks.zero_gradients()
     tokens = torch.arange(24).view(2, 12) % 11
     plain = [p for bank in built.trained for p in bank.parameters]
@@ -174,40 +180,40 @@ AUTO = {
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Ways(True, False, False, True)),
-        ({"steps": 49}, Ways(True, False, False, False)),
-        ({"replayed": False}, Ways(True, False, False, False)),
-        ({"steps": 5, "replayed": True}, Ways(True, False, False, True)),
-        ({"bf16": True}, Ways(False, False, False, True)),
-        ({"dropout": True}, Ways(False, False, False, True)),
-        ({"dropout": True, "recompute": True}, Ways(False, False, False, False)),
-        ({"recompute": True}, Ways(True, False, False, True)),
-        ({"processes": 2}, Ways(True, False, False, False)),
-        ({"sharded": True, "processes": 2}, Ways(False, False, False)),
-        ({"compiled": True}, Ways(False, True, False)),
-        ({"fused": False}, Ways(False, False, False, True)),
-        ({"gpu": True}, Ways(True, False, True)),
-        ({"gpu": True, "bf16": True}, Ways(True, False, True)),
-        ({"gpu": True, "inside": True, "compiled": False}, Ways(False, False, True)),
-        ({"gpu": True, "nodes": False, "compiled": False}, Ways(False, False, True)),
-        ({"gpu": True, "nodes": False, "fused": True}, Ways(True, False, True)),
-        ({"nodes": False}, Ways(True, False, False, True)),
-        ({"inside": True}, Ways(True, False, False, True)),
-        ({"gpu": True, "captured": False}, Ways(True, False, False)),
-        ({"gpu": True, "processes": 2}, Ways(True, False, False)),
-        ({"gpu": True, "sharded": True, "processes": 2}, Ways(False, False, False)),
-        ({"gpu": True, "uniform": False}, Ways(True, False, True)),
-        ({"gpu": True, "static": False}, Ways(True, False, False)),
-        ({"static": False}, Ways(True, False, False, False)),
-        ({"gpu": True, "uniform": False, "fused": False}, Ways(False, False, True)),
+        ({}, FastPaths(True, False, False, True)),
+        ({"steps": 49}, FastPaths(True, False, False, False)),
+        ({"replayed": False}, FastPaths(True, False, False, False)),
+        ({"steps": 5, "replayed": True}, FastPaths(True, False, False, True)),
+        ({"bf16": True}, FastPaths(False, False, False, True)),
+        ({"dropout": True}, FastPaths(False, False, False, True)),
+        ({"dropout": True, "recompute": True}, FastPaths(False, False, False, False)),
+        ({"recompute": True}, FastPaths(True, False, False, True)),
+        ({"processes": 2}, FastPaths(True, False, False, False)),
+        ({"sharded": True, "processes": 2}, FastPaths(False, False, False)),
+        ({"compiled": True}, FastPaths(False, True, False)),
+        ({"fused": False}, FastPaths(False, False, False, True)),
+        ({"gpu": True}, FastPaths(True, False, True)),
+        ({"gpu": True, "bf16": True}, FastPaths(True, False, True)),
+        ({"gpu": True, "inside": True, "compiled": False}, FastPaths(False, False, True)),
+        ({"gpu": True, "nodes": False, "compiled": False}, FastPaths(False, False, True)),
+        ({"gpu": True, "nodes": False, "fused": True}, FastPaths(True, False, True)),
+        ({"nodes": False}, FastPaths(True, False, False, True)),
+        ({"inside": True}, FastPaths(True, False, False, True)),
+        ({"gpu": True, "captured": False}, FastPaths(True, False, False)),
+        ({"gpu": True, "processes": 2}, FastPaths(True, False, False)),
+        ({"gpu": True, "sharded": True, "processes": 2}, FastPaths(False, False, False)),
+        ({"gpu": True, "uniform": False}, FastPaths(True, False, True)),
+        ({"gpu": True, "static": False}, FastPaths(True, False, False)),
+        ({"static": False}, FastPaths(True, False, False, False)),
+        ({"gpu": True, "uniform": False, "fused": False}, FastPaths(False, False, True)),
         (
             {"gpu": True, "compiled": False, "dropout": True, "recompute": True},
-            Ways(False, False, False),
+            FastPaths(False, False, False),
         ),
     ],
 )
-def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: Ways) -> None:
-    assert choose_ways(**AUTO | given) == expected
+def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: FastPaths) -> None:
+    assert choose_fast_paths(**AUTO | given) == expected
 
 
 @pytest.mark.parametrize(
@@ -258,13 +264,12 @@ def test_which_layers_are_nodes_of_a_gpu_but_for_a_few_sums(
 
 def test_the_probe_s_pass_is_the_same_in_parts() -> None:
     built = build_model(config(), vocab_size=11)
-    for stack in built.model.stacks.values():
-        stack.through = run_fused
+    enable_fast_paths(built.model, FastPaths(True, False, False), 0, print)
     seen: list[bool] = []
 
     def between() -> None:
         seen.append(torch.is_inference_mode_enabled())
 
-    with torch.no_grad(), built.model.parts(1, between):
+    with torch.no_grad(), in_parts(built.model, 1, between):
         built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
     assert seen and all(seen)

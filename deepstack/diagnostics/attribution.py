@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.speed import Bank, run_layers
+from deepstack.model.stack import run_layers
+from deepstack.parameters import Bank
 
 RANGES = 4
 SCHEDULE, WHOLE = "schedule", "whole"
@@ -221,6 +222,6 @@ def plain(model: Transformer) -> Iterator[None]:
     """Layers run one after the other, as modules: what forward-mode differentiation can follow."""
     with ExitStack() as inside:
         for layer in model.layers:
-            inside.enter_context(layer.plainly())
+            inside.enter_context(layer.unfused())
         inside.enter_context(model.another_way(lambda _: run_layers))
         yield

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deepstack.model import Transformer
+from deepstack.parameters import Bank
 from deepstack.schemes.scheme import visible
-from deepstack.speed import Bank
 
 
 class Culprit(NamedTuple):

@@ -17,9 +17,9 @@ from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import Seen, let_go, measured, watching
 from deepstack.model import Transformer
-from deepstack.model.sublayers import NTK, FeedForward
+from deepstack.model.sublayers import FeedForward, scaled_linear
+from deepstack.parameters import Bank, layer_norms
 from deepstack.schemes import Scheme, visible
-from deepstack.speed import Bank, layer_norms
 
 
 @dataclass
@@ -157,7 +157,8 @@ def take(
                 schemes=stack.schemes,
                 matrices=matrices(layer_banks, values, mine),
                 initial=matrices(layer_banks, initial, mine),
-                scaled=isinstance(feed_forward, FeedForward) and feed_forward.linear is NTK.linear,
+                scaled=isinstance(feed_forward, FeedForward)
+                and feed_forward.linear is scaled_linear,
                 states=states,
                 stream=states.norm(dim=-1).flatten(1),
                 **found_here,

@@ -84,7 +84,7 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
     plain = ExitStack()
     for layer in model.layers:
         # gradients are asked for, gain and epsilon of norms are read
-        plain.enter_context(layer.plainly())
+        plain.enter_context(layer.unfused())
         own = seen[layer.scheme.place.side]
         layer.scheme.tap = SublayerTap(own)
         for name, module in zip(layer.names, layer.modules_in_order(), strict=True):

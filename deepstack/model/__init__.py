@@ -1,6 +1,6 @@
 """The stack that a configuration describes; it knows no device, no dtype and no compiler."""
 
-from deepstack.model.build import build_model, take_ways
+from deepstack.model.build import build_model
 from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
 from deepstack.model.layer import Layer
@@ -18,7 +18,6 @@ __all__ = [
     "option_defaults",
     "places",
     "shallow",
-    "take_ways",
     "try_scheme",
     "with_defaults",
     "without_defaults",

@@ -15,8 +15,8 @@ from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
 from deepstack.model.projection import Projector, projector
 from deepstack.model.transformer import Transformer
+from deepstack.parameters import Bank, Banks
 from deepstack.schemes import Optim, checked_optim, find_scheme, with_options
-from deepstack.speed import Bank, Banks, Ways, compiled, recomputing, run_fused, run_layers
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,6 @@ def build_model(
     if device.type != "meta":
         built.at_step(0)
     return built
-
-
-def take_ways(
-    model: Transformer, ways: Ways, recompute_every: int, said: Callable[[str], None]
-) -> None:
-    """Make the model run its layers the way that was chosen; what it computes stays the same.
-
-    said: told what takes long.
-    """
-    for layer in model.layers:
-        layer.fuse(ways.fused)
-    plain = run_fused if ways.fused else run_layers
-    through = compiled(said) if ways.compiled else plain
-    if recompute_every:
-        through = recomputing(through, recompute_every, model.training)
-    for stack in model.stacks.values():
-        stack.through = through
 
 
 def refuse_unfit(model: conf.Model) -> None:

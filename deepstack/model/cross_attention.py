@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.model.queries import QueriesAndKeys
-from deepstack.model.sublayers import STANDARD, Parameterisation, Slots, bias_of, taken
-from deepstack.speed import parameter
+from deepstack.model.sublayers import Linear, Slots, bias_of, taken
+from deepstack.parameters import parameter
 
 
 class Crossing(nn.Module):
@@ -60,13 +60,13 @@ class CrossAttention(Crossing):
         *,
         fused: bool = True,
         bias: bool = True,
-        parameterisation: Parameterisation = STANDARD,
+        linear: Linear = F.linear,
         qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
-        self.linear = parameterisation.linear
+        self.linear = linear
         self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
@@ -118,13 +118,13 @@ class MergedAttention(Crossing):
         dropout: float,
         *,
         bias: bool = True,
-        parameterisation: Parameterisation = STANDARD,
+        linear: Linear = F.linear,
         qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
-        self.linear = parameterisation.linear
+        self.linear = linear
         self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         self.q = parameter(d_model, d_model, role="q", start="matrix")

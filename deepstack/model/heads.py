@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.parameters import parameter
 from deepstack.schemes import LayerNorm
-from deepstack.speed import parameter
 
 
 class TiedHead(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.model.transformer import places
+from deepstack.parameters import Bank, Banks
 from deepstack.schemes import Place, checked_gain, find_scheme, with_options
-from deepstack.speed import Bank, Banks
 
 # what has a random stream: number 8 * layer + index in a layer, the index alone outside of them
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")

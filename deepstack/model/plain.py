@@ -20,8 +20,8 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.transformer import Transformer
+from deepstack.parameters import RoleParameter
 from deepstack.schemes import BatchNorm
-from deepstack.speed import RoleParameter
 
 JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
 """What is computed by one product, and the maps that it consists of."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.model.transformer import places
+from deepstack.parameters import Bank
 from deepstack.schemes import find_scheme, with_options, written
-from deepstack.speed import Bank
 
 Projector = Callable[[Iterable[Bank]], None]
 

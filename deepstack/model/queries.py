@@ -7,10 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from deepstack.schemes.norms import LayerNorm, RMSNorm
-from deepstack.speed.nodes import Operation
-from deepstack.speed.queries import HeadsNormed, Turned
-
 
 class Rotation(nn.Module):
     """(h_2i, h_2i+1) turned by the angle p θ_i at position p, θ_i = 10000^(-2i/d_head).
@@ -30,7 +26,6 @@ class Rotation(nn.Module):
         sign = torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu").repeat(d_head // 2)
         self.register_buffer("cos", torch.cos(angle).float(), persistent=False)
         self.register_buffer("sin", (sign * torch.sin(angle)).float(), persistent=False)
-        self._turns: dict[int, Turned] = {}
 
     def forward(self, h: Tensor, first: int = 0) -> Tensor:
         """h, whose first position is `first`, turned."""
@@ -38,13 +33,6 @@ class Rotation(nn.Module):
         other = h.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         turned = torch.addcmul(h * self.cos[positions], other, self.sin[positions])
         return turned.to(h.dtype)
-
-    def operation(self, n_heads: int) -> Turned:
-        """The same of q and k, side by side, from the first position on: one for all layers."""
-        if n_heads not in self._turns:
-            pairs = torch.complex(self.cos[:, ::2], self.sin[:, 1::2]).repeat(1, 2 * n_heads)
-            self._turns[n_heads] = Turned(pairs)
-        return self._turns[n_heads]
 
 
 class QueriesAndKeys(nn.Module):
@@ -69,21 +57,6 @@ class QueriesAndKeys(nn.Module):
     def k(self, h: Tensor, first: int = 0) -> Tensor:
         """Keys, likewise."""
         return self._made(h, self.k_norm, first)
-
-    def operations(self, n_heads: int) -> list[Operation] | None:
-        """The same on a CPU as operations on [q, k, v], or None where a norm has none."""
-        found: list[Operation] = []
-        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
-        if norms:
-            own = [norm for norm in norms if isinstance(norm, (LayerNorm, RMSNorm))]
-            if not own:
-                return None
-            gains, biases = [norm.gain for norm in own], [norm.bias for norm in own]
-            centred = isinstance(own[0], LayerNorm)
-            found.append(
-                HeadsNormed(gains, biases, n_heads=n_heads, eps=own[0].eps, centred=centred)
-            )
-        return found if self.rotation is None else [*found, self.rotation.operation(n_heads)]
 
     def _made(self, h: Tensor, norm: nn.Module | None, first: int) -> Tensor:
         h = h if norm is None else norm(h)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
@@ -12,7 +13,7 @@ from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.queries import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import NTK, STANDARD, Attention, FeedForward
+from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.registry import unknown
 from deepstack.schemes import (
     NORMS,
@@ -24,7 +25,22 @@ from deepstack.schemes import (
     find_scheme,
     refuse_unlike,
 )
-from deepstack.speed import Through, run_layers
+
+Layers = Sequence[nn.Module] | nn.ModuleList
+
+
+class Through(Protocol):
+    """Passes a stream through layers."""
+
+    def __call__(self, layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        """x_N, from x_0.  memory: an encoder's output, which a decoder's layers read."""
+
+
+def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+    """x_l = layer_l(x_{l-1}): the definition of every faster or smaller way."""
+    for layer in layers:
+        x = layer(x, memory)
+    return x
 
 
 class Stack(nn.Module):
@@ -82,7 +98,7 @@ class Stack(nn.Module):
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
             slots = dict(own.slots.items())
             common: dict[str, Any] = {"bias": model.bias, "slots": slots}
-            common["parameterisation"] = NTK if model.init.distribution == "ntk" else STANDARD
+            common["linear"] = scaled_linear if model.init.distribution == "ntk" else F.linear
             sizes = d, model.n_heads, model.dropout
             attention: nn.Module
             if merged:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.model.queries import QueriesAndKeys
-from deepstack.speed import (
-    OPERATIONS,
-    Chain,
-    Product,
-    RoleParameter,
-    attention_on,
-    in_turn,
-    parameter,
-    product_on,
-)
-from deepstack.speed.nodes import Gate, ScaledProduct
+from deepstack.parameters import RoleParameter, parameter
 
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515; silu(z) =
 # z sigmoid(z); relu2(z) = relu(z)^2: So et al. 2021, arXiv:2109.08668
@@ -35,30 +24,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Parameterisation(NamedTuple):
-    """How the sublayers apply a matrix: (x, W, b) -> y, and the same in a `Chain`.
-
-    STANDARD: y = x Wᵀ + b.  NTK: y = x Wᵀ / sqrt(n_in) + b, for a W whose entries have variance
-    gain^2.  Beside Xavier's with 'fan: in', of variance gain^2 / n_in, y starts as the same and the
-    gradient by W is 1/sqrt(n_in) of the other, while the entries of W are sqrt(n_in) times as
-    large: a step of SGD moves y by 1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
-    """
-
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    product: type[Product]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""How a sublayer applies a matrix: (x, W, b) -> y.  `F.linear`, or `scaled_linear` under NTK."""
 
 
 def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x Wᵀ / sqrt(n_in) + b.  x: (…, n_in), W: (n_out, n_in), b: (n_out,), or no b."""
+    """y = x Wᵀ / sqrt(n_in) + b.  x: (…, n_in), W: (n_out, n_in), b: (n_out,), or no b.
+
+    The NTK parameterisation, for a W whose entries have variance gain^2.  Beside Xavier's with
+    'fan: in', of variance gain^2 / n_in, y starts as the same and the gradient by W is 1/sqrt(n_in)
+    of the other, while the entries of W are sqrt(n_in) times as large: a step of SGD moves y by
+    1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
+    """
     scale = weight.shape[1] ** -0.5
     if bias is None:
         return F.linear(x, weight) * scale
     y = torch.addmm(bias, x.flatten(0, -2), weight.t(), alpha=scale)
     return y.view(*x.shape[:-1], len(bias))
 
-
-STANDARD = Parameterisation(F.linear, Product)
-NTK = Parameterisation(scaled_linear, ScaledProduct)
 
 Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Slots = Mapping[str, nn.Module]
@@ -90,7 +73,7 @@ class Attention(nn.Module):
     computes q, k and v; with fused=False the three matrices are parameters of their own (which an
     optimizer can treat apart) and are put together first, so that the numbers are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
-    parameterisation: how matrices are applied.  qk: what becomes of q and k, after their slots.
+    linear: how matrices are applied.  qk: what becomes of q and k, after their slots.
     A scheme that fills the slot `logits` or `mixed_values` calls `attend_after`.  Vaswani et al.
     2017, arXiv:1706.03762, section 3.2.
     """
@@ -106,13 +89,13 @@ class Attention(nn.Module):
         fused: bool = True,
         bias: bool = True,
         causal: bool = False,
-        parameterisation: Parameterisation = STANDARD,
+        linear: Linear = F.linear,
         qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
         self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
-        self.linear, self.product = parameterisation
+        self.linear = linear
         self.qk = qk
         self.slots = taken(slots, self.SLOTS)
         if fused:
@@ -196,11 +179,6 @@ class Attention(nn.Module):
             q, k = qk.q(q, first), qk.k(k, first)
         return q, k, v
 
-    @property
-    def bare(self) -> bool:
-        """Whether heads are attended to as the product gives them."""
-        return self.fused and self.qk is None and not self.slots
-
     def out(self, y: Tensor) -> Tensor:
         """G(x), (batch, seq, d_model), from the heads' outputs, (batch, head, seq, d_head)."""
         batch, _, seq, _ = y.shape
@@ -214,20 +192,6 @@ class Attention(nn.Module):
         rate = self.dropout if self.training else 0.0
         return F.dropout(y, rate) if rate else y
 
-    def chain(self) -> Chain | None:
-        """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or self.slots or not self.fused or (self.qk and self.o.is_cuda):
-            return None
-        d_head = self.o.shape[1] // self.n_heads
-        attention = attention_on(self.o.device, self.n_heads, d_head, self.causal)
-        before = self.qk.operations(self.n_heads) if self.qk else []
-        if attention is None or before is None:
-            return None
-        product = product_on(self.o.device, self.product)
-        into, out = product(self.qkv, self.qkv_bias), product(self.o, self.o_bias)
-        first, *rest = in_turn(into, attention, out)
-        return Chain([first, *before, *rest])
-
 
 class FeedForward(nn.Module):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
@@ -237,7 +201,7 @@ class FeedForward(nn.Module):
     with fused=False the two matrices are parameters of their own.
 
     x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: there is
-    no b.  parameterisation: how matrices are applied.
+    no b.  linear: how matrices are applied.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
@@ -253,17 +217,15 @@ class FeedForward(nn.Module):
         gated: bool = False,
         fused: bool = True,
         bias: bool = True,
-        parameterisation: Parameterisation = STANDARD,
+        linear: Linear = F.linear,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
-        self.linear, self.product = parameterisation
+        self.linear = linear
         self.slots = taken(slots, self.SLOTS)
-        self.activation, self.dropout = ACTIVATIONS[activation], dropout
+        self.activation_name, self.dropout = activation, dropout
+        self.activation = ACTIVATIONS[activation]
         self.gated, self.fused = gated, fused or not gated
-        self.operation = OPERATIONS.get(activation)  # None: no chain
-        if gated and self.operation is not None:
-            self.operation = Gate(self.operation)
         if gated and fused:
             self.w13 = parameter(2 * d_ff, d_model, role=("w1", "w3"), start="matrix")
             self.w13_bias = bias_of(2 * d_ff, bias)
@@ -303,15 +265,6 @@ class FeedForward(nn.Module):
         else:
             weight, bias = self.w1, self.w1_bias
         return self.slots["w1"](weight, bias) if "w1" in self.slots else (weight, bias)
-
-    def chain(self) -> Chain | None:
-        """The same as one node of the backward pass, or None where it is not that."""
-        if self.dropout or self.slots or self.operation is None or not self.fused:
-            return None
-        product = product_on(self.w2.device, self.product)
-        inner = (self.w13, self.w13_bias) if self.gated else (self.w1, self.w1_bias)
-        into, out = product(*inner), product(self.w2, self.w2_bias)
-        return Chain(in_turn(into, self.operation, out))
 
 
 def bias_of(width: int, there: bool) -> RoleParameter | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
-from deepstack.model.stack import Stack
+from deepstack.model.stack import Stack, Through
+from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
-from deepstack.speed import Through, in_parts, innermost, parameter, run_fused
 
 
 class Transformer(nn.Module):
@@ -65,6 +65,7 @@ class Transformer(nn.Module):
         stacks = {side: Stack(model, place, seq_len, apart) for side, place in sides.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
+        self.infers = False  # whether a pass without gradients takes torch's inference mode
         self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
 
     @property
@@ -118,10 +119,6 @@ class Transformer(nn.Module):
             for stack, through in before:
                 stack.through = through
 
-    def parts(self, every: int, between: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside the block `between` is called between so many layers, and on the way back."""
-        return self.another_way(lambda through: in_parts(through, every, between))
-
     def averages(self) -> dict[str, Tensor]:
         """What batch norms remember, each over all of them side by side; empty without them."""
         if not self.batch_norms:
@@ -162,8 +159,7 @@ class Transformer(nn.Module):
         return self._hidden(tokens)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        fused = all(innermost(stack.through) is run_fused for stack in self.stacks.values())
-        if fused and not torch.is_grad_enabled():
+        if self.infers and not torch.is_grad_enabled():
             # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
                 found = self._run_stacks(tokens)

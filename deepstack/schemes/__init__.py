@@ -1,5 +1,6 @@
 """Residual schemes, one class each; importing this package registers them all."""
 
+from deepstack.parameters.role import RoleParameter, parameter, with_storage
 from deepstack.registry import import_all
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.refusal import checked_gain, checked_optim, refuse_unlike, written
@@ -19,7 +20,6 @@ from deepstack.schemes.scheme import (
     with_options,
 )
 from deepstack.schemes.tap import Tap
-from deepstack.speed.parameter import RoleParameter, parameter, with_storage
 
 import_all(__name__, __path__)
 

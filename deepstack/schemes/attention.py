@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32
 from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
-from deepstack.speed.parameter import parameter
 
 
 class Attending(Protocol):
@@ -76,7 +76,7 @@ class RealFormer(
             handed.append(on)
             return y
 
-        (of_attention,), (of_feed_forward,) = self._norms
+        (of_attention,), (of_feed_forward,) = self.norm_functions
         now = self.residual(now, attend, of_attention)
         return self.residual(now, feed_forward, of_feed_forward), handed[0]
 

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32, in_full_precision
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
-from deepstack.speed.parameter import parameter
 
 
 class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):
@@ -140,7 +140,7 @@ class AttentionResiduals(
         return x, None, (x,)
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        for i, (G, norms) in enumerate(zip(sublayers, self._norms, strict=True)):
+        for i, (G, norms) in enumerate(zip(sublayers, self.norm_functions, strict=True)):
             x = self.after(i, x, self.residual(x[0], G, *norms))
         return x
 

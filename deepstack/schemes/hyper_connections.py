@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
+from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_full_precision
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
-from deepstack.speed.parameter import parameter
 
 
 class Connections(nn.Module):
@@ -115,7 +115,7 @@ class HyperConnections(
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         _, H = x
         for G, norms, connections in zip(
-            sublayers, self._norms, self.each("connections"), strict=True
+            sublayers, self.norm_functions, self.each("connections"), strict=True
         ):
             A, B = connections(H)
             h, mixed = mix(A, H).split([1, len(H)])
@@ -255,7 +255,7 @@ class FracConnections(
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         for G, norms, connections in zip(
-            sublayers, self._norms, self.each("connections"), strict=True
+            sublayers, self.norm_functions, self.each("connections"), strict=True
         ):
             H = self.apart(x)
             A, B = connections(H)

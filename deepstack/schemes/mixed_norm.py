@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
-from deepstack.speed.parameter import RoleParameter, parameter
 
 
 class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795", static=True):
@@ -91,7 +91,7 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         return x, self.s * x
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        for G, (norm,) in zip(sublayers, self._norms, strict=True):
+        for G, (norm,) in zip(sublayers, self.norm_functions, strict=True):
             x = self.both(x, G, norm)
         return x
 
@@ -133,7 +133,7 @@ class SiameseNorm(
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         now, y = x
-        for G, norms in zip(sublayers, self._norms, strict=True):
+        for G, norms in zip(sublayers, self.norm_functions, strict=True):
             given: list[Tensor] = []
             now = self.residual(now, noting(G, given), *norms, y=y)
             y = y + given[0]
@@ -192,7 +192,7 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", stati
         self.of_each("omega", lambda: parameter(parts.d_model, role="scheme", start=begin))
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, omega in zip(sublayers, self._norms, self.each("omega"), strict=True):
+        for G, norms, omega in zip(sublayers, self.norm_functions, self.each("omega"), strict=True):
             x = self.residual(x, G, *norms, omega=omega)
         return x
 
@@ -202,7 +202,9 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", stati
     def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
         if not self.profiled:
             return self.layer(x, *sublayers)
-        for G, (norm,), omega in zip(sublayers, self._norms, self.each("omega"), strict=True):
+        for G, (norm,), omega in zip(
+            sublayers, self.norm_functions, self.each("omega"), strict=True
+        ):
             ratio = seen.get("ratio", 1.0)
             omega.fill_(ratio)
             f = G(x)

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.post_norm import VALUE_PATH
 from deepstack.schemes.scheme import ALONE, FAMILIES, Parts, Place, Scheme, Sublayer
-from deepstack.speed.parameter import RoleParameter, parameter
 
 
 class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", static=True):

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.scheme import Parts, Scheme, Sublayer
-from deepstack.speed.parameter import RoleParameter, parameter
-from deepstack.speed.unit import lengths, unit
+from deepstack.schemes.unit_norm import lengths, unit
 
 GIVING = ("o", "w2")
 """The matrices whose columns are along the stream; of the others it is the rows."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.gpu.norm import DeviceNorm
-from deepstack.speed.nodes import Chain
-from deepstack.speed.norms import RootMeanSquared
-from deepstack.speed.parameter import parameter
+from deepstack.parameters.role import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
 """Which mean and variance a batch norm uses: those of the batch that it is given; the same, which
@@ -43,10 +39,6 @@ class StackNorm(nn.Module):
         self.gain = parameter(d, role=roles[0], start="one") if gain else None
         self.bias = parameter(d, role=roles[1], start="zero") if bias else None
 
-    def bound(self) -> Callable[[Tensor], Tensor]:
-        """The same as a plain function of z: what a module costs to look into is saved."""
-        return self
-
 
 class LayerNorm(StackNorm):
     """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
@@ -60,14 +52,6 @@ class LayerNorm(StackNorm):
             z = in_fp32(z)
         return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
 
-    def bound(self) -> Callable[[Tensor], Tensor]:
-        shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
-        if gain is not None and gain.is_cuda:
-            return DeviceNorm(gain, bias, *shape, eps)
-        if gain is None and bias is not None:
-            return self
-        return lambda z: torch.layer_norm(z, shape, gain, bias, eps)
-
 
 class RMSNorm(StackNorm):
     """RMSNorm(z) = g * z / sqrt(mean(z^2) + eps) + b, over the last axis.
@@ -80,15 +64,6 @@ class RMSNorm(StackNorm):
     def forward(self, z: Tensor) -> Tensor:
         y = torch.rms_norm(in_fp32(z), self.shape, self.gain, self.eps)
         return y if self.bias is None else y + self.bias
-
-    def bound(self) -> Callable[[Tensor], Tensor]:
-        shape, gain, bias, eps = self.shape, self.gain, self.bias, self.eps
-        if any(p is not None and p.is_cpu for p in (gain, bias)):
-            node = Chain([RootMeanSquared(gain, bias, *shape, eps)])
-            return lambda z: node(in_fp32(z))
-        if bias is None:
-            return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps)
-        return lambda z: torch.rms_norm(in_fp32(z), shape, gain, eps) + bias
 
 
 class DynamicTanh(StackNorm):
@@ -109,12 +84,6 @@ class DynamicTanh(StackNorm):
         y = torch.tanh(self.scale * z)
         y = y if self.gain is None else y * self.gain
         return y if self.bias is None else y + self.bias
-
-    def bound(self) -> Callable[[Tensor], Tensor]:
-        scale, gain, bias = self.scale, self.gain, self.bias
-        if gain is None or bias is None:
-            return self
-        return lambda z: torch.addcmul(bias, torch.tanh(scale * z), gain)
 
 
 class BatchNorm(StackNorm):

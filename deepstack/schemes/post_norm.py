@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
-from deepstack.speed.parameter import RoleParameter, parameter
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices that the output of a sublayer is linear in: q and k only weigh."""
@@ -180,9 +180,9 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         u = x
-        for G, (norm,) in zip(sublayers[:-1], self._norms[:-1], strict=True):
+        for G, (norm,) in zip(sublayers[:-1], self.norm_functions[:-1], strict=True):
             u = self.residual(u, G, norm, bottom=None)
-        return self.residual(u, sublayers[-1], *self._norms[-1], bottom=x)
+        return self.residual(u, sublayers[-1], *self.norm_functions[-1], bottom=x)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, bottom: Tensor | None) -> Tensor:
         return norm(x + G(x)) if bottom is None else norm(bottom + x + G(x))
@@ -206,7 +206,7 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
         return 2.0 * depth
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        (attention, feed_forward), (before, after) = sublayers, self._norms
+        (attention, feed_forward), (before, after) = sublayers, self.norm_functions
         if self.is_first:
             x = self.residual(x, attention, before[0], alpha=1.0)
             return self.residual(x, feed_forward, *after, alpha=1.0)
@@ -289,7 +289,7 @@ class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         for G, norms, a, b in zip(
-            sublayers, self._norms, self.each("mean"), self.each("centred"), strict=True
+            sublayers, self.norm_functions, self.each("mean"), self.each("centred"), strict=True
         ):
             x = self.residual(x, G, *norms, a=a, b=b)
         return x

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
+from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
-from deepstack.speed.parameter import parameter
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):
@@ -90,7 +90,7 @@ class NormFormer(
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         attention, feed_forward = sublayers
-        (before_attention,), (before_feed_forward,) = self._norms
+        (before_attention,), (before_feed_forward,) = self.norm_functions
         x = self.residual(x, lambda z: self.after_attention(attention(z)), before_attention)
         return self.residual(x, feed_forward, before_feed_forward)
 

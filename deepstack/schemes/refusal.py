@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from deepstack.errors import PluginError
+from deepstack.parameters.role import RoleParameter
 from deepstack.registry import place_of
 from deepstack.schemes.scheme import Optim, Scheme
 from deepstack.schemes.written import CALLED
-from deepstack.speed.parameter import RoleParameter
 
 
 def refuse_unlike(schemes: Sequence[Scheme]) -> None:

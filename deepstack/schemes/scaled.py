@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
-from deepstack.speed.parameter import RoleParameter, parameter
 
 
 class LNScaling(
@@ -57,7 +57,7 @@ class LayerScale(
         self.of_each("scale", lambda: parameter(parts.d_model, role="scheme", start=begin))
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, scale in zip(sublayers, self._norms, self.each("scale"), strict=True):
+        for G, norms, scale in zip(sublayers, self.norm_functions, self.each("scale"), strict=True):
             x = self.residual(x, G, *norms, scale=scale)
         return x
 
@@ -245,7 +245,7 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         for G, norms, A, B in zip(
-            sublayers, self._norms, self.each("down"), self.each("up"), strict=True
+            sublayers, self.norm_functions, self.each("down"), self.each("up"), strict=True
         ):
             x = self.residual(x, G, *norms, A=A, B=B)
         return x

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
-from deepstack.schemes.norms import StackNorm
 from deepstack.schemes.tap import Tap, with_tap
 from deepstack.schemes.written import refuse_ill_written
 
@@ -127,7 +126,7 @@ class Scheme(nn.Module):
     constrains: ClassVar[bool] = False  # `project` changes matrices after each step
     joins_sublayers: ClassVar[bool] = False  # `layer` is more than `residual` for each sublayer
     tap: Tap | None = None
-    _norms: tuple[tuple[Any, ...], ...]  # of each sublayer
+    norm_functions: tuple[tuple[Any, ...], ...]  # what `layer` calls, for each sublayer
 
     def __init_subclass__(
         cls, *, name: str = "", label: str = "", paper: str = "", static: bool = False
@@ -170,7 +169,7 @@ class Scheme(nn.Module):
         count = self.norms_per_sublayer
         self.of_each("norms", lambda: nn.ModuleList(parts.norm() for _ in range(count)))
         self.slots = nn.ModuleDict()
-        self.bind_norms(False)
+        self.call_norms(None)
 
     def of_each(self, what: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
         """Give the layer one of these a sublayer: `attention_<what>`, `feed_forward_<what>`, …"""
@@ -181,10 +180,10 @@ class Scheme(nn.Module):
         """What `of_each` made, in the order of the sublayers."""
         return [getattr(self, f"{sublayer}_{what}") for sublayer in self.sublayers]
 
-    def bind_norms(self, on: bool) -> None:
-        """Call the norms as modules or, where every microsecond counts, as plain functions."""
-        self._norms = tuple(
-            tuple(norm.bound() if on and isinstance(norm, StackNorm) else norm for norm in norms)
+    def call_norms(self, as_function: Callable[[nn.Module], Norm] | None) -> None:
+        """Let `layer` call as_function(norm) instead of each norm; None: the norms themselves."""
+        self.norm_functions = tuple(
+            tuple(as_function(norm) if as_function else norm for norm in norms)
             for norms in self.each("norms")
         )
 
@@ -241,7 +240,7 @@ class Scheme(nn.Module):
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         """A whole layer: `residual` around each sublayer in turn, the feed-forward last."""
-        for G, norms in zip(sublayers, self._norms, strict=True):
+        for G, norms in zip(sublayers, self.norm_functions, strict=True):
             x = self.residual(x, G, *norms)
         return x
 

@@ -9,9 +9,9 @@ from itertools import islice
 from statistics import median
 
 from deepstack import config as conf
-from deepstack.speed import FEW_STEPS
+from deepstack.fast import FEW_STEPS, fast_paths_of
 from deepstack.sweeps.plan import Cell
-from deepstack.training import choose_device, device_is_here, timed_steps, ways_of
+from deepstack.training import choose_device, device_is_here, timed_steps
 
 DEPTHS = (2, 10)
 # Steps that are timed, and those before them where a step is compiled, captured or recorded.
@@ -63,7 +63,7 @@ def step_seconds(config: conf.Config, depth: int) -> float:
 
     Of steps as the run makes most of them: after the first ones where those set something up.
     """
-    ways = ways_of(config, choose_device(config.runtime))
+    ways = fast_paths_of(config, choose_device(config.runtime))
     few = min(config.train.steps, FEW_STEPS)  # as many as make a run take the same ways
     shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if ways.compiled or ways.captured or ways.replayed else 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepstack.diagnostics import take
 from deepstack.model.build import Built
-from deepstack.speed import layer_norms
+from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
 from deepstack.theory.draws import agreement, estimate, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
+from deepstack.distributed import Processes
+from deepstack.fast import make_step
 from deepstack.model import build_model
+from deepstack.parameters import Bank
 from deepstack.schemes import Scheme, Tap
-from deepstack.speed import Bank, Processes, make_step
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.penalty import SpectralPenalty

@@ -7,7 +7,6 @@ from deepstack.training.environment import (
     device_is_here,
     memory_limit,
     torch_settings,
-    ways_of,
 )
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
@@ -44,5 +43,4 @@ __all__ = [
     "to_device",
     "torch_settings",
     "train",
-    "ways_of",
 ]

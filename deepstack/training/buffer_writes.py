@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deepstack.errors import PluginError
-from deepstack.speed import Measured, Step
+from deepstack.fast import Measured, Step
 
 
 def refuse_buffer_writes(step: Step, model: nn.Module) -> Step:

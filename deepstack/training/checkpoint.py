@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from deepstack.parameters.banks import ALIGNMENT
 from deepstack.records import (
     CHECKSUMS,
     STATE,
@@ -26,7 +27,6 @@ from deepstack.records import (
     sync_folder,
     trouble,
 )
-from deepstack.speed.banks import ALIGNMENT
 
 KEPT = 2
 RESUMED = ("steps", "evals", "attribution", "first_order")  # logs that a checkpoint vouches for

@@ -12,29 +12,31 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
+from deepstack.distributed import Processes
 from deepstack.errors import ChangedLogError, Interrupted, ResourceError
-from deepstack.model import take_ways, with_defaults, without_defaults
-from deepstack.records import AppendLog, Run, RunFolder, write_end
-from deepstack.schemes import SCHEMES
-from deepstack.speed import (
-    Again,
+from deepstack.fast import (
+    CapturedFunction,
     Made,
     Measured,
     Probe,
-    Processes,
     Step,
     Update,
     capture,
+    enable_fast_paths,
+    fast_paths_of,
+    in_parts,
     make_step,
     makes_kernels,
     probed,
     replaying,
 )
+from deepstack.model import with_defaults, without_defaults
+from deepstack.records import AppendLog, Run, RunFolder, write_end
+from deepstack.schemes import SCHEMES
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.beats import evaluation_steps
 from deepstack.training.buffer_writes import refuse_buffer_writes
-from deepstack.training.environment import ways_of
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.looks import Looks
 from deepstack.training.meta import columns_of, meta_of, refuse_other_environment, resolution_notice
@@ -80,12 +82,12 @@ class Job:
     def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
         """Model, optimizer, probe and logs; where there is a checkpoint, as it left them."""
         config, train = self.config, self.config.train
-        ways = self.ways = ways_of(config, self.device, self.processes)
+        ways = self.ways = fast_paths_of(config, self.device, self.processes)
         self.built = build_together(config, self.task, self.device, self.processes)
         self.model = self.built.model
         self.penalised = SpectralPenalty(config, self.built, self.processes)
         self.model.train(config.model.dropout > 0)
-        take_ways(self.model, ways, config.runtime.recompute_every, self.observer.said)
+        enable_fast_paths(self.model, ways, config.runtime.recompute_every, self.observer.said)
         if ways.fused and self.device.type == "cuda" and makes_kernels():
             self.observer.said("Triton makes kernels; seconds, once on a machine")
         self.optimizer = make_optimizer(
@@ -97,7 +99,7 @@ class Job:
         on_device = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, on_device[0])
         about = config, self.folder, self.built, on_device, self.processes, self.update
-        again = partial(Again, said=self.observer.said)
+        again = partial(CapturedFunction, said=self.observer.said)
         # what is captured without success leaves dropout another generator
         self.looks = Looks(*about, again if ways.captured and not config.model.dropout else None)
         self.step = self.make_step(self.update.measure)
@@ -154,7 +156,7 @@ class Job:
             said=self.observer.said,
             insist=self.config.runtime.cuda_graph is True,
             joint=not self.model.schemes[0].changes_by_step,
-            parts=self.model.parts,
+            parts=partial(in_parts, self.model),
         )
 
     def _resume(

@@ -14,10 +14,10 @@ from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
 from deepstack.diagnostics.snapshot import Pass, pass_through
+from deepstack.distributed import Processes
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
-from deepstack.speed import Processes
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.evaluation import mean_loss
 from deepstack.training.layer_records import LayerRecords

@@ -15,6 +15,7 @@ import torch
 
 from deepstack import config as conf
 from deepstack.collector import collector_paused
+from deepstack.distributed import join, lost
 from deepstack.errors import (
     ChangedLogError,
     ConfigError,
@@ -26,7 +27,6 @@ from deepstack.errors import (
 from deepstack.model import build_model, shallow, try_scheme, with_defaults
 from deepstack.plugins import bug_in, refuse_while_loading
 from deepstack.records import RunFolder, removal
-from deepstack.speed import join, lost
 from deepstack.tasks import task_of
 from deepstack.training.environment import (
     choose_device,

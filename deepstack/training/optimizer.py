@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
+from deepstack.distributed import ShardedBank
 from deepstack.errors import ConfigError
+from deepstack.parameters import Bank
 from deepstack.schemes import Optim
-from deepstack.speed import Bank, Muon, ShardedBank
+from deepstack.training.muon import Muon
 
 
 def make_optimizer(

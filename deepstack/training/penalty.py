@@ -15,9 +15,10 @@ from deepstack.diagnostics.spectral import (
     tall,
     top_singular_vectors,
 )
+from deepstack.distributed import Processes
 from deepstack.model.build import Built
-from deepstack.speed import Bank, Processes
-from deepstack.speed.banks import joined
+from deepstack.parameters import Bank
+from deepstack.parameters.banks import joined
 from deepstack.training.optimizer import refuse_parts
 
 

@@ -19,8 +19,8 @@ from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe, model_update
 from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
+from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
-from deepstack.speed import Measured
 from deepstack.training.beats import snapshot_steps
 from deepstack.training.environment import versions
 from deepstack.training.layer_records import LayerRecords

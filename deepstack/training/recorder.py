@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics import Culprit
+from deepstack.fast import Measured
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, RunFolder
-from deepstack.speed import Measured
 from deepstack.training.environment import peak_memory_mb
 from deepstack.training.observer import Observer
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.ctrl_c import Stop
+from deepstack.distributed import started_by_torchrun
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
 from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
 from deepstack.records.comparison import (
@@ -27,7 +28,6 @@ from deepstack.records.comparison import (
     read_table,
     row_difference,
 )
-from deepstack.speed import started_by_torchrun
 from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import choose_device, environment, git_state, torch_settings

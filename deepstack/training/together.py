@@ -21,22 +21,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from deepstack import config as conf
+from deepstack.distributed import Processes, ShardedBanks, sharded_norm, sharded_sum
 from deepstack.errors import ResourceError
+from deepstack.fast import parallel_of
 from deepstack.model import Transformer, build_model
 from deepstack.model.build import Built
+from deepstack.parameters import Bank, global_norm
 from deepstack.records import ENDED, AppendLog, RunFolder
 from deepstack.schemes import Stream
-from deepstack.speed import (
-    Bank,
-    Processes,
-    ShardedBanks,
-    global_norm,
-    sharded_norm,
-    sharded_sum,
-)
 from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training.checkpoint import Checkpoint
-from deepstack.training.environment import parallel_of
 from deepstack.training.meta import choose_folder
 
 # what a disk says that nothing may be written to

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.speed.banks import Bank, Banks, padded_size
-from deepstack.speed.parallel import Processes
+from deepstack.distributed.group import Processes
+from deepstack.parameters.banks import Bank, Banks, padded_size
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

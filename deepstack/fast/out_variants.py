@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.speed.recording import Call, Place, Shape, converted, shapes_of
+from deepstack.fast.recording import Call, Place, Shape, converted, shapes_of
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.gpu.available import norm_kernels
-from deepstack.speed.gpu.nodes import DeviceProduct
-from deepstack.speed.later import add_rows, later
-from deepstack.speed.nodes import Chain, copy_of, with_copy
+from deepstack.fast.fused_sublayers import FusedSublayer, copy_of, with_copy
+from deepstack.fast.gpu.available import norm_kernels
+from deepstack.fast.gpu.deferred_gradients import add_rows, later
+from deepstack.fast.gpu.nodes import DeviceProduct
 
 aten = torch.ops.aten
 
@@ -109,7 +109,9 @@ class AfterSum:
     adds to the gradient of a x.
     """
 
-    def __init__(self, chain: Chain, norm: DeviceNorm, scale: Callable[[], float | None]) -> None:
+    def __init__(
+        self, chain: FusedSublayer, norm: DeviceNorm, scale: Callable[[], float | None]
+    ) -> None:
         self.chain, self.norm, self.scale = chain, norm, scale
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -170,7 +172,7 @@ class _AfterSum(torch.autograd.Function):
 
 def after_sum(chain: Any, norm: Any, scale: Callable[[], float | None]) -> AfterSum | None:
     """A sublayer, the sum after it and the norm after that as one node, or None if they cannot."""
-    if not (isinstance(chain, Chain) and isinstance(norm, DeviceNorm)):
+    if not (isinstance(chain, FusedSublayer) and isinstance(norm, DeviceNorm)):
         return None
     begins = isinstance(chain.operations[0], DeviceProduct)
     return AfterSum(chain, norm, scale) if begins and norm.kernels() else None

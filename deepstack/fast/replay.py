@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from deepstack.collector import collector_paused
-from deepstack.speed.recording import (
+from deepstack.fast.out_variants import Operation, callable_of
+from deepstack.fast.recording import (
     Place,
     Recording,
     converted,
     numbers_in,
 )
-from deepstack.speed.step import Made, Measured, Probe, Update, probed
-from deepstack.speed.writing import Operation, callable_of
+from deepstack.fast.step import Made, Measured, Probe, Update, probed
 
 aten = torch.ops.aten
 

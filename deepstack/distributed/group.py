@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ConfigError, DeepstackError, ResourceError
-from deepstack.speed.banks import Bank
+from deepstack.parameters.banks import Bank
 
 # Others wait in silence while the first process looks at every layer or writes a checkpoint.
 PATIENCE = timedelta(minutes=30)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from deepstack.speed.choose import has_triton
+from deepstack.fast.choose import has_triton
 
 
 @cache
@@ -20,7 +20,7 @@ def small_kernels() -> Any:
     """The module of kernels for small layers, or None where Triton cannot make them."""
     if not makes_kernels():
         return None
-    from deepstack.speed.gpu import small_kernels
+    from deepstack.fast.gpu import small_kernels
 
     return small_kernels
 
@@ -30,7 +30,7 @@ def norm_kernels() -> Any:
     """The module of kernels for norms, or None where Triton cannot make them."""
     if not makes_kernels():
         return None
-    from deepstack.speed.gpu import norm_kernels
+    from deepstack.fast.gpu import norm_kernels
 
     return norm_kernels
 
@@ -40,7 +40,7 @@ def sum_kernels() -> Any:
     """The module of kernels that add up over tokens, or None where Triton cannot make them."""
     if not makes_kernels():
         return None
-    from deepstack.speed.gpu import sum_kernels
+    from deepstack.fast.gpu import sum_kernels
 
     return sum_kernels
 
@@ -50,7 +50,7 @@ def split_kernels() -> Any:
     """What computes with split numbers, or None but on the GPUs that it was measured on."""
     if not makes_kernels() or torch.cuda.get_device_capability()[0] != 9:
         return None
-    from deepstack.speed.gpu import split_attention, split_product
+    from deepstack.fast.gpu import split_attention, split_product
 
     return SimpleNamespace(product=split_product, attention=split_attention)
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepstack.speed.gpu.split_product import _three
+from deepstack.fast.gpu.split_product import _three
 
 
 class Blocks(NamedTuple):

@@ -15,7 +15,7 @@ Choice = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
-class Ways:
+class FastPaths:
     """fused: a sublayer is one node; compiled: one compiled layer; captured: CUDA graphs;
     replayed: the operations of a step, recorded once."""
 
@@ -31,7 +31,7 @@ STATIC = "a scheme that declares static=True"
 FEW_STEPS = 50
 
 
-def choose_ways(
+def choose_fast_paths(
     *,
     steps: int,
     gpu: bool,
@@ -48,7 +48,7 @@ def choose_ways(
     compiled: Choice,
     captured: Choice,
     replayed: Choice,
-) -> Ways:
+) -> FastPaths:
     """The ways that a configuration asks for, 'auto' being this rule:
 
     | way      | where                                              | why                         |
@@ -106,7 +106,7 @@ def choose_ways(
     can_compile = gpu and not sharded and uniform and not fuse_it and has_triton()
     compile_it = can_compile if compiled == "auto" else compiled
     replay_it = static and not (gpu or processes > 1 or compile_it or (dropout and recompute))
-    return Ways(
+    return FastPaths(
         fused=fuse_it,
         compiled=compile_it,
         captured=(gpu and static and processes == 1 and not (dropout and recompute))

@@ -1,4 +1,4 @@
-"""Ways through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation.
+"""FastPaths through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation.
 
 `memory` is what the layers of a decoder read besides the stream, an encoder's output; None for
 those that read nothing else.
@@ -7,33 +7,22 @@ those that read nothing else.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepstack.speed.gpu.nodes import weights_lowered, weights_turned
-from deepstack.speed.nodes import without_copy
-
-Layers = Sequence[nn.Module] | nn.ModuleList
-Stream = Any
-
-
-class Through(Protocol):
-    """A way through the layers."""
-
-    def __call__(self, layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-        """x_N, from x_0."""
-
-
-def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-    """x_l = layer_l(x_{l-1}): the definition of whatever is faster or smaller."""
-    for layer in layers:
-        x = layer(x, memory)
-    return x
+from deepstack.fast.choose import FastPaths
+from deepstack.fast.fuse import fuse
+from deepstack.fast.fused_sublayers import without_copy
+from deepstack.fast.gpu.nodes import weights_lowered, weights_turned
+from deepstack.model.stack import Layers, Through, run_layers
+from deepstack.model.transformer import Transformer
+from deepstack.schemes import Stream
 
 
 def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -73,7 +62,7 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
     return run
 
 
-def in_parts(through: Through, every: int, between: Callable[[], None]) -> Through:
+def cut(through: Through, every: int, between: Callable[[], None]) -> Through:
     """Call `between` before every so many layers, and in the backward pass behind them."""
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -83,14 +72,34 @@ def in_parts(through: Through, every: int, between: Callable[[], None]) -> Throu
             x = through(layers[first : first + every], x, memory)
         return x
 
-    vars(run)["inside"] = innermost(through)
     return run
 
 
-def innermost(through: Through) -> Through:
-    """The way by which each part goes, where it goes in parts."""
-    found: Through = getattr(through, "inside", through)
-    return found
+@contextmanager
+def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
+    """Inside the block `between` is called between so many layers, and on the way back."""
+    with model.another_way(lambda through: cut(through, every, between)):
+        yield
+
+
+def enable_fast_paths(
+    model: Transformer, paths: FastPaths, recompute_every: int, notify: Callable[[str], None]
+) -> None:
+    """Make the model run its layers by the chosen fast paths; its numbers stay the same.
+
+    recompute_every: keep the stream every so many layers only, 0 for all.  notify: receives a line
+    before something that takes long.
+    """
+    if paths.fused:
+        fuse(model.layers)
+    plain = run_fused if paths.fused else run_layers
+    through = compiled(notify) if paths.compiled else plain
+    model.infers = through is run_fused
+    if recompute_every:
+        through = recomputing(through, recompute_every, model.training)
+        model.infers = False
+    for stack in model.stacks.values():
+        stack.through = through
 
 
 def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """A sublayer as one node of the backward pass, for narrow stacks on a CPU.
 
 Autograd keeps a node for every operation and allocates, then adds, a gradient for every weight.  At
-1000 narrow layers that costs as much as arithmetic.  Here a sublayer is a `Chain` of a few
+1000 narrow layers that costs as much as arithmetic.  Here a sublayer is a `FusedSublayer` of a few
 operations whose backward passes are written out: one node runs them all, and each adds its weights'
 gradients to `.grad` where the product computes them.  What is computed is what the plain sublayer
 computes, operation by operation; tests compare the two.
@@ -222,7 +222,7 @@ class SelfAttention:
         return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
 
 
-class Chain:
+class FusedSublayer:
     """A sublayer G as operations one after the other: (batch, seq, d_model) -> the same.
 
     Under `torch.no_grad` the same operations run without a node.
@@ -254,7 +254,7 @@ class Chain:
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, copy: Tensor | None, chain: Chain) -> Tensor:
+    def forward(ctx: Any, x: Tensor, copy: Tensor | None, chain: FusedSublayer) -> Tensor:
         saved: list[Tensor] = []
         y = chain.forward(x if copy is None else copy, saved)
         ctx.save_for_backward(*saved)

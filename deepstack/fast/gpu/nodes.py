@@ -1,4 +1,4 @@
-"""The operations of a `Chain` on a GPU.
+"""The operations of a `FusedSublayer` on a GPU.
 
 Of a narrow layer every kernel takes as long as it takes to begin and to end, whatever it computes.
 What a layer's output does not wait for, the gradients of its weights, is therefore left until many
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.speed.gpu.available import (
+from deepstack.fast.fused_sublayers import Operation, Product, Relu, ScaledProduct, SelfAttention
+from deepstack.fast.gpu.available import (
     mixes,
     relu_keeps_nan,
     since_ampere,
@@ -24,8 +25,7 @@ from deepstack.speed.gpu.available import (
     split_kernels,
     sum_kernels,
 )
-from deepstack.speed.later import add_rows, beside, later
-from deepstack.speed.nodes import Operation, Product, Relu, ScaledProduct, SelfAttention
+from deepstack.fast.gpu.deferred_gradients import add_rows, beside, later
 
 aten = torch.ops.aten
 

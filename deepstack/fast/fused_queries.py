@@ -1,4 +1,4 @@
-"""What becomes of queries and keys before their logits, as operations of a `Chain` on a CPU.
+"""Norms and rotation of queries and keys, as operations of a `FusedSublayer` on a CPU.
 
 They work in place on [q, k, v], (tokens, 3 d), which a product has made and the attention reads.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.norms import filled, gradient_of, inverse_of_root
+from deepstack.fast.fused_norms import filled, gradient_of, inverse_of_root
 
 aten = torch.ops.aten
 

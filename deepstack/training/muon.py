@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.speed.step import bare_step
+from deepstack.fast.step import bare_step
 
 # a, b, c of Jordan 2024: the steepest quintic at 0 that keeps singular values within 0.68 to 1.14.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

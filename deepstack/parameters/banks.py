@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from deepstack.speed.parameter import RoleParameter, Start, with_storage
+from deepstack.parameters.role import RoleParameter, Start, with_storage
 
 # Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
 # optimizers round the last few numbers of a tensor, those that fill no vector register, in another

@@ -24,7 +24,7 @@ class Lasting(Protocol):
         """Add the gradients of all, each with the tensors that it has left, of equal shapes."""
 
 
-class Waiting:
+class DeferredQueue:
     """What one backward pass has left for later, by kind and shape, or has under way beside."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Waiting:
 
 
 # Of every backward pass under way, by torch's number of it.
-_waiting: dict[int, Waiting] = {}
+_waiting: dict[int, DeferredQueue] = {}
 
 
 def later(what: Lasting, *tensors: Tensor) -> None:
@@ -91,11 +91,11 @@ def join() -> None:
         one.join()
 
 
-def waiting() -> Waiting:
+def waiting() -> DeferredQueue:
     """That of the backward pass under way."""
     task = torch._C._current_graph_task_id()
     if task not in _waiting:
-        _waiting[task] = Waiting()
+        _waiting[task] = DeferredQueue()
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(partial(end, task))
     return _waiting[task]

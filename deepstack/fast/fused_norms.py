@@ -1,4 +1,4 @@
-"""Norms as operations of a `Chain`, for narrow stacks on a CPU.
+"""Norms as operations of a `FusedSublayer`, for narrow stacks on a CPU.
 
 torch composes an RMS norm of some six operations, and its backward pass of twice as many.
 """

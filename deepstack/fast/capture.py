@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
-from deepstack.speed.later import join, other_stream
-from deepstack.speed.step import Made, Measured, Probe, Update, weakly
+from deepstack.fast.gpu.deferred_gradients import join, other_stream
+from deepstack.fast.step import Made, Measured, Probe, Update, weakly
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def capture(
     return _Captured(update, probe, said, insist, joint, parts)
 
 
-class Again(Generic[T]):
+class CapturedFunction(Generic[T]):
     """A function whose second and later calls replay a CUDA graph of it.
 
     It takes nothing and reads, and what it gives holds, tensors that stay where they are: those

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from deepstack.collector import collector_paused
-from deepstack.speed.banks import Bank, Banks, global_norm
-from deepstack.speed.later import forget
+from deepstack.fast.gpu.deferred_gradients import forget
+from deepstack.parameters.banks import Bank, Banks, global_norm
 
 
 class Measured(NamedTuple):
