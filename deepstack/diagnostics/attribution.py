@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.model.stack import run_layers
 from deepstack.parameters import Bank
 
 RANGES = 4
@@ -139,7 +138,7 @@ def first_order(
     vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
     """
     values: dict[str, Tensor] = {}
-    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model), plain(model):
+    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model), model.unfused():
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
         whole: Tensor | None = None
@@ -215,13 +214,3 @@ def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[d
     finally:
         for bank in banks:
             bank.copy_(present[bank.key])
-
-
-@contextmanager
-def plain(model: Transformer) -> Iterator[None]:
-    """Layers run one after the other, as modules: what forward-mode differentiation can follow."""
-    with ExitStack() as inside:
-        for layer in model.layers:
-            inside.enter_context(layer.unfused())
-        inside.enter_context(model.another_way(lambda _: run_layers))
-        yield

@@ -165,15 +165,13 @@ def listen(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None
             entropies.append(mean_entropy(output[0].detach(), causal))
 
         return [module.slots["logits"].register_forward_hook(after_logits).remove]
-    attend: Callable[..., Tensor] = module.attend
 
-    def attended(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+    def record_entropy(q: Tensor, k: Tensor) -> None:
         logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
         entropies.append(mean_entropy(logits, causal))
-        return attend(q, k, v, *more)
 
-    module.attend = attended  # type: ignore[method-assign]
-    return [partial(delattr, module, "attend")]
+    module.listener = record_entropy
+    return [partial(setattr, module, "listener", None)]
 
 
 def mean_entropy(logits: Tensor, causal: bool) -> Tensor:

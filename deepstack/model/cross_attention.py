@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.model.queries import QueriesAndKeys
-from deepstack.model.sublayers import Linear, Slots, bias_of, taken
+from deepstack.model.sublayers import Linear, Listener, Slots, bias_of, taken
 from deepstack.parameters import parameter
 
 
@@ -19,6 +19,7 @@ class Crossing(nn.Module):
     qk: what becomes of them; only the norms: positions of two sequences have no distance.
     """
 
+    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
     n_heads: int
     dropout: float
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -38,6 +39,8 @@ class Crossing(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The heads' outputs, (batch, head, seq, d_head)."""
+        if self.listener is not None:
+            self.listener(q, k)
         rate = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
 

@@ -43,6 +43,7 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return y.view(*x.shape[:-1], len(bias))
 
 
+Listener = Callable[[Tensor, Tensor], None]
 Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Slots = Mapping[str, nn.Module]
 """What a scheme puts inside of a sublayer, by the place where it goes:
@@ -79,6 +80,7 @@ class Attention(nn.Module):
     """
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
+    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
 
     def __init__(
         self,
@@ -113,6 +115,8 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         """The heads' outputs, (batch, head, seq, d_head)."""
+        if self.listener is not None:
+            self.listener(q, k)
         rate = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=causal)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import cast
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
-from deepstack.model.stack import Stack, Through
+from deepstack.model.stack import Stack, Through, run_layers
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
 
@@ -118,6 +118,19 @@ class Transformer(nn.Module):
         finally:
             for stack, through in before:
                 stack.through = through
+
+    @contextmanager
+    def unfused(self) -> Iterator[None]:
+        """Run all layers one after the other as modules inside of the block."""
+        infers, self.infers = self.infers, False
+        with ExitStack() as layers:
+            for layer in self.layers:
+                layers.enter_context(layer.unfused())
+            layers.enter_context(self.another_way(lambda _: run_layers))
+            try:
+                yield
+            finally:
+                self.infers = infers
 
     def averages(self) -> dict[str, Tensor]:
         """What batch norms remember, each over all of them side by side; empty without them."""
