@@ -10,20 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.fast import FusedSublayer, in_turn, later, make_step, product_on
-from deepstack.fast.fuse import product_of
-from deepstack.fast.fused_sublayers import OPERATIONS, copy_of, with_copy
-from deepstack.fast.gpu import available
+from deepstack.fast import make_step
+from deepstack.fast.fuse import norm_function, product_of
+from deepstack.fast.fused_sublayers import OPERATIONS, FusedSublayer, copy_of, with_copy
+from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import nodes as gpu_nodes
 from deepstack.fast.gpu import norm as gpu_norm
-from deepstack.fast.gpu.nodes import small_products, weights_lowered, weights_turned
+from deepstack.fast.gpu.nodes import (
+    in_turn,
+    product_on,
+    small_products,
+    weights_lowered,
+    weights_turned,
+)
 from deepstack.fast.gpu.norm import DeviceNorm, after_sum
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
 
 CUDA = torch.device("cuda")
-DEPTH, WIDTH, INSIDE = later.LAYERS + 3, 8, 16
+DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
 
 class Layer(nn.Module):
@@ -131,7 +137,7 @@ def test_gradients_are_those_of_the_modules(
         each.fuse()
     for one, other in zip(gradients(plain), gradients(fused), strict=True):
         assert alike(one, other)
-    assert not later._waiting
+    assert not deferred_gradients._waiting
 
 
 @pytest.mark.parametrize("lowered", [False, True])
@@ -162,7 +168,7 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
         )
     for one, other in zip(gradients(plain), gradients(fused), strict=True):
         assert alike(one, other)
-    assert not later._waiting
+    assert not deferred_gradients._waiting
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
         assert alike(plain[0](x), fused[0](x))
@@ -238,7 +244,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
-    assert not later._waiting
+    assert not deferred_gradients._waiting
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,4 +306,4 @@ def test_the_norm_of_a_fused_layer_takes_bf16_as_its_module_does(
     for name, parameter in list(norm.named_parameters()):
         setattr(norm, name, nn.Parameter(torch.rand(parameter.shape)))
     z = torch.randn(3, 4, 8).bfloat16()  # as a product under autocast leaves it
-    torch.testing.assert_close(norm.bound()(z), norm(z))
+    torch.testing.assert_close(norm_function(norm)(z), norm(z))

@@ -18,8 +18,8 @@ from test_scheme_equations import HEADS, D, Pieces, config, perturbed
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.fast import FastPaths, FusedSublayer, compiled, enable_fast_paths
-from deepstack.fast.fused_sublayers import ScaledProduct
+from deepstack.fast import FastPaths, compiled, enable_fast_paths
+from deepstack.fast.fused_sublayers import FusedSublayer, ScaledProduct
 from deepstack.model import build_model
 from deepstack.model.initialise import IN_SUBLAYERS
 

@@ -18,8 +18,8 @@ import deepstack
 from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.fast import FusedSublayer
 from deepstack.fast.fuse import fused_sublayer
+from deepstack.fast.fused_sublayers import FusedSublayer
 from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
 from deepstack.model import build_model
 from deepstack.model.queries import Rotation
