@@ -21,7 +21,7 @@ from pathlib import Path
 from deepstack.config import Config, with_overrides
 from deepstack.records import AppendLog
 from deepstack.training import Observer
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
 
 SHAPE = {
     "task.seq_len": 32, "train.batch_size": 8, "train.eval_every": 0, "train.eval_batches": 1,

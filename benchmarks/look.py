@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deepstack.config import load_config
 from deepstack.training import Observer
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
 LEFT = ("train.eval_every=0", "log.layers_every=1", "runtime.replay=false")
@@ -43,7 +43,7 @@ def main() -> None:
             measured.loss.item()  # waits for a GPU
             clocks.append((time.perf_counter(), time.process_time()))
             job.record(step, measured)
-            job.looks.take(step)
+            job.snapshots.take(step)
             clocks.append((time.perf_counter(), time.process_time()))
             found = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
             print("".join(f"{value:14.0f}" for value in found), flush=True)

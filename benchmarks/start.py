@@ -20,12 +20,12 @@ from pathlib import Path
 
 BEGAN = time.perf_counter()
 
-from deepstack.collector import collector_paused  # noqa: E402, the imports are what is timed
+from deepstack.gc_control import gc_paused  # noqa: E402, the imports are what is timed
 
-with collector_paused():  # as `deepstack train` imports them
+with gc_paused():  # as `deepstack train` imports them
     from deepstack.config import load_config
     from deepstack.training import Observer
-    from deepstack.training.opening import open_job
+    from deepstack.training.preflight import open_job
 
     gc.freeze()
 

@@ -176,7 +176,7 @@ def test_a_run_for_which_memory_is_short_says_so_at_its_start(
             heard.append(line)
 
     heard: list[str] = []
-    monkeypatch.setattr("deepstack.training.opening.memory_limit", lambda _: limit)
+    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: limit)
     deepstack.train(small(), out=tmp_path, observer=Listens())
     found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
     assert len(found) == lines

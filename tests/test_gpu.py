@@ -18,7 +18,7 @@ from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
 from deepstack.training import Observer
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
 
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]

@@ -12,7 +12,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "deepstack"
 
 FLOORS = [
-    {"collector", "ctrl_c", "ending", "errors", "registry", "options", "plugins", "yaml_reader"},
+    {
+        "ending",
+        "errors",
+        "gc_control",
+        "interrupts",
+        "registry",
+        "options",
+        "plugins",
+        "yaml_reader",
+    },
     {"config", "records", "parameters"},
     {"distributed", "schemes", "tasks", "plots"},
     {"model", "reports"},

@@ -1,4 +1,4 @@
-"""Looks at the layers whose pass through the model is made once and gone through again."""
+"""SnapshotWriter at the layers whose pass through the model is made once and gone through again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics.snapshot import Pass
 from deepstack.training import Observer
-from deepstack.training.looks import Looks
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
+from deepstack.training.snapshot_writer import SnapshotWriter
 
 SMALL = {"model.depth": 3, "model.d_model": 16, "task.seq_len": 16, "train.steps": 5}
 
@@ -33,9 +33,9 @@ class Kept:
 
 def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks(tmp_path: Path) -> None:
     with open_job(with_overrides(Config(), SMALL), "study", tmp_path, Observer(), False, "") as job:
-        probe = job.looks.inputs, job.looks.targets
+        probe = job.snapshots.inputs, job.snapshots.targets
         about = job.config, job.folder, job.built, probe, job.processes, job.update
-        plain, kept = Looks(*about), Looks(*about, Kept)
+        plain, kept = SnapshotWriter(*about), SnapshotWriter(*about, Kept)
         for step in (0, 1):
             plain.take(step)
             kept.take(step)

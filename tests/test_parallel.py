@@ -22,7 +22,7 @@ from deepstack.config import to_yaml, with_overrides
 from deepstack.distributed import Processes
 from deepstack.errors import ConfigError
 from deepstack.records import Run
-from deepstack.training.together import SilentFolder
+from deepstack.training.ranks import SilentFolder
 
 SCRIPT = str(Path(__file__).with_name("parallel_runs.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

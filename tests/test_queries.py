@@ -22,7 +22,7 @@ from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
 from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
 from deepstack.model import build_model
-from deepstack.model.queries import Rotation
+from deepstack.model.query_key import Rotation
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:

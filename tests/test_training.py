@@ -22,8 +22,8 @@ from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
-from deepstack.training.beats import evaluation_steps, snapshot_steps
 from deepstack.training.evaluation import Evaluation
+from deepstack.training.intervals import evaluation_steps, snapshot_steps
 from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deepstack.cli.options import Json, Overrides, Plugins, load_plugins, located
-from deepstack.collector import collector_paused
+from deepstack.gc_control import gc_paused
 
 if TYPE_CHECKING:
     from deepstack.config import Config
@@ -31,7 +31,7 @@ def check(
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
-    with located(config, overrides), collector_paused():
+    with located(config, overrides), gc_paused():
         facts = facts_of(settings)
     if json:
         emit([facts], True)
@@ -42,7 +42,7 @@ def check(
 def facts_of(settings: Config) -> dict[str, Any]:
     """What a config describes, as name -> value."""
     from deepstack import config as conf
-    from deepstack.model import build_model, places, try_scheme
+    from deepstack.model import build_model, check_scheme, places
     from deepstack.schemes import find_scheme, with_options
     from deepstack.tasks import task_of
     from deepstack.training import choose_device, device_is_here, memory_limit, run_name
@@ -51,7 +51,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
-    try_scheme(settings)
+    check_scheme(settings)
     memory = conf.memory_estimate(settings, task.vocab_size)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"

@@ -22,8 +22,8 @@ from deepstack.cli.options import (
     load_plugins,
     located,
 )
-from deepstack.collector import collector_paused
 from deepstack.errors import ConfigError, Interrupted
+from deepstack.gc_control import gc_paused
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def train(
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
 
-    with collector_paused():
+    with gc_paused():
         from deepstack.training import train as train_run
 
         gc.freeze()  # what was imported stays: the collector need not walk over it

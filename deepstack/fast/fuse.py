@@ -26,7 +26,7 @@ from deepstack.fast.fused_sublayers import (
 from deepstack.fast.gpu.nodes import attention_on, in_turn, product_on
 from deepstack.fast.gpu.norm import DeviceNorm, after_sum
 from deepstack.model.layer import Layer
-from deepstack.model.queries import QueriesAndKeys, Rotation
+from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.schemes.norms import DynamicTanh, LayerNorm, RMSNorm, in_fp32
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepstack.fast.choose import FastPaths
 from deepstack.fast.fuse import fuse
 from deepstack.fast.fused_sublayers import without_copy
 from deepstack.fast.gpu.nodes import weights_lowered, weights_turned
+from deepstack.fast.rule import FastPaths
 from deepstack.model.stack import Layers, Through, run_layers
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Stream

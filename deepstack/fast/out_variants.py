@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.fast.recording import Call, Place, Shape, converted, shapes_of
+from deepstack.fast.recording import Call, Shape, TensorRef, converted, shapes_of
 
 aten = torch.ops.aten
 
@@ -40,10 +40,10 @@ WITH_NUMBER = {packet.Scalar: packet.out for packet in (aten.div, aten.mul)}
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
-def callable_of(call: Call, tensor: Callable[[Place], Tensor]) -> Operation:
-    """The call with tensors for Places, writing its results where they belong."""
-    args = converted(call.args, tensor, Place)
-    kwargs = {name: converted(value, tensor, Place) for name, value in call.kwargs.items()}
+def callable_of(call: Call, tensor: Callable[[TensorRef], Tensor]) -> Operation:
+    """The call with tensors for TensorRefs, writing its results where they belong."""
+    args = converted(call.args, tensor, TensorRef)
+    kwargs = {name: converted(value, tensor, TensorRef) for name, value in call.kwargs.items()}
     results = {index: tensor(place) for index, place in call.results.items()}
     operation = call.operation
     if results:

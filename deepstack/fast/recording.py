@@ -18,7 +18,7 @@ DEPENDS_ON_VALUES = frozenset(
 MARK, NOBODY = "_deepstack_number", (None, -1)
 
 
-class Place(NamedTuple):
+class TensorRef(NamedTuple):
     """A tensor of the step: where it lies in which of the step's storages."""
 
     number: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation with its arguments, Places for tensors, and what it makes.
+    """An operation with its arguments, TensorRefs for tensors, and what it makes.
 
     results: which of the values that it gives are new tensors, and where they lie.  used: the
     numbers of the storages that it touches.
@@ -38,17 +38,17 @@ class Call(NamedTuple):
     operation: Any
     args: Any
     kwargs: dict[str, Any]
-    results: dict[int, Place]
+    results: dict[int, TensorRef]
     used: frozenset[int]
 
 
 class Recording(TorchDispatchMode):
     """Notes every operation that is carried out inside the context.
 
-    like: an earlier recording, whose calls stand for equal ones, so that memory holds them once.
-    calls: those that compute something; a view is a Place of its own.  sizes: bytes of each storage
-    by number.  before: those that were there before the step, by number.  made: Places of what came
-    out of it.  refused: why it cannot be replayed, or ''.
+    like: an earlier recording; equal calls are shared with it, so that memory holds them once.
+    calls: the operations that compute something; a view is another TensorRef.  sizes: bytes of each
+    storage by number.  before: the storages that existed before the step, by number.  made:
+    TensorRefs of the results.  refused: why it cannot be replayed, or ''.
     """
 
     def __init__(self, like: Recording | None = None) -> None:
@@ -85,7 +85,7 @@ class Recording(TorchDispatchMode):
             return
         used: set[int] = set()
 
-        def place(tensor: Tensor) -> Place:
+        def place(tensor: Tensor) -> TensorRef:
             found = self.place(tensor)
             used.add(found.number)
             return found
@@ -117,7 +117,7 @@ class Recording(TorchDispatchMode):
         self.sizes.append(storage.nbytes())
         return len(self.sizes) - 1
 
-    def place(self, tensor: Tensor) -> Place:
+    def place(self, tensor: Tensor) -> TensorRef:
         """Where a tensor lies."""
         storage = tensor.untyped_storage()
         number = self._known(storage)
@@ -125,10 +125,10 @@ class Recording(TorchDispatchMode):
             number = self._add(storage)
             self.before[number] = storage
         size, stride = tuple(tensor.shape), tensor.stride()
-        return Place(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
+        return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
     def end(self, made: Any) -> None:
-        """Keep the Places of what was made, and leave the storages as they were."""
+        """Keep the TensorRefs of what was made, and leave the storages as they were."""
         self.made = converted(made, self.place)
         for storage in self.before.values():
             delattr(storage, MARK)
@@ -175,24 +175,24 @@ def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> 
     return value
 
 
-def places_in(value: Any) -> Iterator[Place]:
-    """The Places in nested lists, tuples and dicts."""
-    if isinstance(value, Place):
+def refs_in(value: Any) -> Iterator[TensorRef]:
+    """The TensorRefs in nested lists, tuples and dicts."""
+    if isinstance(value, TensorRef):
         yield value
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from places_in(inner)
+            yield from refs_in(inner)
     elif isinstance(value, dict):
-        yield from places_in(list(value.values()))
+        yield from refs_in(list(value.values()))
 
 
 def numbers_in(value: Any) -> Iterator[int]:
     """The numbers of the storages in nested lists, tuples and dicts."""
-    return (place.number for place in places_in(value))
+    return (place.number for place in refs_in(value))
 
 
 class Shape(NamedTuple):
-    """What a kernel is chosen by: a Place without where it lies."""
+    """What a kernel is chosen by: a TensorRef without where it lies."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -200,7 +200,7 @@ class Shape(NamedTuple):
 
 
 def shapes_of(value: Any) -> Any:
-    """The same, nested, with Shapes for Places and tuples for lists: a key."""
-    if isinstance(value, Place):
+    """The same, nested, with Shapes for TensorRefs and tuples for lists: a key."""
+    if isinstance(value, TensorRef):
         return Shape(value.size, value.stride, value.dtype)
     return tuple(map(shapes_of, value)) if isinstance(value, (list, tuple)) else value

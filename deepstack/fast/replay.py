@@ -17,15 +17,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.collector import collector_paused
 from deepstack.fast.out_variants import Operation, callable_of
 from deepstack.fast.recording import (
-    Place,
     Recording,
+    TensorRef,
     converted,
     numbers_in,
 )
 from deepstack.fast.step import Made, Measured, Probe, Update, probed
+from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
 
@@ -73,9 +73,9 @@ class _Replayed:
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
         if self.bound is None:
-            with collector_paused():
+            with gc_paused():
                 return self.record()
-        with torch.inference_mode(), collector_paused():
+        with torch.inference_mode(), gc_paused():
             for operation, args, kwargs in self.bound.operations:
                 operation(*args, **kwargs)
         return self.bound.measured
@@ -105,7 +105,7 @@ class _Replayed:
 
 
 class Bound(NamedTuple):
-    """A recording whose Places are tensors: its operations in order, and what they measure."""
+    """A recording whose TensorRefs are tensors: its operations in order, and what they measure."""
 
     operations: list[Operation]
     measured: Measured
@@ -118,9 +118,9 @@ def bound(recording: Recording) -> Bound:
     kept = set(numbers_in(recording.made)) - before
     offsets, total = layout([call.used - before for call in calls], recording.sizes, kept)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
-    made: dict[Place, Tensor] = {}
+    made: dict[TensorRef, Tensor] = {}
 
-    def tensor(place: Place) -> Tensor:
+    def tensor(place: TensorRef) -> Tensor:
         if place not in made:
             storage = recording.before.get(place.number, memory)
             first = offsets.get(place.number, 0) // place.dtype.itemsize + place.offset
@@ -129,7 +129,7 @@ def bound(recording: Recording) -> Bound:
         return made[place]
 
     operations = [callable_of(call, tensor) for call in calls]
-    return Bound(operations, Measured(*converted(recording.made, tensor, Place)))
+    return Bound(operations, Measured(*converted(recording.made, tensor, TensorRef)))
 
 
 def layout(

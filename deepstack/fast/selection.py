@@ -11,8 +11,8 @@ from torch import nn
 from deepstack import config as conf
 from deepstack.distributed import Processes
 from deepstack.errors import ConfigError
-from deepstack.fast.choose import FastPaths, choose_fast_paths, has_triton
 from deepstack.fast.gpu.nodes import heads_fit
+from deepstack.fast.rule import FastPaths, choose_fast_paths, has_triton
 from deepstack.model import Transformer, build_model
 from deepstack.model.sublayers import Attention, FeedForward
 from deepstack.schemes import SCHEMES, LayerNorm, StackNorm

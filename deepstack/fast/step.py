@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.collector import collector_paused
 from deepstack.fast.gpu.deferred_gradients import forget
+from deepstack.gc_control import gc_paused
 from deepstack.parameters.banks import Bank, Banks, global_norm
 
 
@@ -113,7 +113,7 @@ def make_step(
 
     def gradients(inputs: Tensor, targets: Tensor) -> Found:
         banks.zero_gradients()
-        with collector_paused():
+        with gc_paused():
             value = loss(inputs, targets)
             try:
                 value.backward()

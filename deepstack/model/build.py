@@ -12,8 +12,8 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
+from deepstack.model.constraints import Constraint, constraint_of
 from deepstack.model.initialise import initialise
-from deepstack.model.projection import Projector, projector
 from deepstack.model.transformer import Transformer
 from deepstack.parameters import Bank, Banks
 from deepstack.schemes import Optim, checked_optim, find_scheme, with_options
@@ -27,7 +27,7 @@ class Built:
     banks: Banks
     trained: list[Bank]
     optim: Callable[[str], Optim]
-    project: Projector | None = None
+    project: Constraint | None = None
 
     def projection(self) -> Callable[[], None] | None:
         """What puts trained matrices back after a step, where the scheme keeps them somewhere."""
@@ -86,7 +86,7 @@ def build_model(
     seq_len = config.task.seq_len
     model = Transformer(config.model, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
-    project = projector(config.model)
+    project = constraint_of(config.model)
     banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":
         initialise(banks, config.model, config.seed)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.model.queries import QueriesAndKeys
+from deepstack.model.query_key import QueriesAndKeys
 from deepstack.model.sublayers import Linear, Listener, Slots, bias_of, taken
 from deepstack.parameters import parameter
 

@@ -12,7 +12,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
-from deepstack.model.queries import QueriesAndKeys, Rotation
+from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.registry import unknown
 from deepstack.schemes import (
@@ -22,8 +22,8 @@ from deepstack.schemes import (
     Scheme,
     StackNorm,
     Stream,
+    check_equal_parameters,
     find_scheme,
-    refuse_unlike,
 )
 
 Layers = Sequence[nn.Module] | nn.ModuleList
@@ -77,7 +77,7 @@ class Stack(nn.Module):
         self.schemes: list[Scheme] = [
             scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
         ]
-        refuse_unlike(self.schemes)
+        check_equal_parameters(self.schemes)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
         if model.qk_norm and {"q", "k"} & set(self.schemes[0].slots):

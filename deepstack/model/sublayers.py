@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.model.queries import QueriesAndKeys
+from deepstack.model.query_key import QueriesAndKeys
 from deepstack.parameters import RoleParameter, parameter
 
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515; silu(z) =

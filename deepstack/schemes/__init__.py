@@ -2,8 +2,13 @@
 
 from deepstack.parameters.role import RoleParameter, parameter, with_storage
 from deepstack.registry import import_all
+from deepstack.schemes.check_instance import (
+    check_equal_parameters,
+    checked_gain,
+    checked_optim,
+    written,
+)
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
-from deepstack.schemes.refusal import checked_gain, checked_optim, refuse_unlike, written
 from deepstack.schemes.scheme import (
     FAMILIES,
     SCHEMES,
@@ -40,11 +45,11 @@ __all__ = [
     "Stream",
     "Sublayer",
     "Tap",
+    "check_equal_parameters",
     "checked_gain",
     "checked_optim",
     "find_scheme",
     "parameter",
-    "refuse_unlike",
     "scheme_options",
     "visible",
     "with_options",

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Option, options_of, validated
 from deepstack.registry import Registry
+from deepstack.schemes.check_class import check_class
 from deepstack.schemes.tap import Tap, with_tap
-from deepstack.schemes.written import refuse_ill_written
 
 T = TypeVar("T")
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -151,7 +151,7 @@ class Scheme(nn.Module):
                     f"the scheme {name}: option {option.name!r} needs a type annotation and a "
                     "default"
                 )
-        refuse_ill_written(cls, Scheme, [option.name for option in own])
+        check_class(cls, Scheme, [option.name for option in own])
         defined = vars(cls).keys()
         for method in CAPABILITIES.keys() & defined:
             setattr(cls, CAPABILITIES[method], True)

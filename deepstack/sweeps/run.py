@@ -8,8 +8,8 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.ctrl_c import Stop, asked_to_stop
 from deepstack.errors import ConfigError
+from deepstack.interrupts import Stop, stop_requests
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers
@@ -61,7 +61,7 @@ def sweep(
     refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
-    with asked_to_stop(stop) as asked:
+    with stop_requests(stop) as asked:
         progress = Pool(cells, launcher, again, asked, show, seconds, run_timeout).run()
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
     if refused:

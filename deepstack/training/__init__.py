@@ -19,7 +19,7 @@ from deepstack.training.meta import (
 )
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
-from deepstack.training.trial import timed_steps
+from deepstack.training.timing import timed_steps
 
 __all__ = [
     "Observer",

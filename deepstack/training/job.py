@@ -35,23 +35,23 @@ from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import Task
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.beats import evaluation_steps
 from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.looks import Looks
+from deepstack.training.intervals import evaluation_steps
 from deepstack.training.meta import columns_of, meta_of, refuse_other_environment, resolution_notice
 from deepstack.training.observer import Observer, Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.recorder import Divergence, Recorder, cause
-from deepstack.training.schedule import learning_rate
-from deepstack.training.together import (
+from deepstack.training.ranks import (
     build_together,
     common_checkpoint,
     dropout_seed,
     reductions,
     share_of,
 )
+from deepstack.training.recorder import Divergence, Recorder, cause
+from deepstack.training.schedule import learning_rate
+from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
@@ -101,7 +101,9 @@ class Job:
         about = config, self.folder, self.built, on_device, self.processes, self.update
         again = partial(CapturedFunction, said=self.observer.said)
         # what is captured without success leaves dropout another generator
-        self.looks = Looks(*about, again if ways.captured and not config.model.dropout else None)
+        self.snapshots = SnapshotWriter(
+            *about, again if ways.captured and not config.model.dropout else None
+        )
         self.step = self.make_step(self.update.measure)
         self.evaluation = Evaluation(self.task, train, self.device)
         self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
@@ -110,7 +112,7 @@ class Job:
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
         meta = meta_of(before, config, self.task, self.built.banks.count(), environment, command)
         self.folder.write_meta(meta)
-        columns = columns_of(config, self.built, self.task, self.update, self.looks.columns())
+        columns = columns_of(config, self.built, self.task, self.update, self.snapshots.columns())
         self.folder.write_columns(columns)
         if not before and (notice := resolution_notice(columns)):
             self.observer.said(notice)
@@ -119,7 +121,7 @@ class Job:
         start = self.first_step - 1 if self.first_step > 1 else -1
         evals = self.folder.log("evals", self.evaluation.columns, tolerance=tolerance)
         self.evals = evals.open(start)
-        self.looks.open(start, tolerance)
+        self.snapshots.open(start, tolerance)
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
@@ -186,7 +188,7 @@ class Job:
             return
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
         self.update.load(found.parts["probe"])
-        self.looks.load(found.parts["layers"])
+        self.snapshots.load(found.parts["layers"])
 
     def _owner(self) -> ckpt.Owner:
         """What this run's checkpoints are known by."""
@@ -198,7 +200,7 @@ class Job:
             largest=LEAST_LIMIT
             + 2 * weights
             + 8 * self.update.initial.numel()
-            + self.looks.largest_records(),
+            + self.snapshots.largest_records(),
         )
 
     def begin(self) -> None:
@@ -233,7 +235,7 @@ class Job:
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
             torch.manual_seed(dropout_seed(self.config.seed, step, self.processes.rank))
         self.built.at_step(step)
-        self.looks.prepare(step)
+        self.snapshots.prepare(step)
         batch = self.task.train_batch(step, self.config.train.batch_size)
         part, self._count = share_of(batch, self.built, self.processes)
         return to_device(part, self.device)
@@ -266,12 +268,12 @@ class Job:
 
     def snapshot_is_due(self, step: int) -> bool:
         """Whether layers or roles are looked at after this step."""
-        return self.looks.is_due(step)
+        return self.snapshots.is_due(step)
 
     def snapshot(self, step: int) -> None:
         """Look at layers and roles and write what was seen; training is not disturbed."""
         self.phase = "a look at the layers"
-        self.looks.take(step)
+        self.snapshots.take(step)
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
@@ -293,13 +295,13 @@ class Job:
         self.recorder.flush()
         if self.diverged():
             return
-        self.looks.write()
+        self.snapshots.write()
         self._check_logs()
         parts = {
             "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
-            "layers": self.looks.records(),
+            "layers": self.snapshots.records(),
         }
         if self.processes.first:
             ckpt.save(self.folder, ckpt.Checkpoint(step, parts, self._state()))
@@ -313,7 +315,7 @@ class Job:
         return {"run": conf.digest(without_defaults(self.config)), "logs": logs}
 
     def _logs(self) -> list[AppendLog]:
-        return [*self.recorder.logs, self.evals, *self.looks.logs]
+        return [*self.recorder.logs, self.evals, *self.snapshots.logs]
 
     def _check_logs(self, ended: bool = False) -> None:
         """Sync the logs; raise ChangedLogError if one differs from the rows written."""
@@ -338,7 +340,7 @@ class Job:
     def finish(self) -> Run:
         """Write what is left, keep the weights of a run that is done, and say how it ended."""
         self.recorder.flush()
-        self.looks.write()
+        self.snapshots.write()
         self._check_logs(ended=True)
         found = self.recorder.divergence
         logs = {log.path.name: log.sha256 for log in self._logs()}
@@ -366,7 +368,7 @@ class Job:
         """Which layer of the bad step was the first: the step is made again, but for the update."""
         if found.quantity == "model_update":  # of what that step made of the parameters
             with evaluating(self.model):
-                return culprit(self.model, self.built.trained, self.looks.inputs, None)
+                return culprit(self.model, self.built.trained, self.snapshots.inputs, None)
         inputs, _ = self.batch(found.step)
 
         def backward() -> Tensor:
@@ -384,6 +386,6 @@ class Job:
 
     def close(self) -> None:
         """Close the logs that were opened."""
-        for name in ("recorder", "evals", "looks"):
+        for name in ("recorder", "evals", "snapshots"):
             if hasattr(self, name):
                 getattr(self, name).close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from deepstack import config as conf
-from deepstack.ctrl_c import Stop, asked_to_stop
+from deepstack.interrupts import Stop, stop_requests
 from deepstack.records import Run
 from deepstack.training.observer import Observer
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
         if job.finished:
             return job.result()
         job.begin()
-        with asked_to_stop(stop) as asked:
+        with stop_requests(stop) as asked:
             for step in job.remaining_steps():
                 inputs, targets = job.batch(step)
                 measured = job.step(inputs, targets, job.learning_rate(step))

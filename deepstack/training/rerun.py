@@ -15,9 +15,9 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.ctrl_c import Stop
 from deepstack.distributed import started_by_torchrun
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
+from deepstack.interrupts import Stop
 from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
 from deepstack.records.comparison import (
     Difference,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from deepstack.fast.choose import has_triton
+from deepstack.fast.rule import has_triton
 
 
 @cache

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe, model_update
-from deepstack.diagnostics.probe import Groups, Hidden, Layers, Subject, as_float, norm_of
+from deepstack.diagnostics.subject import Groups, Hidden, Layers, Subject, as_float, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
-from deepstack.training.beats import snapshot_steps
 from deepstack.training.environment import versions
+from deepstack.training.intervals import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING, f0_norm
 from deepstack.training.observer import Observer
-from deepstack.training.opening import is_out_of_memory
+from deepstack.training.preflight import is_out_of_memory
 from deepstack.training.recorder import Recorder
 
 Beat = int | Literal["log"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.training.observer import Observer
-from deepstack.training.opening import open_job
+from deepstack.training.preflight import open_job
 
 
 def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from deepstack import config as conf
-from deepstack.collector import collector_paused
 from deepstack.distributed import join, lost
 from deepstack.errors import (
     ChangedLogError,
@@ -24,7 +23,8 @@ from deepstack.errors import (
     PluginError,
     ResourceError,
 )
-from deepstack.model import build_model, shallow, try_scheme, with_defaults
+from deepstack.gc_control import gc_paused
+from deepstack.model import build_model, check_scheme, shallow, with_defaults
 from deepstack.plugins import bug_in, refuse_while_loading
 from deepstack.records import RunFolder, removal
 from deepstack.tasks import task_of
@@ -37,7 +37,7 @@ from deepstack.training.environment import (
 from deepstack.training.job import Job
 from deepstack.training.meta import changed_data, refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
-from deepstack.training.together import held_folder
+from deepstack.training.ranks import held_folder
 
 # What an estimate of memory may be, at the most, of what a run takes (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -122,7 +122,7 @@ def open_job(
     # What cannot be built is refused before there is a folder; two layers without storage tell.
     build_model(shallow(config), vocab_size=task.vocab_size, device="meta")
     try:
-        try_scheme(config)
+        check_scheme(config)
     except Exception as error:
         if not is_out_of_memory(error):  # else the run itself ends so, and says it in its folder
             raise
@@ -154,7 +154,7 @@ def open_job(
             folder.write_config(conf.to_yaml(with_defaults(config)))
         begun = float("inf")
         try:
-            with collector_paused():
+            with gc_paused():
                 job.build(where, command, allow_env_change)
             begun = job.last_step
             gc.freeze()  # what was built stays: the collector need not walk over it again

@@ -18,19 +18,19 @@ from deepstack.distributed import Processes
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
-from deepstack.training.beats import snapshot_steps
 from deepstack.training.evaluation import mean_loss
+from deepstack.training.intervals import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
-from deepstack.training.together import whole_copy
+from deepstack.training.ranks import whole_copy
 
 # Parameters of a model whose looks are captured: the gradients of all stay in memory.
 FEW_NUMBERS = 2**28
 
 
-class Looks:
-    """Looks at every layer, and at every role, on the probe batch; training is not disturbed.
+class SnapshotWriter:
+    """Takes snapshots of every layer and role on the probe batch, without disturbing training.
 
-    Made before a checkpoint is loaded: what it finds the parameters to be is θ_0.
+    Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
     again: what makes a pass through the model a faster one, of which the results stay in memory.
     """
 

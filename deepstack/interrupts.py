@@ -14,7 +14,7 @@ Stop = Callable[[], int | None]
 
 
 @contextmanager
-def asked_to_stop(stop: Stop | None) -> Iterator[Stop]:
+def stop_requests(stop: Stop | None) -> Iterator[Stop]:
     """The caller's own `stop`, or one that remembers the first Ctrl-C.
 
     Then the block ends as KeyboardInterrupt, which a second Ctrl-C raises at once.  Who handles

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Keep the collector from walking over what is there while much that stays is made.
 
     A graph of 1000 layers is many thousand objects and no cycle; walking over them again and again

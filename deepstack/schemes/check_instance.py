@@ -12,11 +12,11 @@ from torch import Tensor
 from deepstack.errors import PluginError
 from deepstack.parameters.role import RoleParameter
 from deepstack.registry import place_of
+from deepstack.schemes.check_class import CALLED
 from deepstack.schemes.scheme import Optim, Scheme
-from deepstack.schemes.written import CALLED
 
 
-def refuse_unlike(schemes: Sequence[Scheme]) -> None:
+def check_equal_parameters(schemes: Sequence[Scheme]) -> None:
     """Raise PluginError where the schemes of a stack's layers cannot be given storage.
 
     A parameter over all layers is one tensor, a row a layer; so each layer needs the same ones.

@@ -13,10 +13,10 @@ from deepstack.model.transformer import places
 from deepstack.parameters import Bank
 from deepstack.schemes import find_scheme, with_options, written
 
-Projector = Callable[[Iterable[Bank]], None]
+Constraint = Callable[[Iterable[Bank]], None]
 
 
-def projector(model: conf.Model) -> Projector | None:
+def constraint_of(model: conf.Model) -> Constraint | None:
     """What changes the matrices among some banks as `Scheme.project` says; None where it does not.
 
     Matrices are those parameters of the layers that start as such: q, k, v, o, w1, w2, w3, those of

@@ -20,7 +20,7 @@ WIDEST = 1024  # beyond it even two layers take long
 TOKENS = 5  # of two sequences
 
 
-def try_scheme(config: conf.Config) -> None:
+def check_scheme(config: conf.Config) -> None:
     """Ask a user's own scheme for its gains, and pass two short sequences through a layer.
 
     Raises PluginError where it gives something else than a stream, (batch, seq, d_model), or
@@ -46,7 +46,7 @@ def try_scheme(config: conf.Config) -> None:
             for parameter in model.parameters():
                 parameter.normal_(0.0, width**-0.5, generator=random)
             for stack in model.stacks.values():
-                try_layer(stack, x.clone(), x.clone())
+                check_layer(stack, x.clone(), x.clone())
     finally:
         torch.set_rng_state(state)
 
@@ -62,7 +62,7 @@ def shallow(config: conf.Config) -> conf.Config:
     return conf.with_overrides(config, depths)
 
 
-def try_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
+def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     """The first layer of one stack; memory: what stands for the output of an encoder."""
     layer = stack.layers[0]
     assert isinstance(layer, Layer)

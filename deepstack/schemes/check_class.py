@@ -49,7 +49,7 @@ CALLED = (
 KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
 
 
-def refuse_ill_written(cls: Any, base: Any, options: Sequence[str]) -> None:
+def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
     """Raise PluginError where nothing could be made of a scheme, or something else than it says.
 
     cls: a subclass of `base`, which is Scheme; options: the keyword-only arguments of its __init__.
