@@ -1,9 +1,9 @@
-"""How fast a decoder says a sequence: merged attention against self- and cross-attention.
+"""Times decoding with merged attention and with self- and cross-attention.
 
 python benchmarks/decoding.py [--lengths 64,256,1024] [--layers 12] [--rounds 5]
 
-Prints milliseconds a position, the median over the rounds, which take turns, and their ratio.
-Random weights: what is said does not matter for the time.
+Prints milliseconds a position, the median over the rounds, which take turns, and their ratio. The
+weights are random: the output does not affect the time.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ def main() -> None:
     words.add_argument("--batch", type=int, default=8)
     words.add_argument("--source", type=int, default=32)
     words.add_argument("--rounds", type=int, default=5)
-    given = words.parse_args()
+    arguments = words.parse_args()
     torch.set_num_threads(1)
     print(
-        f"{given.layers} decoder layers, d_model {given.d_model}, batch {given.batch}, one thread"
+        f"{arguments.layers} decoder layers, d_model {arguments.d_model}, "
+        f"batch {arguments.batch}, one thread"
     )
-    for length in map(int, given.lengths.split(",")):
+    for length in map(int, arguments.lengths.split(",")):
         models = {}
         for kind in ("separate", "merged"):
             keys = {
                 "model.family": "encoder_decoder", "model.scheme": "post_ln", "model.depth": 2,
-                "model.decoder_depth": given.layers, "model.d_model": given.d_model,
+                "model.decoder_depth": arguments.layers, "model.d_model": arguments.d_model,
                 "model.n_heads": 4, "model.decoder_attention": kind, "task.seq_len": length,
             }  # fmt: skip
             models[kind] = build_model(with_overrides(Config(), keys), vocab_size=257).model
-        source = torch.randint(0, 257, (given.batch, given.source))
-        begin = torch.zeros(given.batch, 1, dtype=torch.long)
+        source = torch.randint(0, 257, (arguments.batch, arguments.source))
+        begin = torch.zeros(arguments.batch, 1, dtype=torch.long)
         times: dict[str, list[float]] = {kind: [] for kind in models}
-        for turn in range(given.rounds + 1):
+        for turn in range(arguments.rounds + 1):
             for kind, model in models.items():
                 began = time.perf_counter()
                 generate(model, begin, length, source=source)

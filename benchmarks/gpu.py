@@ -1,9 +1,9 @@
-"""Everything that must hold on a GPU, and every GPU row of the tables, in under eight minutes.
+"""Runs the GPU tests and measures every GPU row of the tables, in under eight minutes.
 
 python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
 
-Each section runs in a process of its own with a time limit, prints a table and leaves its numbers
-as <out>/<section>.json; a section that fails or runs out of time says so and the next one begins.
+Each section runs in its own process with a time limit, prints a table and writes its numbers to
+<out>/<section>.json. The script prints a failure or a timeout and starts the next section.
 Nothing is downloaded; `correctness` runs pytest (pip install -e '.[test]').
 """
 
@@ -35,23 +35,23 @@ ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
 
 SHARED = {"runtime.cuda_graph": True, "runtime.compile": False, "runtime.fused": False}
-WAYS = {
+FAST_PATHS = {
     "plain": SHARED,
     "fused": SHARED | {"runtime.fused": True},
     "compiled": SHARED | {"runtime.compile": True},
 }
-"""Captured in all of them."""
+"""Settings of the fast paths to compare, all of them captured."""
 
 
 def trained(config: Config, out: Path) -> Run:
-    """The run of a configuration, which must be done."""
+    """Train a configuration and return its run, which must be done."""
     run = train(config, out=out)
     assert run.state == "done", run.state
     return run
 
 
 def correctness() -> dict[str, Any]:
-    """The tests marked gpu: every scheme eager, fused, captured, compiled; kernels; resuming."""
+    """Run the tests marked gpu: schemes eager, fused, captured, compiled; kernels; resuming."""
     tests = ["-m", "gpu", "-q", "-n", "8", "-p", "no:benchmark", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=ROOT)
     assert done.returncode == 0, f"pytest ended with {done.returncode}"
@@ -60,7 +60,7 @@ def correctness() -> dict[str, Any]:
 
 @contextmanager
 def stepping(config: Config) -> Iterator[Callable[[], None]]:
-    """A function that makes one training step of a run, its row left on the device."""
+    """Yield a function that makes one training step of a run and leaves its row on the device."""
     with (
         tempfile.TemporaryDirectory() as folder,
         open_job(config, "trial", Path(folder), Observer(), False, "", saves=False) as job,
@@ -76,16 +76,16 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
 
 
 def narrow() -> dict[str, Any]:
-    """The narrow size: as 'auto' runs it beside an eager peer, in every way, and its kernels."""
+    """Time the narrow size beside an eager peer, with every fast path, and its kernels."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
     measured = bench(config, steps=3, peers=["torch"], say=say)
-    found = report(config, measured, " ".join(sys.argv), str(NARROW))
-    ways = {way: kernels_of(with_overrides(config, keys)) for way, keys in WAYS.items()}
-    return {"rows": found["rows"], "ratios": found["ratios"], **ways}
+    result = report(config, measured, " ".join(sys.argv), str(NARROW))
+    paths = {name: kernel_times(with_overrides(config, keys)) for name, keys in FAST_PATHS.items()}
+    return {"rows": result["rows"], "ratios": result["ratios"], **paths}
 
 
 def seconds_a_step(step: Callable[[], None], times: int = 5) -> float:
-    """The time of a step once everything is warm, compiled and captured."""
+    """Return the seconds of a step once everything is warm, compiled and captured."""
     for _ in range(5):
         step()
     torch.cuda.synchronize()
@@ -96,10 +96,11 @@ def seconds_a_step(step: Callable[[], None], times: int = 5) -> float:
     return (time.perf_counter() - began) / times
 
 
-def kernels_of(config: Config) -> dict[str, float]:
-    """Milliseconds of a captured step: on the clock, and in kernels alone (torch's profiler).
+def kernel_times(config: Config) -> dict[str, float]:
+    """Return milliseconds of a captured step: by the clock, and in kernels alone.
 
-    Without the latter where the profiler may not count: in a container, it needs leave to.
+    torch's profiler measures the kernels. Without the permission, as in some containers, it
+    measures none, and the result has no kernel times.
     """
     with stepping(config) as step:
         clock = seconds_a_step(step)
@@ -107,12 +108,12 @@ def kernels_of(config: Config) -> dict[str, float]:
             step()
             torch.cuda.synchronize()
         kernels = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
-    found = {"step_ms": 1000 * clock, "kernels_ms": 1000 * kernels}
-    return found | {"ratio": clock / kernels} if kernels else found
+    result = {"step_ms": 1000 * clock, "kernels_ms": 1000 * kernels}
+    return result | {"ratio": clock / kernels} if kernels else result
 
 
 def wide() -> dict[str, Any]:
-    """The wide size: share of the bf16 matrix rate measured on this GPU, with ‖ΔF‖ and without."""
+    """Time the wide size as a share of this GPU's bf16 matrix rate, with and without ‖ΔF‖."""
     config, rate = fitting(load_config(WIDE)), matrix_rate()
     measured = bench(config, steps=5, peers=[], say=say)
     rows = report(config, measured, " ".join(sys.argv), str(WIDE))["rows"]
@@ -120,15 +121,15 @@ def wide() -> dict[str, Any]:
 
 
 def peers() -> dict[str, Any]:
-    """The wide size at a quarter of the depth, for which all rows have room, beside all peers."""
+    """Time the wide size beside all peers at a quarter of the depth, which fits into memory."""
     config = fitting(load_config(WIDE, ["model.depth=250"]))
     measured = bench(config, steps=5, say=say)
-    found = report(config, measured, " ".join(sys.argv), str(WIDE))
-    return {"rows": shares(found["rows"], matrix_rate()), "ratios": found["ratios"]}
+    result = report(config, measured, " ".join(sys.argv), str(WIDE))
+    return {"rows": shares(result["rows"], matrix_rate()), "ratios": result["ratios"]}
 
 
 def shares(rows: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
-    """The rows, each with its share of a rate in TFLOP/s."""
+    """Add to each row its share of a rate in TFLOP/s."""
     work = next(row["gflop"] for row in rows if row.get("gflop")) / 1e3
     for row in rows:
         row["share of the rate"] = work / (row["step_ms"] / 1e3) / rate
@@ -136,7 +137,7 @@ def shares(rows: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
 
 
 def fitting(config: Config) -> Config:
-    """The configuration, its batch halved until the run fits into this GPU."""
+    """Halve the batch of a configuration until the run fits into this GPU."""
     memory = 0.95 * memory_limit(torch.device("cuda"))
     while memory_estimate(config) > memory and config.train.batch_size > 1:
         config = with_overrides(config, {"train.batch_size": config.train.batch_size // 2})
@@ -145,7 +146,7 @@ def fitting(config: Config) -> Config:
 
 
 def matrix_rate(size: int = 8192, times: int = 20) -> float:
-    """TFLOP/s of bf16 products (size, size) (size, size) on this GPU."""
+    """Measure TFLOP/s of bf16 products (size, size) (size, size) on this GPU."""
     a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     b, out = torch.randn_like(a), torch.empty_like(a)
     for _ in range(5):
@@ -159,15 +160,15 @@ def matrix_rate(size: int = 8192, times: int = 20) -> float:
 
 
 def depths() -> dict[str, Any]:
-    """The exponents of time and memory in depth, from 6 to 1000 layers."""
+    """Fit the exponents of time and memory in depth, from 6 to 1000 layers."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
     measured = bench(config, steps=5, peers=[], depths=[6, 48, 200, 1000], say=say)
-    found = report(config, measured, " ".join(sys.argv), "depths")
-    return {"rows": found["rows"], "exponents": found["exponents"]}
+    result = report(config, measured, " ".join(sys.argv), "depths")
+    return {"rows": result["rows"], "exponents": result["exponents"]}
 
 
 def deep() -> dict[str, Any]:
-    """10,000 layers of d_model 64: five steps, and their memory beside what was said of it."""
+    """Train 10,000 layers of d_model 64 for five steps; compare memory with the estimate."""
     config = with_overrides(
         load_config(NARROW),
         {"runtime.device": "cuda", "model.depth": 10_000, "train.steps": 5, "train.eval_every": 0,
@@ -177,18 +178,18 @@ def deep() -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         losses = trained(config, Path(folder)).steps["loss"].tolist()
-    taken = time.perf_counter() - began
-    peak, said = torch.cuda.max_memory_allocated(), memory_estimate(config)
-    row = {"depth": 10_000, "steps": len(losses), "s in all": taken, "loss": losses[-1]}
-    return {"rows": [row | {"peak GB": peak / 1e9, "estimate/peak": said / peak}]}
+    seconds = time.perf_counter() - began
+    peak, estimate = torch.cuda.max_memory_allocated(), memory_estimate(config)
+    row = {"depth": 10_000, "steps": len(losses), "s in all": seconds, "loss": losses[-1]}
+    return {"rows": [row | {"peak GB": peak / 1e9, "estimate/peak": estimate / peak}]}
 
 
 def say(line: str) -> None:
-    """A line for whoever watches."""
+    """Print a line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-# section -> seconds that it may take
+# section -> time limit in seconds
 SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
     correctness: 150,
     narrow: 110,
@@ -202,50 +203,50 @@ SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
 UNTIMED = ("correctness", "deep")
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the rows as a table, and the other numbers as they are."""
-    print(f"\n## {found.pop('section')}")
-    rows = found.pop("rows", [])
+def show(result: dict[str, Any]) -> None:
+    """Print the rows as a table, and the other numbers unformatted."""
+    print(f"\n## {result.pop('section')}")
+    rows = result.pop("rows", [])
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [names, *([text(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
-    for name, value in found.items():
+    for name, value in result.items():
         print(f"{name}: {value}")
 
 
 def text(value: Any) -> str:
-    """A value for a table."""
+    """Format a value for a table."""
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def main() -> None:
-    """Run the sections that are asked for, each in its own process."""
+    """Run the requested sections, each in its own process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     names = {section.__name__: section for section in SECTIONS}
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     parser.add_argument("--here", action="store_true", help="run the section in this process")
-    given = parser.parse_args()
-    given.sections = given.sections or list(names)
-    if unknown := set(given.sections) - set(names):
+    arguments = parser.parse_args()
+    arguments.sections = arguments.sections or list(names)
+    if unknown := set(arguments.sections) - set(names):
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU here")
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.here:
-        for name in given.sections:
-            found = names[name]()
-            (given.out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str))
-            show({"section": name} | found)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.here:
+        for name in arguments.sections:
+            result = names[name]()
+            (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1, default=str))
+            show({"section": name} | result)
         return
     gpu = torch.cuda.get_device_name()
     print(f"{gpu}, torch {torch.__version__}, Python {platform.python_version()}", flush=True)
-    for group in groups(given.sections):
+    for group in groups(arguments.sections):
         began, running = time.monotonic(), {}
         for name in group:
-            command = [sys.executable, __file__, name, "--here", "--out", str(given.out)]
+            command = [sys.executable, __file__, name, "--here", "--out", str(arguments.out)]
             running[name] = subprocess.Popen(command, start_new_session=True)  # with its children
         for name, section in running.items():
             limit = SECTIONS[names[name]]
@@ -260,7 +261,7 @@ def main() -> None:
 
 
 def groups(sections: list[str]) -> list[list[str]]:
-    """What runs at the same time: sections that time no step, then the others one by one."""
+    """Group sections by time: all that time no step run at once, then the others one by one."""
     untimed = [name for name in sections if name in UNTIMED]
     timed = [[name] for name in sections if name not in UNTIMED]
     return [untimed, *timed] if untimed else timed

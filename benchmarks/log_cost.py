@@ -1,12 +1,12 @@
-"""What writing the log and saving checkpoints cost, as a share of the training.
+"""Measures the cost of the log and of checkpoints as a share of the training time.
 
 python benchmarks/log_cost.py [--depths 48,1000] [--d-model 32,64] [--steps 5]
 
-step: median seconds of a training step without the time in AppendLog.write; log: median of what a
-step's rows of steps.csv and timing.csv take in it.  checkpoint: one `save`, read back and verified
-included, against the default interval between two.  The run folder is on the disk of --out, a
-folder that is removed again.  CPU, one thread, and the narrowest shapes: wider ones have longer
-steps and the same rows.
+step: median seconds of a training step without the time in AppendLog.write.
+log: median time in AppendLog.write of a step's rows of steps.csv and timing.csv.
+checkpoint: one `save`, with its verification, over the default interval between two.
+The run folder is a temporary folder in --out. CPU, one thread, and the narrowest shapes: wider ones
+have longer steps and the same rows.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Clock:
         AppendLog.write = timed
 
     def lap(self) -> float:
-        """Seconds since the last lap."""
-        found, self.seconds = self.seconds, 0.0
-        return found
+        """Return the seconds since the last lap, and start a new one."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
 
 def measure(depth: int, d_model: int, steps: int, clock: Clock, out: Path | None) -> list[float]:
-    """One row of the table."""
+    """Return one row of the table."""
     size = {"model.depth": depth, "model.d_model": d_model, "train.steps": steps}
     config = with_overrides(Config(), SHAPE | size)
     every, logs = list[float](), list[float]()
@@ -86,7 +86,7 @@ def numbers(text: str) -> list[int]:
 
 
 def show(row: Sequence[object]) -> None:
-    """A row of the table, as it is known."""
+    """Print a row of the table."""
     cells = (f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row)
     print("".join(f"{cell:>14}" for cell in cells), flush=True)
 
@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--d-model", type=numbers, default=[32, 64])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     clock = Clock()
     show(NAMES)
-    for depth in given.depths:
-        for d_model in given.d_model:
-            show(measure(depth, d_model, given.steps, clock, given.out))
+    for depth in arguments.depths:
+        for d_model in arguments.d_model:
+            show(measure(depth, d_model, arguments.steps, clock, arguments.out))
 
 
 if __name__ == "__main__":

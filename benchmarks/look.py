@@ -1,9 +1,10 @@
-"""What a look at every layer takes, beside a training step.
+"""Times a snapshot of every layer beside a training step.
 
 python benchmarks/look.py [--config configs/bench_narrow.yaml] [--looks 3] [KEY=VALUE ...]
 
-Milliseconds of each step, not replayed, and of the look after it: wall clock, and the process's own
-time, which other work on the machine hardly changes.  The first of each sets things up.
+Prints milliseconds of each step, without replay, and of the snapshot after it: wall clock and CPU
+time of the process, which other work on the machine hardly changes. The first of each includes
+set-up.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--looks", type=int, default=3)
     parser.add_argument("settings", nargs="*")
-    given = parser.parse_args()
-    config = load_config(given.config, [*LEFT, *given.settings])
-    names = ("step ms", "look ms", "step, own ms", "look, own ms")
+    arguments = parser.parse_args()
+    config = load_config(arguments.config, [*LEFT, *arguments.settings])
+    names = ("step ms", "snapshot ms", "step CPU ms", "snapshot CPU")
     print("".join(f"{name:>14}" for name in names))
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-") as folder,
         open_job(config, "look", Path(folder), Observer(), False, "") as job,
     ):
         job.begin()
-        for step in range(1, given.looks + 2):
+        for step in range(1, arguments.looks + 2):
             clocks = [(time.perf_counter(), time.process_time())]
             measured = job.step(*job.batch(step), job.learning_rate(step))
             measured.loss.item()  # waits for a GPU
@@ -45,8 +46,8 @@ def main() -> None:
             job.record(step, measured)
             job.snapshots.take(step)
             clocks.append((time.perf_counter(), time.process_time()))
-            found = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
-            print("".join(f"{value:14.0f}" for value in found), flush=True)
+            times = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
+            print("".join(f"{value:14.0f}" for value in times), flush=True)
 
 
 if __name__ == "__main__":

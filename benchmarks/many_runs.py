@@ -2,7 +2,7 @@
 
     python benchmarks/many_runs.py RUN FOLDER --runs 10000
 
-Every copy has a seed and a depth of its own; checkpoints and layers are left out.
+Every copy has another seed or depth; checkpoints and layers are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def copy_run(source: Path, study: Path, number: int) -> None:
-    """Copy the run as number `number` of a study, with a seed and a depth of its own."""
+    """Copy the run as number `number` of a study, with another seed or depth."""
     target = study / f"deepnorm-d{number % 100 + 1}-s{number // 100}"
     target.mkdir(parents=True)
     for file in source.iterdir():
@@ -34,11 +34,11 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=10_000)
-    given = parser.parse_args()
-    if not given.folder.exists():
-        for number in range(given.runs):
-            copy_run(given.run, given.folder / "study", number)
-    command = [sys.executable, "-m", "deepstack", "ls", str(given.folder)]
+    arguments = parser.parse_args()
+    if not arguments.folder.exists():
+        for number in range(arguments.runs):
+            copy_run(arguments.run, arguments.folder / "study", number)
+    command = [sys.executable, "-m", "deepstack", "ls", str(arguments.folder)]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(

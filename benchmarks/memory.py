@@ -1,10 +1,10 @@
-"""The estimate of memory, which `deepstack check` prints, over the peak of the run.
+"""Compares the memory estimate of `deepstack check` with the measured peak of runs.
 
 python benchmarks/memory.py
 
-Eight shapes, a process each, five steps of training, the last two replayed, with looks at every
-layer, an evaluation and a checkpoint, on the CPU.  measured: the highest resident set of the
-process, as timing.csv has it; the last column should lie between 0.7 and 1.5.
+Each of eight shapes runs in its own process on the CPU: five steps of training, the last two
+replayed, with snapshots, an evaluation and a checkpoint. measured: the highest resident set of the
+process, from timing.csv. The ratio should lie between 0.7 and 1.5.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHAPES = (
 
 
 def measure(settings: list[str], out: Path) -> tuple[float, float]:
-    """(estimated, measured) bytes of a run with these settings."""
+    """Return (estimated, measured) bytes of a run with these settings."""
     config = conf.parse_config("", overrides=settings)
     file = out / "config.yaml"
     file.write_text(conf.to_yaml(config), encoding="utf-8")

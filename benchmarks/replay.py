@@ -1,10 +1,10 @@
-"""What replaying a step saves: the time of a step with it over the time without, shape by shape.
+"""Measures the time of a replayed step over that of a normal step, for several shapes.
 
 python benchmarks/replay.py [--rounds 15]
 
-One CPU thread, ‖ΔF‖ logged; the two take turns, a step each.  ratio: of each round, the median and
-the lowest and highest of all but a tenth at either end.  That both compute the same bits is
-tests/test_replay.py's.
+One CPU thread, ‖ΔF‖ logged; the two take turns, a step each. ratio: median over the rounds, with
+the lowest and highest after a tenth is cut at either end. tests/test_replay.py checks that both
+compute the same bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'without, ms':>12}{'replayed, ms':>14}{'ratio':>22}  shape")
     for shape in SHAPES:
         configs = [
@@ -46,13 +46,15 @@ def main() -> None:
             for replay in ("false", "true")
         ]
         with closing(timed_steps(configs[0])) as plain, closing(timed_steps(configs[1])) as fast:
-            rounds = [(next(plain), next(fast)) for _ in range(WARM_UP + given.rounds)][WARM_UP:]
+            rounds = [(next(plain), next(fast)) for _ in range(WARM_UP + arguments.rounds)][
+                WARM_UP:
+            ]
         before, after = (statistics.median(times) * 1000 for times in zip(*rounds, strict=True))
         ratios = sorted(b / a for a, b in rounds)
         cut = len(ratios) // 10
         low, high = ratios[cut], ratios[-1 - cut]
-        spread = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
-        print(f"{before:12.1f}{after:14.1f}{spread:>22}  {shape}", flush=True)
+        ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+        print(f"{before:12.1f}{after:14.1f}{ratio:>22}  {shape}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What a run does before its first step, and how long that step takes, in seconds.
+"""Times the parts of a run before its first step, and that step, in seconds.
 
 python benchmarks/start.py [CONFIG]
 
-imports: of deepstack and torch; building: model, optimizer, F_0, task and folder; begin: what is
-done before step 1, here a validation on one batch.  The first step touches all of its memory for
-the first time.
+imports: deepstack and torch. building: model, optimizer, F_0, task and folder. begin: the work
+before step 1, here a validation on one batch. The first step accesses all of its memory for the
+first time.
 
-The second run in a place tells: the first one compiles deepstack's files.  Where Python may not
-write what it compiles (PYTHONDONTWRITEBYTECODE), each run is a first one and takes 0.2 s more.
+Use the second run in a folder: the first one compiles deepstack's files. If Python may not write
+compiled files (PYTHONDONTWRITEBYTECODE), each run compiles them and takes 0.2 s more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 BEGAN = time.perf_counter()
 
-from deepstack.gc_control import gc_paused  # noqa: E402, the imports are what is timed
+from deepstack.gc_control import gc_paused  # noqa: E402, the script times the imports
 
 with gc_paused():  # as `deepstack train` imports them
     from deepstack.config import load_config

@@ -330,7 +330,7 @@ def test_export_refuses(
     assert not to.exists()
     assert call(runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
     again = call(runs["tied"], "--to", to)
-    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert again.exit_code == 2 and "exists already" in again.stderr
 
     def wrong(*args: Any, **options: Any) -> Any:
         config, values = fold(*args, **options)

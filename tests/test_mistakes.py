@@ -188,12 +188,12 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
 def test_a_sweep_says_what_it_left_alone_and_how_to_run_it_again(tmp_path: Path) -> None:
     words = ["sweep", QUICK, *TINY, "seed=0,1", "-q", "--out", tmp_path]
     swept = typed(*words)
-    assert swept.exit_code == 0 and "left alone" not in swept.stderr
+    assert swept.exit_code == 0 and "skipped" not in swept.stderr
     (run, _) = sorted((tmp_path / "quick").iterdir())
     RunFolder(run).write_status("failed", 1, error="no reason")
     left = typed(*words)
     assert left.exit_code == 3
-    assert f"1 (deepstack ls {tmp_path / 'quick'} says why)" in left.stderr
+    assert f"1 (reasons: deepstack ls {tmp_path / 'quick'})" in left.stderr
     assert left.stderr.rstrip().endswith("to run them again: --retry failed")
 
 
@@ -293,4 +293,4 @@ def test_a_sweep_into_a_file_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = ["sweep", QUICK, "--depths", "2", "--out", str(tmp_path / "file")]
     found = CliRunner().invoke(app, words)
-    assert found.exit_code == 5 and "is no folder; give another with --out" in found.stderr
+    assert found.exit_code == 5 and "is not a folder; give another one with --out" in found.stderr

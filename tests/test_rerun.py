@@ -73,7 +73,7 @@ def test_a_run_comes_out_again(
     assert result.stdout.startswith("identical")
     run = Run(trained[state])
     assert f"{len(run.steps)} rows of steps.csv, " in result.stdout
-    assert ("as far as it goes, step 4" in result.stdout) == (state == "interrupted")
+    assert ("up to step 4" in result.stdout) == (state == "interrupted")
     assert ("tensors" in result.stdout) == (state != "diverged")
     after = {p: p.read_bytes() for p in trained[state].rglob("*") if p.is_file()}
     assert after == before and not list(tmp_path.iterdir())
@@ -232,7 +232,7 @@ def test_a_difference_is_named(name: str, trained: dict[str, Path], tmp_path: Pa
     act(folder)
     result = rerun(folder.path, "--check", "-q")
     assert result.exit_code == 6 and result.stdout == ""
-    assert f"does not come out again: first at {place}" in result.stderr
+    assert f"is not reproduced: first difference at {place}" in result.stderr
     assert "  recorded: " in result.stderr and "  now:      " in result.stderr
     assert "also at" not in result.stderr
 

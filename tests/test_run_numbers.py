@@ -12,7 +12,7 @@ from plot_runs import make_run, update
 from small_runs import small
 
 import deepstack
-from deepstack.cli.export_command import timed
+from deepstack.cli.export_command import forward_facts
 from deepstack.cli.sweep_tables import plan_rows
 from deepstack.config import Study
 from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder, load_runs
@@ -45,7 +45,7 @@ def test_the_row_of_a_run_has_its_last_values_and_the_median_time(tmp_path: Path
 
 def test_an_export_states_how_much_faster_the_folded_model_is() -> None:
     times = {"": [0.004, 0.008, 0.003], " folded": [0.001, 0.004, 0.003]}
-    facts = timed(lambda models, inputs, clock: times, {}, torch.zeros(2, 3))
+    facts = forward_facts(lambda models, inputs, clock: times, {}, torch.zeros(2, 3))
     assert facts["forward ms"] == 4.0 and facts["forward ms folded"] == 3.0
     assert facts["forward time over folded"] == 2.0
 

@@ -228,7 +228,7 @@ def test_a_change_of_a_finished_run_is_named(
     assert row["verdict"] == "damaged"
     assert any(said in problem for problem in row["problems"]), row["problems"]
     assert f"{folder.path}: " in result.stderr and said in result.stderr
-    assert "1 of 1 runs are not as they were written" in result.stderr
+    assert "1 of 1 runs differ from the files that were written" in result.stderr
 
 
 def test_a_diverged_run_is_compared_with_its_last_row(

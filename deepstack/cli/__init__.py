@@ -1,4 +1,4 @@
-"""The command line: one file a command."""
+"""The command line, with one file for each command."""
 
 from deepstack.ending import one_line_endings
 

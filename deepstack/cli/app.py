@@ -1,4 +1,4 @@
-"""The application: its commands, and how an error reaches its user."""
+"""Defines the command line application and prints its errors."""
 
 from __future__ import annotations
 
@@ -57,24 +57,27 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except DeepstackError as error:
             if str(error):
-                complain(str(error))
+                print_error(str(error))
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # The reader of stdout has gone, as after `| head`; what was to be done is done.
+            # The reader of stdout has closed it, as `| head` does; the work itself is done.
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
             if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-                say_option(error)  # its class is typer's own affair
+                suggest_option(error)  # its class is private to typer
                 raise
             if (bug := bug_in(error)) is None:
                 raise
-            complain(bug)
+            print_error(bug)
             raise typer.Exit(DeepstackError.exit_code) from None
 
 
-def say_option(error: Any) -> None:
-    """Have an unknown option say which one was meant, or which setting: `--seed 1` is `seed=1`."""
+def suggest_option(error: Any) -> None:
+    """Add the nearest option or setting to the message of an unknown option.
+
+    For example, `--seed 1` suggests `seed=VALUE`.
+    """
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
@@ -100,8 +103,8 @@ app = typer.Typer(
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Depth-scaling studies of Transformers: one YAML describes a stack, deepstack trains it "
-    "and measures how far each step moves it.",
+    help="Run depth-scaling studies of Transformers: one YAML file describes a stack; deepstack "
+    "trains it and measures how far each step moves its function.",
 )
 
 for _name in COMMANDS:
@@ -124,35 +127,35 @@ def version(
 
 
 def main() -> None:
-    """Entry point of the `deepstack` command."""
-    # At the end the system takes back all memory at once: the collector, which would walk over all
-    # of torch to free it piece by piece, is given nothing.
+    """Run the `deepstack` command."""
+    # At exit the system frees all memory at once. Without this, the garbage collector would walk
+    # over all objects of torch to free them one by one.
     atexit.register(gc.freeze)
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        take_any_text(stream)
+        escape_unencodable(stream)
     with one_line_endings():
         app()
 
 
-def complain(text: str) -> None:
-    """Say what went wrong, where stderr takes it; the exit code says it too."""
+def print_error(text: str) -> None:
+    """Print an error on stderr; if stderr is closed, only the exit code reports it."""
     with suppress(OSError):
         typer.echo(f"deepstack: {text}", err=True)
 
 
-def take_any_text(stream: TextIO) -> None:
-    """Let a stream take letters that its encoding lacks, as escapes."""
+def escape_unencodable(stream: TextIO) -> None:
+    """Make a stream write characters outside of its encoding as escapes."""
     if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError):  # of a fork's, that was a file and is a terminal now
+        with suppress(OSError):  # a fork may have replaced a file by a terminal
             stream.reconfigure(errors="backslashreplace")
 
 
 def open_closed_streams() -> None:
-    """Put /dev/null where stdin, stdout or stderr was closed, as `>&-` does.
+    """Open /dev/null in place of a closed stdin, stdout or stderr (`>&-` closes one).
 
-    Else the next file that is opened would have its number, and what a library prints would end
-    up in a log; and Python prints to stdout what is meant for a stderr that is not there.
+    Otherwise the next opened file would get its number, and the output of a library would go into
+    a log. Python would also print to stdout in place of the missing stderr.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -1,4 +1,4 @@
-"""deepstack bench CONFIG [key=value …]"""
+"""The command `deepstack bench CONFIG [key=value …]`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = {
     "matmul_fraction": "of matmul limit",
     "start_s": "start s",
 }
-"""The columns of the table; the JSON has more."""
+"""JSON names and titles of the table's columns; the JSON has further ones."""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,42 +34,44 @@ def register(app: typer.Typer) -> None:
 def bench(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
     overrides: Overrides = [],
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each row.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps per row.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     peers: Annotated[
-        str | None, typer.Option(help="Peers, as in torch,bert (default: all that are installed).")
+        str | None, typer.Option(help="Peers, as in torch,bert (default: all installed ones).")
     ] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="deepstack alone.")] = False,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Time deepstack alone.")] = False,
     depths: Annotated[
         str | None, typer.Option(help="Depths to fit exponents over, as in 6,48,200,1000.")
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(help="Draw the rows into this PNG, SVG or PDF.")
+        Path | None, typer.Option(help="Draw the rows into this PNG, SVG or PDF file.")
     ] = None,
     plugin: Plugins = [],
 ) -> None:
-    """Time training steps of a config's stack, beside other libraries' encoders of its shape.
+    """Time training steps of a config's stack beside other libraries' encoders of its shape.
 
-    Each row is a process of its own, and the rows take turns.  The peers: torch, torchscale,
-    x_transformers, bert; pip install 'deepstack[bench]' brings them.
+    Each row runs in its own process, and the rows take turns. The peers are torch, torchscale,
+    x_transformers and bert; pip install 'deepstack[bench]' installs them.
     """
     from deepstack.config import load_config
 
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
     settings = load_config(config, overrides)
-    wanted = depths_of(depths)
-    names = [] if no_peers else None if peers is None else words_of(peers)
+    wanted = parse_depths(depths)
+    names = [] if no_peers else None if peers is None else split_names(peers)
     if chart is not None:
         from deepstack.bench.chart import refuse_chart
 
         refuse_chart(chart)
     load_plugins(plugin)
-    from deepstack import bench as room
+    from deepstack.bench import bench as time_rows
+    from deepstack.bench import draw_rows
+    from deepstack.bench import report as make_report
 
     try:
         with located(config, overrides):
-            measured = room.bench(
+            measured = time_rows(
                 settings,
                 steps=steps,
                 peers=names,
@@ -79,34 +81,34 @@ def bench(
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
     command = shlex.join(["deepstack", *sys.argv[1:]])
-    found = room.report(settings, measured, command, str(config))
-    show(found, json)
+    result = make_report(settings, measured, command, str(config))
+    show(result, json)
     if chart is not None:
-        room.draw_rows(found, chart)
+        draw_rows(result, chart)
         typer.echo(f"chart: {chart}", err=True)
 
 
-def show(found: dict[str, Any], as_json: bool) -> None:
-    """The whole as JSON, or its three tables."""
+def show(result: dict[str, Any], as_json: bool) -> None:
+    """Print a bench report as JSON, or as its three tables."""
     import json
 
     from deepstack.bench import where
     from deepstack.cli.tables import emit
 
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
         return
-    machine = found["machine"]
+    machine = result["machine"]
     typer.echo(f"{where(machine)}, torch {machine['torch']}, {machine['date']}", err=True)
-    emit([{title: row[name] for name, title in COLUMNS.items()} for row in found["rows"]], False)
-    emit([{"time of a step": name, **spread} for name, spread in found["ratios"].items()], False)
-    if "exponents" in found:
-        fits = found["exponents"]
-        said = ", ".join(str(depth) for depth in fits["depth"])
+    emit([{title: row[name] for name, title in COLUMNS.items()} for row in result["rows"]], False)
+    emit([{"time of a step": name, **ratio} for name, ratio in result["ratios"].items()], False)
+    if "exponents" in result:
+        fits = result["exponents"]
+        depths = ", ".join(str(depth) for depth in fits["depth"])
         emit(
             [
                 {
-                    f"in depth ({said})": name,
+                    f"in depth ({depths})": name,
                     "exponent": fits[name]["exponent"],
                     "standard error": fits[name]["standard_error"],
                 }
@@ -116,16 +118,19 @@ def show(found: dict[str, Any], as_json: bool) -> None:
         )
 
 
-def words_of(text: str) -> list[str]:
-    """The names in a comma-separated list."""
+def split_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def depths_of(text: str | None) -> list[int]:
-    """The depths in a comma-separated list, at least two, each once."""
+def parse_depths(text: str | None) -> list[int]:
+    """Return the distinct depths in a comma-separated list.
+
+    Raises ConfigError for fewer than two.
+    """
     if text is None:
         return []
-    words = words_of(text)
+    words = split_names(text)
     if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(words)) < 2:
         raise ConfigError(
             f"--depths: found {text!r}; allowed two or more depths, as in 6,48,200,1000"

@@ -1,4 +1,4 @@
-"""deepstack check CONFIG"""
+"""The command `deepstack check CONFIG`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
-    """Check a config and say what it describes: coefficients, parameters, memory; nothing runs."""
+    """Check a config and print its coefficients, parameters and memory; train nothing."""
     from deepstack import config as conf
     from deepstack.cli.tables import emit
     from deepstack.records.cells import text
@@ -40,7 +40,7 @@ def check(
 
 
 def facts_of(settings: Config) -> dict[str, Any]:
-    """What a config describes, as name -> value."""
+    """Return the facts that a config determines, as name -> value."""
     from deepstack import config as conf
     from deepstack.model import build_model, check_scheme, places
     from deepstack.schemes import find_scheme, with_options
@@ -59,9 +59,9 @@ def facts_of(settings: Config) -> dict[str, Any]:
     sides = places(model)
     coefficients = {}
     for side, place in sides.items():
-        own, of = options | {"place": place}, f" of the {side}" if len(sides) > 1 else ""
-        coefficients[f"alpha{of}"] = with_options(scheme.alpha, own)(place.depth)
-        coefficients[f"beta{of}"] = with_options(scheme.beta, own)(place.depth)
+        arguments, of = options | {"place": place}, f" of the {side}" if len(sides) > 1 else ""
+        coefficients[f"alpha{of}"] = with_options(scheme.alpha, arguments)(place.depth)
+        coefficients[f"beta{of}"] = with_options(scheme.beta, arguments)(place.depth)
         if of:
             coefficients[f"depth{of}"] = place.depth
     return {

@@ -1,4 +1,4 @@
-"""deepstack compare DIR…"""
+"""The command `deepstack compare DIR…`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def compare(
         str | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="A baseline, or a scheme's name: val_loss minus that of the run which is alike in "
-            "all else, seed by seed.",
+            help="A baseline, or a scheme's name: print val_loss minus that of the baseline's run "
+            "with the same other settings, seed by seed.",
         ),
     ] = None,
     best: Annotated[
         list[str],
         typer.Option(
             metavar="KEY",
-            help="Of each setting and depth only the best value of KEY, such as train.lr; "
+            help="For each setting and depth, use only the best value of KEY, such as train.lr; "
             "repeatable.",
         ),
     ] = [],
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a table in Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     json: Json = False,
 ) -> None:
     """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
 
-    val_low to val_high is the 95 % interval of the mean over n seeds, diff_low to diff_high that of
-    the difference over pairs of runs (Student's t).
+    val_low to val_high is the 95 % interval of the mean over n seeds. diff_low to diff_high is the
+    95 % interval of the difference over pairs of runs (Student's t).
     """
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared

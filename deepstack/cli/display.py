@@ -1,4 +1,4 @@
-"""The live display of one run: progress, loss, ‖ΔF‖, time left."""
+"""Shows the progress of one run: steps, loss, ‖ΔF‖ and time left."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Terminal:
-    """stderr as rich writes to it; a terminal that has gone takes nothing, and the run goes on."""
+    """The stderr that rich writes to; it ignores a closed terminal, so that the run continues."""
 
     def __init__(self) -> None:
-        self.stream = raw(sys.stderr)  # kept: a live display puts another in its place
+        self.stream = raw(sys.stderr)  # a live display replaces sys.stderr
         self.encoding = self.stream.encoding
 
     def write(self, text: str) -> int:
@@ -49,12 +49,12 @@ class Lines(PlainLines):
     """Plain lines on stderr, for a pipe or a job's log."""
 
     def line(self, text: str) -> None:
-        with suppress(OSError):  # whoever read this has gone; the run goes on
+        with suppress(OSError):  # the reader has closed the pipe; the run continues
             print(text, file=sys.stderr, flush=True)
 
 
 class Display(Observer):
-    """A panel on a terminal, redrawn in place; evaluations stay above it as lines."""
+    """A terminal panel that is redrawn in place, with evaluations as lines above it."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -113,17 +113,17 @@ class Display(Observer):
         self.console.print(Text(state, colour), f"at step {step}: ", self.summary())
 
     def summary(self) -> Text:
-        """The last validation loss beside what it is compared with."""
+        """Return the last validation loss beside its reference losses."""
         if not self.last_evaluation:
             return Text("")
         return Text(f"validation {validation(self.last_evaluation)}")
 
     def render(self) -> Any:
-        """The panel: one line a quantity, its history as a small bar chart."""
+        """Return the panel: one line per quantity, with its history as a small bar chart."""
         if self.run is None:
             return Text("building …")
         floors = "  ".join(
-            f"{short(name)} {number:.3f}" for name, number in self.run.references.items()
+            f"{shorten(name)} {number:.3f}" for name, number in self.run.references.items()
         )
         notes = [floors, f"unrelated states {self.run.unrelated:.3g}", ""]
         width = self.console.width - max(map(len, notes)) - 22
@@ -139,18 +139,18 @@ class Display(Observer):
         return Group(self.progress, table, self.summary())
 
 
-def short(reference: str) -> str:
-    """'unigram' for unigram_entropy, 'context-free' for context_free_entropy."""
+def shorten(reference: str) -> str:
+    """Shorten a reference's name: 'unigram' for unigram_entropy."""
     return reference.removesuffix("_entropy").removesuffix("_loss").replace("_", "-")
 
 
 def value(number: float | None) -> str:
-    """A number in six columns, or a dash."""
+    """Format a number with four significant digits, or None as a dash."""
     return "-" if number is None else f"{number:.4g}"
 
 
 def bars(values: list[float], width: int) -> str:
-    """The history of a quantity as a row of blocks, the mean of equal spans, lowest to highest."""
+    """Return a quantity's history as blocks whose heights are means over equal spans."""
     finite = [v for v in values if abs(v) < float("inf")]
     if len(finite) < 2:
         return ""
@@ -164,7 +164,7 @@ def bars(values: list[float], width: int) -> str:
 
 @contextmanager
 def observe(quiet: bool) -> Iterator[Observer]:
-    """The display that fits: a panel on a terminal, lines elsewhere, nothing when quiet."""
+    """Yield an observer: a panel on a terminal, plain lines elsewhere, silent if quiet."""
     console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
     if quiet:
         yield Observer()

@@ -1,4 +1,4 @@
-"""deepstack export RUN"""
+"""The command `deepstack export RUN`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def export(
         Path, typer.Option("--to", metavar="FILE_OR_DIR", help="A new folder, or x.safetensors.")
     ],
     fold: Annotated[
-        bool, typer.Option("--fold", help="Fold gain and bias of norms into what reads them.")
+        bool,
+        typer.Option(
+            "--fold", help="Fold gain and bias of norms into the matrices that read them."
+        ),
     ] = False,
     untie: Annotated[
         bool,
         typer.Option(
             "--untie",
-            help="With --fold: fold the last norm too, a tied head becoming a matrix.",
+            help="With --fold: fold the last norm too; a tied head becomes its own matrix.",
         ),
     ] = False,
     plugin: Plugins = [],
@@ -43,7 +46,7 @@ def export(
 ) -> None:
     """Write a trained model as plain tensors with a config; with --fold, its norms without gains.
 
-    --fold writes nothing unless the model before and after computes the same.
+    --fold writes nothing if the folded model computes something else.
     """
     from deepstack import config as conf
     from deepstack.cli.tables import emit
@@ -57,14 +60,14 @@ def export(
     from deepstack.training import torch_settings
 
     if untie and not fold:
-        raise ConfigError("--untie is found without --fold, which is what needs it; add --fold")
+        raise ConfigError("found --untie without --fold; add --fold, which --untie changes")
     load_plugins(plugin)
     folder = RunFolder(run)
     if not folder.exists():
         raise ConfigError(no_run(run))
     for path in export_paths(to):
         if path.exists():
-            raise ConfigError(f"{path} is there already; give another name with --to")
+            raise ConfigError(f"{path} exists already; give another name with --to")
     config, built, step, inputs = trained_model(folder)
     values = values_of(built.model)
     facts: dict[str, Any] = {
@@ -76,17 +79,19 @@ def export(
     }
     if fold:
         config_after, after = folded(config, built, untie=untie)
-        found = compare((config, values), (config_after, after), inputs, step=step)
+        difference = compare((config, values), (config_after, after), inputs, step=step)
         facts |= {
-            "largest difference (float64)": found.float64,
-            "largest difference (float32)": found.float32,
-            "largest logit": found.largest,
-            "rounding of the model itself (float32)": found.rounding,
+            "largest difference (float64)": difference.float64,
+            "largest difference (float32)": difference.float32,
+            "largest logit": difference.largest,
+            "rounding of the model itself (float32)": difference.rounding,
         }
-        if not found.equal:
+        if not difference.equal:
             raise DifferenceError(
-                f"folded, {run} computes something else: logits of up to {found.largest:.3g} "
-                f"differ by {found.float64:.1e} in float64 and {found.float32:.1e} in float32; "
+                f"{run}: the folded model computes something else: "
+                f"logits of up to {difference.largest:.3g} "
+                f"differ by {difference.float64:.1e} in float64 "
+                f"and {difference.float32:.1e} in float32; "
                 "nothing was written"
             )
         small = build_model(config_after, vocab_size=len(after["embedding"]), draw=False)
@@ -94,7 +99,7 @@ def export(
         fill(small.model, after)
         facts["parameters folded"] = sum(small.banks.count().values())
         with torch_settings(config, built.model.embedding.device) as facts["threads"]:
-            facts |= timed(forward_times, {"": built.model, " folded": small.model}, inputs)
+            facts |= forward_facts(forward_times, {"": built.model, " folded": small.model}, inputs)
         config, built, values = config_after, small, values_of(small.model)
     facts["files"] = [str(path) for path in export_paths(to)]
     write(to, conf.to_yaml(config), built, values, facts)
@@ -105,7 +110,7 @@ def export(
 
 
 def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
-    """Configuration, model and step of the newest whole checkpoint, and a batch of its task."""
+    """Load config, model and step of the newest whole checkpoint, and a batch of its task."""
     import torch
 
     from deepstack import config as conf
@@ -124,23 +129,23 @@ def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
-    found = ckpt.newest(folder, damaged, owner)
+    newest = ckpt.newest(folder, damaged, owner)
     for problem in damaged:
         typer.echo(f"not used: {problem}", err=True)
-    if found is None:
+    if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(
             f"{folder.path} has no whole checkpoint to export (its run is {state}); "
             "a run that is done keeps its weights, a diverged one has none"
         )
-    built.load(found.parts["weights"])
-    built.at_step(found.step)
+    built.load(newest.parts["weights"])
+    built.at_step(newest.step)
     batch = task.validation_batch(0, config.train.batch_size)
-    return config, built, found.step, torch.from_numpy(batch.inputs)
+    return config, built, newest.step, torch.from_numpy(batch.inputs)
 
 
-def timed(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:
-    """Median time of a forward pass of each model, and of the ratio within a round."""
+def forward_facts(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:
+    """Return the median forward time of each model and the median ratio within a round."""
     import statistics
     from time import perf_counter
 
@@ -149,7 +154,7 @@ def timed(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any
     ratios = sorted(b / a for b, a in zip(before, after, strict=True))
     quarter = len(ratios) // 4
     rows: dict[str, Any] = {
-        f"forward ms{name}": statistics.median(found) * 1000 for name, found in times.items()
+        f"forward ms{name}": statistics.median(seconds) * 1000 for name, seconds in times.items()
     }
     return rows | {
         "forward time over folded": statistics.median(ratios),
@@ -163,8 +168,8 @@ def write(
 ) -> None:
     """Write the three files of an export, the weights last.
 
-    A kill at any moment leaves no weights or a whole export.  Raises ResourceError when the disk
-    refuses.
+    A kill at any moment leaves no weights or a complete export. Raises ResourceError if the disk
+    refuses a write.
     """
     from safetensors.torch import save
 

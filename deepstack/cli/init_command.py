@@ -1,4 +1,4 @@
-"""deepstack init [FILE]"""
+"""The command `deepstack init [FILE]`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def init(
         bool, typer.Option("--schema", help="Print the JSON schema for editors; write nothing.")
     ] = False,
 ) -> None:
-    """Write a config to start from, with every setting, its default and its meaning."""
+    """Write a starting config with every setting, its default and its meaning."""
     from deepstack import config as conf
 
     if schema:
         typer.echo(jsonlib.dumps(conf.json_schema(), indent=2))
         return
     if file.exists():
-        raise ConfigError(f"{file} is there already; give another name: deepstack init mine.yaml")
+        raise ConfigError(f"{file} exists already; give another name: deepstack init mine.yaml")
     beside = file.with_name("deepstack.schema.json")
     try:
         beside.write_text(jsonlib.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")

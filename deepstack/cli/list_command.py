@@ -1,4 +1,4 @@
-"""deepstack list settings|schemes|tasks|diagnostics|charts|claims"""
+"""The command `deepstack list settings|schemes|tasks|diagnostics|charts|claims`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepstack.cli.options import Json, Plugins, load_plugins
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """The kinds of entries that can be listed."""
 
     settings = "settings"
     schemes = "schemes"
@@ -27,15 +27,15 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
-    depth: Annotated[int, typer.Option(min=1, help="Depth at which coefficients are given.")] = 100,
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
+    depth: Annotated[int, typer.Option(min=1, help="Depth of the printed coefficients.")] = 100,
     plugin: Plugins = [],
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """List what deepstack knows: schemes, tasks, diagnostics, charts or claims.
+    """List settings, schemes, tasks, diagnostics, charts or claims.
 
-    Settings are listed with what each may be: norms, activations, optimizers, …
+    Each setting has its allowed values: norms, activations, optimizers, …
     """
     from deepstack.cli.tables import emit
 
@@ -52,7 +52,7 @@ def list_(
 
 
 def setting_rows() -> list[dict[str, Any]]:
-    """Dotted key, default, what is allowed and what it means, of every setting."""
+    """Return dotted key, default, allowed values and description of every setting."""
     from deepstack.config import Config, values
     from deepstack.config.explain import describe
     from deepstack.config.walk import keys
@@ -66,32 +66,34 @@ def setting_rows() -> list[dict[str, Any]]:
 
 
 def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
-    """Name, equation, families, coefficients and gains of every scheme at a depth.
+    """Return name, equation, families, coefficients and gains of every scheme at a depth.
 
-    alpha, beta and gains, of the first layer and of the last, are an encoder's; `coefficients` has
-    those of every family and side, an encoder-decoder with as many layers on both.
+    alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
+    of every family and side; an encoder-decoder has as many layers on both sides.
     """
     from deepstack.schemes import SCHEMES
 
     rows = []
     for name, scheme in SCHEMES.items():
-        found = {family: by_side(name, family, depth) for family in scheme.families}
-        own = next(iter(found[scheme.families[0]].values()))
+        coefficients = {
+            family: coefficients_by_side(name, family, depth) for family in scheme.families
+        }
+        first_side = next(iter(coefficients[scheme.families[0]].values()))
         row: dict[str, Any] = {"name": name, "equation": scheme.equation}
-        row |= {"alpha": own["alpha"], "beta": own["beta"]}
+        row |= {"alpha": first_side["alpha"], "beta": first_side["beta"]}
         if nested:
             row |= {"label": scheme.label, "depth": depth}
-            row |= {"gains": own["gains"], "gains_last": own["gains_last"]}
-            row |= {"final_norm": scheme.final_norm, "families": list(found)}
-            row["coefficients"] = found
+            row |= {"gains": first_side["gains"], "gains_last": first_side["gains_last"]}
+            row |= {"final_norm": scheme.final_norm, "families": list(coefficients)}
+            row["coefficients"] = coefficients
         else:
-            row["families"] = named(list(found))
+            row["families"] = family_cell(list(coefficients))
         rows.append(row | {"paper": scheme.paper})
     return rows
 
 
-def by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
-    """alpha, beta and the gain of every role, in layers 1 and N, for each stack of a family."""
+def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
+    """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
     from deepstack.config import Config, with_overrides
     from deepstack.model import places
     from deepstack.model.initialise import IN_LAYERS, gains
@@ -100,22 +102,22 @@ def by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     model = with_overrides(Config(), {"model.family": family, "model.depth": depth}).model
     model = model.model_copy(update={"scheme": name})
     scheme, options = find_scheme(name, {})
-    gain_of, found = gains(model), {}
+    gain_of, sides = gains(model), {}
     for side, place in places(model).items():
-        own = options | {"place": place}
+        arguments = options | {"place": place}
         crosses = family == "encoder_decoder" and side == "decoder"
         roles = (*IN_LAYERS, *(f"cross_{role}" for role in "qkvo" if crosses))
-        found[side] = {
-            "alpha": with_options(scheme.alpha, own)(place.depth),
-            "beta": with_options(scheme.beta, own)(place.depth),
+        sides[side] = {
+            "alpha": with_options(scheme.alpha, arguments)(place.depth),
+            "beta": with_options(scheme.beta, arguments)(place.depth),
             "gains": {role: gain_of[side](role, 1) for role in roles},
             "gains_last": {role: gain_of[side](role, place.depth) for role in roles},
         }
-    return found
+    return sides
 
 
 def task_rows(nested: bool) -> list[dict[str, Any]]:
-    """Name, what it is, and options of every task."""
+    """Return name, description and options of every task."""
     from deepstack.tasks import TASKS, task_families, task_options
 
     rows = []
@@ -123,7 +125,7 @@ def task_rows(nested: bool) -> list[dict[str, Any]]:
         options = task_options(name)
         row: dict[str, Any] = {"name": name, "description": first_sentence(function)}
         families = list(task_families(name))
-        row["families"] = families if nested else named(families)
+        row["families"] = families if nested else family_cell(families)
         if nested:
             row["options"] = [option._asdict() for option in options]
         else:
@@ -132,17 +134,17 @@ def task_rows(nested: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def named(families: list[str]) -> str:
-    """Families in a cell."""
+def family_cell(families: list[str]) -> str:
+    """Format families as a table cell."""
     from deepstack.schemes import FAMILIES
 
     return "all" if set(families) == set(FAMILIES) else ", ".join(families)
 
 
 def diagnostic_rows() -> list[dict[str, Any]]:
-    """Name, symbol and sentence of every diagnostic: every step's and every layer's.
+    """Return name, symbol and description of every column and every per-layer diagnostic.
 
-    The names are those of files, which `plot --diagnostic` takes.
+    The names are file names, as `plot --diagnostic` accepts them.
     """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
@@ -164,14 +166,14 @@ def diagnostic_rows() -> list[dict[str, Any]]:
 
 
 def chart_rows() -> list[dict[str, Any]]:
-    """Name and sentence of every chart."""
+    """Return name and description of every chart."""
     from deepstack.plots import CHARTS
 
     return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
 
 
 def claim_rows(nested: bool) -> list[dict[str, Any]]:
-    """Id, formula and source of every claim that `deepstack theory` measures."""
+    """Return id, formula and source of every claim that `deepstack theory` measures."""
     from deepstack.theory import all_claims
 
     return [
@@ -185,5 +187,5 @@ def claim_rows(nested: bool) -> list[dict[str, Any]]:
 
 
 def first_sentence(function: Any) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a function's docstring."""
     return (inspect.getdoc(function) or "").split("\n")[0]

@@ -1,4 +1,4 @@
-"""deepstack ls DIR"""
+"""The command `deepstack ls DIR`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from deepstack.cli.options import Json
 
-# What a run's name says already, and what fewer people ask for, leaves a narrow terminal first.
+# A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
 
 
@@ -23,19 +23,19 @@ def ls(
     ] = Path("results"),
     json: Json = False,
 ) -> None:
-    """List runs: state, what varies among them, last loss and model update; why some failed."""
+    """List runs: state, varying settings, last loss and model update, and reasons of failures."""
     from deepstack.cli.tables import emit
     from deepstack.records import find_runs, rows_of, summarize
     from deepstack.records.cells import one_line
 
     runs = find_runs(directory)
-    found = [summarize(run) for run in runs]
-    rows = rows_of(found)
+    summaries = [summarize(run) for run in runs]
+    rows = rows_of(summaries)
     several = len({row["study"] for row in rows}) > 1
     first = ["run", "state", *(["study"] if several else []), "model_update", "loss"]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
     emit(rows, json, first=first)
-    for run, one in zip(runs, found, strict=True):
+    for run, one in zip(runs, summaries, strict=True):
         name = one_line(one.path.name)
         if one.damage is not None:
             typer.echo(f"run {name} is damaged: {one_line(one.damage)}", err=True)

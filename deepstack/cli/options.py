@@ -1,4 +1,4 @@
-"""Options that several commands share, spelled once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import typer
 
 from deepstack.errors import ConfigError, PluginError
 
-Out = Annotated[Path, typer.Option("--out", help="Folder of all results.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Plugins = Annotated[
     list[Path],
-    typer.Option("--plugin", help="A Python file with schemes, tasks, … of your own; repeatable."),
+    typer.Option("--plugin", help="A Python file with your schemes, tasks, …; repeatable."),
 ]
 Overrides = Annotated[
     list[str],
@@ -25,14 +25,16 @@ Overrides = Annotated[
 ]
 AllowEnvChange = Annotated[
     bool,
-    typer.Option("--allow-env-change", help="Go on with a run that another environment began."),
+    typer.Option(
+        "--allow-env-change", help="Resume a run that started in a different environment."
+    ),
 ]
 
 
 def load_plugins(paths: list[Path]) -> None:
-    """Load the files given with --plugin; torch is imported only when there are any.
+    """Load the files given with --plugin; import torch only if there are any.
 
-    What they print goes to stderr: stdout is for the answer.
+    Their output goes to stderr, because stdout carries the command's result.
     """
     if paths:
         from deepstack import plugins
@@ -43,7 +45,7 @@ def load_plugins(paths: list[Path]) -> None:
 
 @contextmanager
 def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
-    """Add file and line to the errors of rooms that know the key and not where it stands."""
+    """Add file and line to errors of packages that know only the key of a setting."""
     try:
         yield
     except PluginError:

@@ -1,4 +1,4 @@
-"""deepstack plot [CHART …] DIR"""
+"""The command `deepstack plot [CHART …] DIR`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plot(
         list[str],
         typer.Argument(
             metavar="CHART|DIR",
-            help="Charts to draw (default: all), then a folder, or several (with --to).",
+            help="Charts to draw (default: all), then one folder, or several with --to.",
         ),
     ],
     at_step: Annotated[
@@ -31,19 +31,20 @@ def plot(
         typer.Option(
             "--at-step",
             min=1,
-            help="Step of update, attribution and bound against depth (default: the last shared).",
+            help="Step for charts of update, attribution and bound against depth "
+            "(default: the last shared one).",
         ),
     ] = None,
     diagnostic: Annotated[
-        str | None, typer.Option(help="Diagnostic of layer_step_heat_map and last_layer_vs_step.")
+        str | None, typer.Option(help="Diagnostic for layer_step_heat_map and last_layer_vs_step.")
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Folder of the figures (default: figures/ in each study)."),
+        typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
     ] = None,
     plugin: Plugins = [],
 ) -> None:
-    """Draw charts of the runs in a folder: each as PNG, SVG and a CSV of exactly what is drawn."""
+    """Draw charts of the runs in a folder, each as PNG, SVG and a CSV of the drawn values."""
     load_plugins(plugin)
     from deepstack.plots import CHARTS, draw
 
@@ -52,13 +53,13 @@ def plot(
     directory = directories[-1]
     if not Path(directory).is_dir() and directory in CHARTS:
         folders = [word for word in words if word not in CHARTS]
-        named = [word for word in words if word in CHARTS]
-        said = shlex.join(["deepstack", "plot", *named, *(folders or ["results/"])])
-        what = "the folder comes last" if folders else "no folder given"
-        raise ConfigError(f"plot: {what}; try: {said}")
-    written: Sequence[Path] = ()
+        charts_named = [word for word in words if word in CHARTS]
+        command = shlex.join(["deepstack", "plot", *charts_named, *(folders or ["results/"])])
+        problem = "the folder comes last" if folders else "no folder given"
+        raise ConfigError(f"plot: {problem}; try: {command}")
+    paths: Sequence[Path] = ()
     try:
-        written = draw(
+        paths = draw(
             directories if len(directories) > 1 else directory,
             charts or None,
             out=to,
@@ -67,8 +68,8 @@ def plot(
             say=lambda line: typer.echo(line, err=True),
         )
     except BrokenChartError as error:
-        written = error.written
+        paths = error.written
         raise
     finally:
-        for path in written:
+        for path in paths:
             typer.echo(path)

@@ -1,4 +1,4 @@
-"""deepstack rerun RUN [--check]"""
+"""The command `deepstack rerun RUN [--check]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deepstack.errors import ConfigError, DifferenceError
 if TYPE_CHECKING:
     from deepstack.training.rerun import Comparison
 
-ALSO = 4  # further files that a difference is named in
+ALSO = 4  # number of further places that a difference names
 
 
 def register(app: typer.Typer) -> None:
@@ -26,22 +26,22 @@ def rerun(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     check: Annotated[
         bool,
-        typer.Option("--check", help="Keep nothing; compare with the record, exit 6 if it differs"),
+        typer.Option(
+            "--check", help="Keep nothing; compare with the record; exit 6 on a difference."
+        ),
     ] = False,
     out: Out = Path("results"),
     plugin: Plugins = [],
     quiet: Quiet = False,
     allow_env_change: Annotated[
         bool,
-        typer.Option(
-            "--allow-env-change", help="Though another environment than this made the run."
-        ),
+        typer.Option("--allow-env-change", help="Allow a different environment."),
     ] = False,
 ) -> None:
-    """Train a run again from its own record, into <study>-rerun, and print the new folder.
+    """Train a run again from its record, into <study>-rerun, and print the new folder.
 
-    With --check: into a folder that is thrown away, up to the first value that is not the recorded
-    one; of a run that has not ended, as far as it goes.
+    --check trains in a temporary folder and stops at the first value that differs from the record.
+    A run that has not ended is compared up to its last step.
     """
     from deepstack.records import RunFolder, no_run
 
@@ -50,7 +50,7 @@ def rerun(
     load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
-    from deepstack.training import rerun as again
+    from deepstack.training import rerun as rerun_module
 
     with (
         located(run / "config.yaml", []),
@@ -58,7 +58,7 @@ def rerun(
         stop_on_signal() as stop,
     ):
         if not check:
-            made = again.rerun(
+            repeated = rerun_module.rerun(
                 run,
                 out=out,
                 observer=observer,
@@ -67,36 +67,36 @@ def rerun(
                 command=shlex.join(["deepstack", *sys.argv[1:]]),
             )
         else:
-            found = again.check(
+            comparison = rerun_module.check(
                 run, observer=observer, stop=stop, allow_env_change=allow_env_change
             )
     if not check:
-        typer.echo(made.path)
+        typer.echo(repeated.path)
         return
     if not quiet:
-        for line in circumstances(found):
+        for line in verdict_notes(comparison):
             typer.echo(line, err=True)
-    if found.differences:
-        raise DifferenceError(told(run, found))
-    amounts = ", ".join(f"{number} {name}" for name, number in found.compared.items())
-    asfar = "" if found.upto is None else f" as far as it goes, step {found.upto}"
-    typer.echo(f"identical{asfar}: {amounts}")
+    if comparison.differences:
+        raise DifferenceError(describe_difference(run, comparison))
+    amounts = ", ".join(f"{number} {name}" for name, number in comparison.compared.items())
+    extent = "" if comparison.upto is None else f" up to step {comparison.upto}"
+    typer.echo(f"identical{extent}: {amounts}")
 
 
-def circumstances(found: Comparison) -> list[str]:
-    """What a reader of the verdict should know: lines on stderr."""
-    lines = [f"the record itself is damaged: {problem}" for problem in found.damage]
-    lines += [f"environment: {change}" for change in found.changes]
-    if found.code and found.differences:
-        lines.append(f"code: commit {found.code}")
+def verdict_notes(comparison: Comparison) -> list[str]:
+    """Return notes for the reader of a verdict: damage of the record, changed environment, code."""
+    lines = [f"the record itself is damaged: {problem}" for problem in comparison.damage]
+    lines += [f"environment: {change}" for change in comparison.changes]
+    if comparison.code and comparison.differences:
+        lines.append(f"code: commit {comparison.code}")
     return lines
 
 
-def told(run: Path, found: Comparison) -> str:
-    """Where the two part first, with both values, and which other files differ."""
-    first, *others = found.differences
+def describe_difference(run: Path, comparison: Comparison) -> str:
+    """Describe the first difference with both values, and name further places that differ."""
+    first, *others = comparison.differences
     lines = [
-        f"{run} does not come out again: first at {first.place}",
+        f"{run} is not reproduced: first difference at {first.place}",
         f"  recorded: {first.recorded}",
         f"  now:      {first.now}",
     ]

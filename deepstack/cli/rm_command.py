@@ -1,4 +1,4 @@
-"""deepstack rm DIR…"""
+"""The command `deepstack rm DIR…`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def rm(
     ] = [],
     out: Out = Path("results"),
     empty: Annotated[
-        bool, typer.Option("--empty", help="Delete what lies in .trash, for good.")
+        bool, typer.Option("--empty", help="Delete the contents of .trash for good.")
     ] = False,
 ) -> None:
-    """Move runs or studies into results/.trash and print where; nothing is deleted.
+    """Move runs or studies into results/.trash and print their new paths.
 
-    Moving one back brings it back.  --empty deletes the trash, and nothing else ever does.
+    Move one back to restore it. Only --empty deletes the trash.
     """
     from deepstack.records.cells import one_line
     from deepstack.records.trash import empty_trash, to_trash
 
     if empty == bool(directories):
-        found = "both" if empty else "neither"
-        raise ConfigError(f"rm: found {found} of DIR and --empty; allowed one of them")
+        count = "both" if empty else "neither"
+        raise ConfigError(f"rm: found {count} of DIR and --empty; allowed one of them")
     if empty:
         runs, size = empty_trash(out)
         typer.echo(f"{size / 1e6:,.1f} MB freed, {runs} runs")

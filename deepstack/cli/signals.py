@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the first asks the run to stop after its step, a second one ends it."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first stops the run after its step, a second at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from types import FrameType
 
 from deepstack.ending import SIGNALS
 
-# Schedulers, terminals and parents that die send SIGTERM and SIGHUP more than once: a repetition
+# Schedulers, terminals and dying parents send SIGTERM and SIGHUP more than once. A repetition
 # within this time is the same request.
 SAME_SECONDS = 10.0
 
 
 class StopRequest:
-    """Remembers the first signal; called, it returns its number, or None.
+    """Stores the first signal; a call returns its number, or None.
 
     code: the exit code of a second signal, which ends the process.
     """
@@ -27,7 +27,7 @@ class StopRequest:
         self._since = 0.0
 
     def __call__(self) -> int | None:
-        if self.code is not None:  # its exception was lost in the library that it was raised in
+        if self.code is not None:  # a library has swallowed its exception
             raise SystemExit(self.code)
         return self.signal
 
@@ -43,10 +43,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Install handlers that stay until the process ends, soon after the block.
+    """Install signal handlers that stay until the process ends, soon after the block.
 
-    The work is saved then: a second SIGTERM is still the same request, and a run that is done ends
-    with 0.  SIGHUP stays ignored where it was ignored at the start, as under nohup.
+    The work is saved by then: a second SIGTERM is still the same request, and a finished run exits
+    with 0. SIGHUP stays ignored if it was ignored at the start, as under nohup.
     """
     request = StopRequest()
     for number in SIGNALS:
@@ -55,7 +55,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     try:
         yield request
     except Exception:
-        # A library may make an error of its own of an exception that comes in the midst of it.
+        # A library may turn SystemExit into another exception.
         if request.code is None:
             raise
         raise SystemExit(request.code) from None

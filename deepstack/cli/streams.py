@@ -1,4 +1,4 @@
-"""stdout and stderr of the command line: control characters of foreign texts become escapes."""
+"""Makes stdout and stderr of the command line print control characters as escapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PrintableStream:
     rich_proxied_file: the stream below; rich writes its own styles and cursor moves there.
     """
 
-    encoding = "utf-8"  # of an ASCII stream, click would write to the buffer below
+    encoding = "utf-8"  # click would bypass an ASCII stream and write to its buffer
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
@@ -31,7 +31,7 @@ class PrintableStream:
 
 @contextmanager
 def printable_streams() -> Iterator[None]:
-    """Let stdout and stderr write control characters as escapes within the context."""
+    """Make stdout and stderr write control characters as escapes within the context."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(stream)) for stream in before)
     try:
@@ -41,5 +41,5 @@ def printable_streams() -> Iterator[None]:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Return the stream below a PrintableStream, for texts whose control characters are meant."""
+    """Return the stream below a PrintableStream, for texts with intended control characters."""
     return getattr(stream, "rich_proxied_file", stream)

@@ -1,4 +1,4 @@
-"""deepstack sweep [CONFIG] [key=a,b …]"""
+"""The command `deepstack sweep [CONFIG] [key=a,b …]`."""
 
 from __future__ import annotations
 
@@ -29,31 +29,38 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="CONFIG|KEY=A,B",
-            help="A run's or a sweep's YAML (default: the built-in depth study), then settings; "
+            help="YAML file of a run or sweep (default: the built-in depth study), then settings; "
             "several values make a grid.",
         ),
     ] = [],
-    depths: Annotated[str | None, typer.Option(help="model.depth: 6,48,200,1000.")] = None,
-    schemes: Annotated[str | None, typer.Option(help="model.scheme: post_ln,deepnorm.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="seed: 0,1,2.")] = None,
+    depths: Annotated[
+        str | None, typer.Option(help="Values of model.depth, as in 6,48,200,1000.")
+    ] = None,
+    schemes: Annotated[
+        str | None, typer.Option(help="Values of model.scheme, as in post_ln,deepnorm.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Values of seed, as in 0,1,2.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time (default: by cores, memory, GPUs).")
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="For all runs together: 8GB, or a share of what is free (default: 0.9)."),
+        typer.Option(
+            help="Memory for all runs together: 8GB, or a share of the free memory (default: 0.9)."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; run nothing.")
     ] = False,
     retry: Annotated[
         str | None,
-        typer.Option(help="Run again what ended so: failed, out_of_memory or all; with commas."),
+        typer.Option(help="Run failed, out_of_memory or all of these again; several with commas."),
     ] = None,
     max_hours: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Then start nothing more, save what runs and exit 3; the command goes on."
+            min=0,
+            help="Then start no further run, save running ones and exit 3; repeat to continue.",
         ),
     ] = None,
     run_timeout: Annotated[
@@ -61,22 +68,25 @@ def sweep(
         typer.Option(
             min=0,
             help="Wall-clock seconds for each start of a run; then it saves within 30 s or is "
-            "killed, and has failed.",
+            "killed, and counts as failed.",
         ),
     ] = None,
     ray: Annotated[
         bool,
         typer.Option(
             "--ray",
-            help="On the Ray cluster of this host, of RAY_ADDRESS, or, --ray HOST:PORT, of that "
-            "address.",
+            help="Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in "
+            "--ray HOST:PORT.",
         ),
     ] = False,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Write a job array for Slurm; run nothing here.")
     ] = False,
     submit: Annotated[
-        bool, typer.Option("--submit", help="The same, handed to sbatch; print the job's number.")
+        bool,
+        typer.Option(
+            "--submit", help="As --slurm, but submit it with sbatch; print the job's number."
+        ),
     ] = False,
     sbatch: Annotated[
         list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
@@ -89,7 +99,7 @@ def sweep(
 ) -> None:
     """Train a grid of runs, several at once; print a table of scheme by depth.
 
-    What is done already is skipped, what was interrupted goes on, what failed is left alone.
+    Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
     from deepstack import config as conf
     from deepstack.config.examples import example
@@ -125,17 +135,17 @@ def sweep(
     )
     from deepstack.training import device_is_here
 
-    again, budget = retry_states(retry), memory_budget(memory)
+    retried, budget = retry_states(retry), memory_budget(memory)
     with located(path, settings):
         cells = plan(described, study=name, out=out)
     count = workers or default_workers(cells)
     if dry_run:
-        emit_plan(plan_rows(described, cells, count, again), json)
+        emit_plan(plan_rows(described, cells, count, retried), json)
         here = [cell for cell in cells if device_is_here(cell.config.runtime)]
-        for note in plan_notes(cells, again, room_here(here, count, budget=budget)):
+        for note in plan_notes(cells, retried, room_here(here, count, budget=budget)):
             typer.echo(note, err=True)
         return
-    todo = [cell for cell in cells if is_wanted(cell, again)]
+    todo = [cell for cell in cells if is_wanted(cell, retried)]
     refuse_full_disk(cells, out)
     bring_reference(path, out / name)
     if slurm or submit:
@@ -153,34 +163,36 @@ def sweep(
         warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
-        pool = Pool(cells, launcher, again, stop, show, seconds, run_timeout)
+        pool = Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
     if not quiet and any(entry.state == "done" for entry in progress):
         folder = shlex.quote(str(out / name))
         typer.echo(
-            f"as one page: deepstack report {folder}; compare and plot take it too", err=True
+            f"for one page: deepstack report {folder}; compare and plot also accept the folder",
+            err=True,
         )
     for entry in progress:
         if entry.message:
             typer.echo(f"{entry.cell.folder.path}: {entry.state}: {entry.message}", err=True)
-    alone = [c for c in cells if c.state in RUN_AGAIN and not is_wanted(c, again)]
-    if alone:
+    skipped = [c for c in cells if c.state in RUN_AGAIN and not is_wanted(c, retried)]
+    if skipped:
         typer.echo(
-            f"left alone, having failed before: {len(alone)} (deepstack ls {out / name} says why); "
-            f"to run them again: --retry {','.join(sorted({c.state for c in alone}))}",
+            f"skipped, because they failed before: {len(skipped)} "
+            f"(reasons: deepstack ls {out / name}); "
+            f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}",
             err=True,
         )
     if stop.signal is not None:
-        raise Interrupted("interrupted, saved; the same command goes on", stop.signal)
+        raise Interrupted("interrupted, saved; repeat the command to continue", stop.signal)
     if pool.out_of_time:
-        typer.echo("--max-hours are over; the same command goes on", err=True)
+        typer.echo("--max-hours are over; repeat the command to continue", err=True)
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
 
 
 def ray_address(words: Sequence[str]) -> str | None:
-    """The word that is the address of a cluster: neither a file nor a setting looks like one."""
+    """Return the word that is a cluster's address, or None; files and settings never match."""
     return next((word for word in words if re.fullmatch(r"(ray://)?[^=/\s]+:\d+|auto", word)), None)
 
 
@@ -193,12 +205,12 @@ def hand_to_slurm(
     directives: Sequence[str],
     submitted: bool,
 ) -> None:
-    """Write the job array; print its script, or the number of the job that it has become."""
+    """Write the job array; print its script, or submit it and print the job's number."""
     from deepstack.records.cells import counted
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
-        typer.echo("nothing is left to run", err=True)
+        typer.echo("no run is left to submit", err=True)
         return
     script = write_array(todo, study, out, workers=workers, hours=hours, directives=directives)
     if submitted:
@@ -212,7 +224,7 @@ def hand_to_slurm(
 
 
 def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
-    """Say so when the runs together have more threads than there are cores."""
+    """Print a warning if the runs together have more threads than the machine has cores."""
     from deepstack.sweeps import most_threads
     from deepstack.training import cores
 
@@ -220,16 +232,16 @@ def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
     if workers * threads > cores():
         fits = max(1, cores() // threads)
         typer.echo(
-            f"{workers} workers with {threads} threads each, and {cores()} cores: they will wait "
-            f"for each other; --workers {fits} fits, and so may runtime.threads=1",
+            f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
+            f"each other down; use --workers {fits}, or try runtime.threads=1",
             err=True,
         )
 
 
 def bring_reference(path: Path, study: Path) -> None:
-    """Copy `<file>.reference.csv` beside a study's file to where its charts look for it.
+    """Copy `<file>.reference.csv` from beside a study's file into the study.
 
-    They draw these published values over the study's own (see `deepstack.plots.draw`).
+    Charts draw these published values over those of the study (see `deepstack.plots.draw`).
     """
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():
@@ -238,16 +250,16 @@ def bring_reference(path: Path, study: Path) -> None:
 
 
 def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
-    """Raise ResourceError when the sweep's weights and checkpoints cannot fit on the disk."""
+    """Raise ResourceError if the sweep's weights and checkpoints do not fit on the disk."""
     from deepstack import config as conf
     from deepstack.errors import ResourceError
 
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
-    needed = sum(kept for kept, _ in sizes) + max((most for _, most in sizes), default=0)
+    needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
     where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not where.is_dir():
-        raise ResourceError(f"{where} is no folder; give another with --out")
+        raise ResourceError(f"{where} is not a folder; give another one with --out")
     free = shutil.disk_usage(where).free
     if needed > free:
         raise ResourceError(

@@ -1,4 +1,4 @@
-"""The live table of a sweep: every run with state, step, loss, ‖ΔF‖ and time left."""
+"""Shows the live table of a sweep: state, step, loss, ‖ΔF‖ and time left of every run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Show = Callable[[Sequence[Progress]], None]
 
 @contextmanager
 def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
-    """A table on a terminal, a line a change of state elsewhere, nothing when quiet."""
+    """Yield the display: a table on a terminal, else a line per change of state; quiet: nothing."""
     console, began = Console(stderr=True, markup=False, emoji=False), time.monotonic()
     if quiet:
         yield lambda progress: None
@@ -43,7 +43,7 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
                 as_table(progress, console.height, time.monotonic() - began)
             )
     else:
-        say(f"{counted('{} runs', len(cells))}, {min(workers, len(cells))} at a time")
+        log(f"{counted('{} runs', len(cells))}, {min(workers, len(cells))} at a time")
         seen = {id(cell): cell.state for cell in cells}
         latest: Sequence[Progress] = ()
 
@@ -56,21 +56,21 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
                     text = f"{entry.state:<12} {entry.cell.folder.name}  step {entry.step}"
                     if entry.loss is not None:
                         text += f"  loss {entry.loss:.4g}  ‖ΔF‖ {entry.model_update:.4g}"
-                    say(text)
+                    log(text)
 
         yield lines
         if latest:
-            say(summary(latest, time.monotonic() - began))
+            log(summary(latest, time.monotonic() - began))
 
 
-def say(line: str) -> None:
-    """A line on stderr; nothing where nobody reads it any more."""
+def log(line: str) -> None:
+    """Print a line on stderr; ignore a closed stderr."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def summary(progress: Sequence[Progress], elapsed: float) -> str:
-    """'12 of 24 done, 1 failed; 0:03:20 so far, about 0:04:10 left'."""
+    """Summarise a sweep, as in '12 of 24 done, 1 failed; 0:03:20 so far, about 0:04:10 left'."""
     states = Counter(entry.state for entry in progress)
     parts = [f"{states.pop('done', 0):,} of {len(progress):,} done"]
     ends = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
@@ -81,29 +81,30 @@ def summary(progress: Sequence[Progress], elapsed: float) -> str:
 
 
 def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
-    """Time left for all runs, by the work done in this sweep so far; None when nothing is left.
+    """Estimate the seconds left for all runs from the work done so far in this sweep.
 
-    The work of a run is layers times tokens times steps, as the plan orders runs.
+    The work of a run is layers times tokens times steps, as in the order of the plan. Returns None
+    if no work is done or left.
     """
-    made = left = 0.0
+    finished = left = 0.0
     for entry in progress:
         steps = entry.cell.config.train.steps
         a_step = entry.cell.work / steps
         if entry.began:
-            made += a_step * (entry.step - entry.first_step)
+            finished += a_step * (entry.step - entry.first_step)
         if entry.state in ("waiting", "running"):
             left += a_step * (steps - entry.step)
-    return elapsed * left / made if made and left else None
+    return elapsed * left / finished if finished and left else None
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: '1:02:03'."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    """Format seconds as hours, minutes and seconds: '1:02:03'."""
+    total = round(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"
 
 
 def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) -> Table:
-    """The runs as a table that fits the terminal: what runs and what failed comes first."""
+    """Return the runs as a table that fits the terminal, running and failed ones first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "state", "step", "loss", "‖ΔF‖", "left"):
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
@@ -120,8 +121,8 @@ def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
     chosen = sorted(
         progress, key=lambda e: order.index(e.state) if e.state in order else len(order)
     )
-    room = max(5, min(ROWS, height - 6))
-    shown = [entry for entry in progress if entry in chosen[:room]]
+    count = max(5, min(ROWS, height - 6))
+    shown = [entry for entry in progress if entry in chosen[:count]]
     for entry in shown:
         colour = COLOURS.get(entry.state, "dim")
         left = entry.seconds_left

@@ -1,4 +1,4 @@
-"""The tables of a sweep: its plan before anything runs, and its results."""
+"""Builds the tables of a sweep: its plan before the runs, and its results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from deepstack.training import device_is_here
 def plan_rows(
     study: Study, cells: Sequence[Cell], workers: int, retry: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """What would be run: one row a run, times from a short probe; a last one, for the whole.
+    """Return the plan: one row per run with times from a short trial, and a last row of totals.
 
-    A column a swept key, and one a key that an override sets; its values there end in '*'.
+    Every swept key and every key of an override has a column. Values of overrides end in '*'.
     """
     todo = [cell for cell in cells if is_wanted(cell, retry)]
     seconds: dict[int, float | None] = dict.fromkeys(map(id, cells), 0.0)
@@ -29,10 +29,10 @@ def plan_rows(
     rows: list[dict[str, Any]] = []
     for cell in cells:
         row: dict[str, Any] = {"run": cell.folder.name}
-        row |= {key: shown(cell.values[key]) for key in study.keys}
+        row |= {key: as_cell(cell.values[key]) for key in study.keys}
         for key in overridden:
-            given = key in cell.overridden
-            row[key] = f"{cell.overridden[key]}*" if given else shown(usual.get(key))
+            is_set = key in cell.overridden
+            row[key] = f"{cell.overridden[key]}*" if is_set else as_cell(usual.get(key))
         row |= {
             "state": cell.state,
             "steps": cell.config.train.steps,
@@ -42,12 +42,12 @@ def plan_rows(
         }
         rows.append(row)
     known = [s for s in seconds.values() if s is not None]
-    whole = f"{len(todo):,} to run, {workers} at a time"
+    totals = f"{len(todo):,} to run, {workers} at a time"
     if study.total > study.size:
-        whole += f", {study.total - study.size:,} left out"
+        totals += f", {study.total - study.size:,} left out"
     rows.append(
         {
-            "run": whole,
+            "run": totals,
             **dict.fromkeys([*study.keys, *overridden]),
             "state": "",
             "steps": sum(cell.config.train.steps for cell in todo),
@@ -62,23 +62,23 @@ def plan_rows(
 
 
 def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the plan, as JSON its runs alone."""
-    # a run's name says scheme, depth and seed already
+    """Print the plan; as JSON, without the row of totals."""
+    # a run's name has scheme, depth and seed
     first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
     first = ["run", "state", "minutes", *first]
     emit(rows[:-1] if as_json else rows, as_json, first=first)
 
 
 def plan_notes(cells: Sequence[Cell], retry: Collection[str], room: Room) -> list[str]:
-    """What the table cannot show: states, runs that may not fit, times that are not known."""
+    """Return notes on the plan: states, runs that may not fit in memory, unknown times."""
     todo = [cell for cell in cells if is_wanted(cell, retry)]
     states = Counter(cell.state for cell in cells)
     notes = [f"{len(cells):,} runs: " + ", ".join(f"{n:,} {s}" for s, n in states.most_common())]
     large = Counter(room.too_small(cell) for cell in todo if device_is_here(cell.config.runtime))
     notes += [
-        f"{number:,} runs may need more than {what}; they run alone and may end as out_of_memory"
-        for what, number in large.items()
-        if what
+        f"{number:,} runs may need more than {limit}; they run alone and may end as out_of_memory"
+        for limit, number in large.items()
+        if limit
     ]
     if away := [cell for cell in todo if not device_is_here(cell.config.runtime)]:
         notes.append(
@@ -88,19 +88,19 @@ def plan_notes(cells: Sequence[Cell], retry: Collection[str], room: Room) -> lis
 
 
 def minutes(seconds: float | None) -> float | None:
-    """Minutes to a tenth."""
+    """Convert seconds to minutes, rounded to a tenth."""
     return None if seconds is None else round(seconds / 60, 1)
 
 
-def shown(value: Any) -> Any:
-    """A value as a cell of a table: lists and sections as text."""
+def as_cell(value: Any) -> Any:
+    """Return a value as a table cell, lists and sections as text."""
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
-    """Scheme by depth: last validation loss and ‖ΔF‖; for JSON one row a run.
+    """Return last validation loss and ‖ΔF‖ as a table of scheme by depth; for JSON one row per run.
 
-    A row for each scheme and each value of the other swept keys; seeds stand below each other.
+    Each scheme and value of the other swept keys has a row. A cell lists the seeds.
     """
     runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
     if nested:
@@ -110,7 +110,7 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, An
     others = other_keys(progress)
     for entry in sorted(progress, key=lambda e: e.cell.config.seed):
         model = entry.cell.config.model
-        row = (model.scheme, *(text(shown(entry.cell.values.get(key))) for key in others))
+        row = (model.scheme, *(text(as_cell(entry.cell.values.get(key))) for key in others))
         table.setdefault(row, {}).setdefault(str(model.depth), []).append(outcome(entry))
     names, schemes = ("validation loss (‖ΔF‖)", *others), list({row[0]: None for row in table})
     return [
@@ -121,18 +121,18 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, An
 
 
 def other_keys(progress: Sequence[Progress]) -> list[str]:
-    """The swept keys that scheme, depth and seed do not determine."""
+    """Return the swept keys that scheme, depth and seed do not determine."""
     known: dict[tuple[str, int, int], dict[str, Any]] = {}
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for entry in progress:
         config, values = entry.cell.config, entry.cell.values
         first = known.setdefault((config.model.scheme, config.model.depth, config.seed), values)
-        found |= {key: None for key, value in values.items() if value != first.get(key)}
-    return list(found)
+        keys |= {key: None for key, value in values.items() if value != first.get(key)}
+    return list(keys)
 
 
 def outcome(entry: Progress) -> str:
-    """'2.91 (3.4)', or the state of a run that is not done."""
+    """Return loss and ‖ΔF‖ as '2.91 (3.4)', or the state of a run that is not done."""
     run = Run(entry.cell.folder.path)
     if entry.state == "damaged" or (entry.state == "done" and run.damage()):
         return "damaged"

@@ -1,4 +1,4 @@
-"""A table on a terminal, or the same rows as JSON."""
+"""Prints rows as a table, as JSON or as Markdown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import typer
 from deepstack.cli.streams import raw
 from deepstack.records.cells import one_line, plain, text
 
-# Rows above which rich needs seconds for the layout.
+# Above this number of rows, rich needs seconds for the layout.
 LONG = 500
-# Columns of sentences are folded at words; they ask for this much and take what is left.
+# Minimal width of a column of sentences, which is folded at words; it takes the remaining width.
 SENTENCE = 30
-# What stands between two columns, and at both edges together.
+# Characters between two columns, and at both edges together.
 GAP, EDGES = 3, 2
 
 
@@ -29,8 +29,8 @@ def emit(
 ) -> None:
     """Print rows to stdout, as a table, as JSON or as Markdown.
 
-    A terminal gets the columns that fit, `first` before the others; stderr names what is left out.
-    The values of a list stand below each other in a cell.
+    A terminal gets the columns that fit, `first` before the others; stderr names omitted columns.
+    A cell shows the values of a list on separate lines.
     """
     names = list(dict.fromkeys(key for row in rows for key in row))
     if as_json:
@@ -47,10 +47,10 @@ def emit(
 
     cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
     least = {name: least_width(str(name), column) for name, column in cells.items()}
-    console = Console(markup=False, emoji=False)  # E[x²] is no style
+    console = Console(markup=False, emoji=False)  # E[x²] is not a style
     shown = names
     if console.is_terminal:
-        shown = fitting(least, [*(n for n in first if n in least), *names], console.width)
+        shown = choose_columns(least, [*(n for n in first if n in least), *names], console.width)
     numbers = {
         name: all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
         for name in shown
@@ -59,8 +59,8 @@ def emit(
         for line in plain_lines({name: cells[name] for name in shown}, numbers):
             typer.echo(line)
     else:
-        # A pipe has no width; on a terminal a name is rather wrapped by it than cut by us.
-        width = max(console.width, total(least[name] for name in shown))
+        # A pipe has no width. A terminal wraps long names, so nothing is cut here.
+        width = max(console.width, table_width(least[name] for name in shown))
         width = width if console.is_terminal else 10_000
         console = Console(width=width, markup=False, emoji=False)
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -74,23 +74,25 @@ def emit(
             )
         for number in range(len(rows)):
             table.add_row(*(cells[name][number] for name in shown))
-        # Not written by rich, which leaves with an error when the reader has gone.
+        # rich itself would fail if the reader has closed the pipe.
         with console.capture() as captured:
             console.print(table)
         raw(sys.stdout).write(captured.get())
         sys.stdout.flush()
     if left_out := [str(name) for name in names if name not in shown]:
-        said = f"left out, as the terminal is narrow: {', '.join(left_out)}"
-        typer.echo(f"{said}; --json or a pipe has all", err=True)
+        names_left_out = ", ".join(left_out)
+        typer.echo(
+            f"omitted on this narrow terminal: {names_left_out}; --json or a pipe has all", err=True
+        )
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell whose only line feeds are between the values of a list."""
+    """Return a value as a cell; only the values of a list are on separate lines."""
     return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
 
 
 def plain_lines(cells: Mapping[Any, Sequence[str]], numbers: Mapping[Any, bool]) -> Iterator[str]:
-    """Yield the lines of a table with neither colours nor folded cells."""
+    """Yield the lines of a table without colours and folded cells."""
     from rich.cells import cell_len
 
     columns = []
@@ -104,28 +106,28 @@ def plain_lines(cells: Mapping[Any, Sequence[str]], numbers: Mapping[Any, bool])
         yield "  ".join(line).rstrip()
 
 
-def fitting(least: Mapping[Any, int], wanted: Sequence[Any], width: int) -> list[Any]:
-    """The columns that fit, in their own order: the first one wanted, and then what still does."""
+def choose_columns(least: Mapping[Any, int], wanted: Sequence[Any], width: int) -> list[Any]:
+    """Return the columns that fit, in table order: the first wanted one, then others with space."""
     chosen: list[Any] = []
     for name in dict.fromkeys(wanted):
-        if not chosen or total(least[n] for n in [*chosen, name]) <= width:
+        if not chosen or table_width(least[n] for n in [*chosen, name]) <= width:
             chosen.append(name)
     return [name for name in least if name in chosen]
 
 
-def total(widths: Iterable[int]) -> int:
-    """The width of a table whose columns are so wide."""
-    every = list(widths)
-    return sum(every) + GAP * (len(every) - 1) + EDGES
+def table_width(widths: Iterable[int]) -> int:
+    """Return the width of a table with columns of these widths."""
+    columns = list(widths)
+    return sum(columns) + GAP * (len(columns) - 1) + EDGES
 
 
 def has_sentences(column: Sequence[str]) -> bool:
-    """Whether cells of a column may be folded at their spaces: they are long and have some."""
+    """Return whether a column has long cells with spaces, at which they may be folded."""
     return any(" " in line and len(line) > SENTENCE for cell in column for line in cell.split("\n"))
 
 
 def least_width(name: str, column: Sequence[str]) -> int:
-    """What a column needs at least: nothing is folded in it but sentences."""
+    """Return the minimal width of a column; only sentences are folded."""
     from rich.cells import cell_len
 
     lines = [line for cell in column for line in cell.split("\n")]

@@ -1,4 +1,4 @@
-"""deepstack theory [--claim C9]…"""
+"""The command `deepstack theory [--claim C9]…`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def theory(
         typer.Option(
             "--charts",
             metavar="DIR",
-            help="Draw the charts as DIR/<claim>.png; the page expects DIR beside itself.",
+            help="Draw the charts as DIR/<claim>.png; keep DIR beside the page.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of every random number.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Draw 8 times as many samples, in as much more time.")
+        bool, typer.Option("--thorough", help="Draw 8 times as many samples, in 8 times the time.")
     ] = False,
     plugin: Plugins = [],
 ) -> None:
     """Measure the claims of the source documents: predicted, measured, verdict.
 
-    Each is an experiment of seconds on one CPU thread.  A claim that does not hold is a result too:
-    the exit code is 0 whatever the verdicts are.
+    Each claim is an experiment of seconds on one CPU thread. A claim that does not hold is a result
+    too: the exit code is 0 for every verdict.
     """
     if json and markdown:
         raise ConfigError("theory: found --json and --markdown; allowed one of them")
@@ -64,13 +64,13 @@ def theory(
 
     chosen = [CLAIMS[name] for name in dict.fromkeys(claim)] or all_claims()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small matrices are faster so, and the numbers are the same anywhere
-    found = []
+    torch.set_num_threads(1)  # faster for small matrices, and the same numbers everywhere
+    findings = []
     try:
         for one in chosen:
             began = time.perf_counter()
             finding = one.measure(seed, thorough)
-            found.append((one, finding))
+            findings.append((one, finding))
             if charts is not None:
                 reporting.draw(one, finding, charts)
             took = time.perf_counter() - began
@@ -82,11 +82,11 @@ def theory(
     if json:
         from json import dumps
 
-        typer.echo(dumps(reporting.as_json(found), indent=2, ensure_ascii=False))
+        typer.echo(dumps(reporting.as_json(findings), indent=2, ensure_ascii=False))
     elif markdown:
         command = shlex.join(["deepstack", *sys.argv[1:]])
-        typer.echo(reporting.page(found, command, charts.name if charts else None))
+        typer.echo(reporting.page(findings, command, charts.name if charts else None))
     else:
         from deepstack.cli.tables import emit
 
-        emit(reporting.rows(found), False)
+        emit(reporting.rows(findings), False)

@@ -1,4 +1,4 @@
-"""deepstack train CONFIG [key=value …]"""
+"""The command `deepstack train CONFIG [key=value …]`."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def train(
         bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
     ] = False,
 ) -> None:
-    """Train what a config describes; print the run's folder.
+    """Train the run of a config; print the run's folder.
 
-    A run that is done is not trained again; an interrupted one goes on where it stopped.
+    A finished run is not trained again; an interrupted one continues at its last checkpoint.
     Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
     from deepstack.config import checked_study, load_config, study_name
 
-    first = os.environ.get("RANK", "0") == "0"
-    with one_voice():
+    is_rank0 = os.environ.get("RANK", "0") == "0"
+    with errors_reported_once():
         settings = load_config(config, overrides)
         study = study_name(settings, config) if study is None else checked_study(study)
         load_plugins(plugin)
@@ -62,12 +62,12 @@ def train(
     with gc_paused():
         from deepstack.training import train as train_run
 
-        gc.freeze()  # what was imported stays: the collector need not walk over it
+        gc.freeze()  # imported modules stay: the collector can skip them
 
     with (
-        one_voice(),
+        errors_reported_once(),
         located(config, overrides),
-        observe(quiet or not first) as observer,
+        observe(quiet or not is_rank0) as observer,
         stop_on_signal() as stop,
     ):
         run = train_run(
@@ -79,7 +79,7 @@ def train(
             allow_env_change=allow_env_change,
             command=shlex.join(["deepstack", *sys.argv[1:]]),
         )
-    if not first:
+    if not is_rank0:
         return
     typer.echo(run.path)
     if fail_on_divergence and run.state == "diverged":
@@ -87,8 +87,8 @@ def train(
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """Let the first of torchrun's processes on a host alone say what all of them meet."""
+def errors_reported_once() -> Iterator[None]:
+    """Report an error that all processes of torchrun raise only once on each host."""
     try:
         yield
     except (ConfigError, Interrupted) as error:

@@ -1,4 +1,4 @@
-"""deepstack verify DIR…"""
+"""The command `deepstack verify DIR…`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def verify(
     ],
     json: Json = False,
 ) -> None:
-    """Check every data file of every run: is it what was written?  Exit 6 where one is not.
+    """Compare every data file of every run with its checksum; exit 6 on a difference.
 
-    A run that has ended is compared with its checksums.json; one that has not, with its
-    checkpoints.  log.txt is not checked.  Who can write the folder can write another checksum too:
-    it is no signature.
+    An ended run is compared with its checksums.json, any other with its checkpoints. log.txt is not
+    checked. A checksum is no signature: anyone who can write the folder can change it too.
     """
     from deepstack.cli.tables import emit
     from deepstack.records import folders_to_inspect, inspect
@@ -38,22 +37,22 @@ def verify(
 
     folders = [folder for directory in directories for folder in folders_to_inspect(directory)]
     once = {folder.path.resolve(): folder for folder in folders}
-    found: list[Inspection] = []
+    inspections: list[Inspection] = []
     try:
         for folder in once.values():
-            found.append(one := inspect(folder))
+            inspections.append(one := inspect(folder))
             for problem in one.problems:
                 typer.echo(one_line(f"{folder.path}: {problem}"), err=True)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted after {len(found)} of {len(once)} runs", signal.SIGINT
+            f"interrupted after {len(inspections)} of {len(once)} runs", signal.SIGINT
         ) from None
-    emit([row(one, json) for one in found], json)
-    conclude(found)
+    emit([row(one, json) for one in inspections], json)
+    conclude(inspections)
 
 
 def row(one: Inspection, nested: bool) -> dict[str, Any]:
-    """A run's row of the table; the JSON says what is wrong as well."""
+    """Return a run's row of the table; the JSON also lists the problems."""
     path = one.folder.path
     cells = {
         "study": path.resolve().parent.name,
@@ -65,15 +64,17 @@ def row(one: Inspection, nested: bool) -> dict[str, Any]:
     return cells | {"path": str(path), "problems": one.problems} if nested else cells
 
 
-def conclude(found: Sequence[Inspection]) -> None:
-    """Count what cannot be compared, and raise DifferenceError where something is wrong."""
-    unknown = sum(one.verdict == "no checksums" for one in found)
+def conclude(inspections: Sequence[Inspection]) -> None:
+    """Print the number of runs without checksums; raise DifferenceError if any is damaged."""
+    unknown = sum(one.verdict == "no checksums" for one in inspections)
     if unknown:
         typer.echo(
-            f"{unknown} of {len(found)} runs have no checksums: an older version wrote them, and "
-            "their files were only read",
+            f"{unknown} of {len(inspections)} runs have no checksums: an older version wrote them, "
+            "and their files were only read",
             err=True,
         )
-    damaged = sum(one.verdict == "damaged" for one in found)
+    damaged = sum(one.verdict == "damaged" for one in inspections)
     if damaged:
-        raise DifferenceError(f"{damaged} of {len(found)} runs are not as they were written")
+        raise DifferenceError(
+            f"{damaged} of {len(inspections)} runs differ from the files that were written"
+        )
