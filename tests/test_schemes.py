@@ -337,10 +337,10 @@ def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: 
     built = build_model(with_overrides(Config(), given), vocab_size=11, device="cpu")
     torch.manual_seed(0)
     x, g = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-    found = [scheme.scale_of_sum() for scheme in built.model.schemes]
+    found = [scheme.post_scale() for scheme in built.model.schemes]
     for scheme, a in zip(built.model.schemes, found, strict=True):
         if a is not None:
-            assert type(scheme).at_step is type(scheme).__mro__[1].at_step
+            assert not scheme.changes_by_step
             z = scheme.residual(x, lambda u: g if u is x else None, lambda z: z)
             assert torch.allclose(z, a * x + g)
     assert (found[0] is not None) == (name in POST)
@@ -372,4 +372,4 @@ def test_a_residual_of_one_s_own_is_not_taken_for_that_of_its_parent() -> None:
     for name, same in (("half", False), ("same", True), ("grows", False)):
         config = with_overrides(Config(), given | {"model.scheme": name})
         (scheme, _) = build_model(config, vocab_size=11, device="meta").model.schemes
-        assert (scheme.scale_of_sum() is not None) is same
+        assert (scheme.post_scale() is not None) is same

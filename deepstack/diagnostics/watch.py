@@ -144,6 +144,8 @@ class SublayerTap(Tap):
             total = self.norm_input if ends_in_norm else x
             assert total is not None
             self._record_gradient("sum", total)
+        # A tensor kept here would keep the graph of the layers before it, see `let_go`.
+        del self.x, self.here, self.branch_inputs, self.norm_input, self.norm_output
 
 
 def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
