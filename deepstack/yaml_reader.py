@@ -1,20 +1,21 @@
-"""A small, strict YAML: text -> values that know their line and column, or a list of problems.
+"""Read a small, strict subset of YAML into values that know their line and column.
 
 Taken from YAML 1.2: mappings, sequences, quoted, plain and block scalars, comments, and its core
 types (null, true and false, integers, floats), so that `1e-3` is a number and `on` is a string.
-Refused by name: anchors, aliases, merge keys, tags, directives, several documents, duplicate keys,
-infinities and NaN.  The events come from PyYAML, one after the other; nothing here is recursive
-and nothing constructs objects, so that no input can exhaust the stack, the memory or the time.
+Refused: anchors, aliases, merge keys, tags, directives, several documents, duplicate keys,
+infinities and NaN.  PyYAML supplies the events; no object is constructed and the depth is limited,
+so that no input can exhaust the stack, the memory or the time.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -33,7 +34,10 @@ _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-# what libyaml and PyYAML say -> what to say; the first that occurs in theirs is taken
+# libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# (part of the parser's message, text after 'found', text after 'allowed'); the first match counts
 _SYNTAX = (
     ("mapping values are not allowed", "a ':' where no key can be", "one `key: value` a line, "
      "keys of one section at the same indentation, and text that holds ': ' in quotes"),
@@ -55,7 +59,7 @@ _SYNTAX = (
 
 @dataclass(slots=True)
 class Node:
-    """A value with its place.  where: 'file:line:column', or the override that it came from."""
+    """A value and its place: 'file:line:column', or the override that set it."""
 
     value: dict[str, Node] | list[Node] | Scalar
     where: str
@@ -63,7 +67,7 @@ class Node:
     key_where: str = ""
 
     def plain(self) -> Any:
-        """The value without places: dicts, lists and scalars."""
+        """Return the value without places: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -71,7 +75,7 @@ class Node:
         return self.value
 
     def at(self, path: tuple[str | int, ...]) -> Node:
-        """The node at a path, or the deepest one on the way there."""
+        """Return the node at a path, or the deepest existing node on the way to it."""
         node = self
         for part in path:
             inside = node.value
@@ -86,9 +90,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it stands, the dotted key (or ''), and what to say.
+    """One mistake: its place, the dotted key (or '') and the message.
 
-    relation: the value is wrong only together with that of another key.
+    relation: the value is wrong only in combination with the value of another key.
     """
 
     where: str
@@ -100,76 +104,72 @@ class Problem:
         return ": ".join(part for part in (self.where, self.key, self.text) if part)
 
 
-class _SyntaxProblem(Exception):
-    """What stops the reading at once."""
+class _FatalProblem(Exception):
+    """A problem after which reading cannot continue."""
 
 
 def read(
     data: bytes | str, source: str, limit: int | None = MAX_BYTES
 ) -> tuple[Node, list[Problem]]:
-    """The values of a YAML text and everything that is wrong with it.
+    """Return the values of a YAML text and a list of its mistakes.
 
-    source: what names the text in places.  limit: the bytes that it may have, None for any number.
+    source: the name of the text in messages.  limit: its largest size in bytes; None: unlimited.
     """
-    empty = Node({}, source, "an empty file")
+    reader, text = _Reader(source), ""
     try:
         text = _decode(data, source, limit)
-    except _SyntaxProblem as error:
-        return empty, [error.args[0]]
-    reader = _Reader(source)
-    try:
-        root = reader.build(yaml.parse(text, Loader=_LOADER))
-    except _SyntaxProblem as error:
-        return empty, [*reader.problems, error.args[0]]
-    except yaml.MarkedYAMLError as error:
-        return empty, [*reader.problems, _syntax(error, text, source)]
+        reader.read(yaml.parse(text, Loader=_LOADER))
+        return reader.root, reader.problems
+    except _FatalProblem as error:
+        problem = error.args[0]
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
-        first = str(error).splitlines() or ["unreadable"]
-        return empty, [Problem(source, "", f"found what is not YAML: {first[0][:100]}")]
-    return root or empty, reader.problems
+        problem = _syntax_problem(error, text, source)
+    return Node({}, source, "an empty file"), [*reader.problems, problem]
 
 
-def scalar(text: str) -> Scalar:
-    """A plain scalar by YAML 1.2's core types.  ValueError, saying why, for a refused number."""
-    return _short_scalar(text) if len(text) <= 40 else _scalar(text)
+@lru_cache(maxsize=1024)  # the configurations of a study share most of their values
+def parse_scalar(text: str) -> Scalar:
+    """Return the value of a plain scalar by the core types of YAML 1.2.
 
-
-def _scalar(text: str) -> Scalar:
+    Raises ValueError, with the reason, for a number that is not allowed.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):
         raise ValueError(f"found {shorten(text)}; allowed a finite number")
     if _INTEGER.fullmatch(text):
-        number = int(text, 0) if text[:2] in ("0o", "0x") else _decimal(text)
-        if abs(number) >= 2**63:
+        # long digits first: int() is slow for them, and refuses more than 4300 with its own error
+        base = 0 if text[:2] in ("0o", "0x") else 10
+        if len(text) > 40 or abs(number := int(text, base)) >= 2**63:
             raise ValueError(f"found {shorten(text)}; allowed an integer below 2^63")
         return number
     if _FLOAT.fullmatch(text):
-        value = float(text)
-        if value in (float("inf"), float("-inf")):
+        if math.isinf(value := float(text)):
             raise ValueError(f"found {shorten(text)}; allowed a number below 1.8e308")
         return value
     return text
 
 
-# The configs of a study share most of their values.
-_short_scalar = lru_cache(maxsize=1024)(_scalar)
-
-
 def shorten(text: str, limit: int = 48) -> str:
-    """A text cut to a length that fits into a message."""
+    """Return a text cut to a length that fits into a message."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def quoted(text: str) -> str:
-    """A text in quotes, cut to a length, with everything that cannot be seen written as escapes."""
+def quote(text: str) -> str:
+    """Return a shortened text in quotes, with invisible characters as escapes."""
     return repr(shorten(text))
 
 
-def refused(letter: str) -> bool:
-    """Whether a character has no business in a configuration: controls, surrogates, strange ends.
+def quote_key(dotted: str) -> str:
+    """Return a dotted key as it is when it is printable and short, else quoted."""
+    plain = dotted.isprintable() and len(dotted) <= 100 and dotted == dotted.strip()
+    return dotted if plain else repr(shorten(dotted, 100))
 
-    U+2028 and U+2029 would count as ends of lines, and positions were wrong after them.
+
+def is_forbidden(letter: str) -> bool:
+    """Return whether a character may not occur: controls, surrogates, unusual line ends.
+
+    U+2028 and U+2029 would count as line ends and shift the positions after them.
     """
     if letter.isprintable() or letter in "\t\n\r":
         return False
@@ -178,16 +178,11 @@ def refused(letter: str) -> bool:
     )
 
 
-def show(value: Scalar, written: str) -> str:
-    """A plain scalar for a message: as it was written; text in quotes."""
+def display(value: Scalar, written: str) -> str:
+    """Return a plain scalar for a message: as it was written; text in quotes."""
     if value is None:
         return "nothing"
-    return quoted(written) if isinstance(value, str) else shorten(written)
-
-
-def _decimal(text: str) -> int:
-    # int() refuses more than 4300 digits with an error of its own, and is slow before that
-    return int(text) if len(text) <= 40 else 2**63
+    return quote(written) if isinstance(value, str) else shorten(written)
 
 
 def _decode(data: bytes | str, source: str, limit: int | None) -> str:
@@ -195,25 +190,22 @@ def _decode(data: bytes | str, source: str, limit: int | None) -> str:
         data = data.encode("utf-8", "surrogatepass")
     if limit is not None and len(data) > limit:
         size = f"{len(data):,} bytes" if len(data) > limit + 1 else f"more than {limit} bytes"
-        raise _SyntaxProblem(
-            Problem(source, "", f"found {size}; allowed a configuration of at most 64 KiB")
-        )
+        _stop(source, f"found {size}; allowed a configuration of at most 64 KiB")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        where = _position(data[: error.start].decode("utf-8"), source)
-        found = f"found the byte 0x{data[error.start]:02x}, which is not UTF-8"
-        hint = "; save the file as UTF-8"
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            found, hint = "found UTF-16", "; save the file as UTF-8"
-        raise _SyntaxProblem(Problem(where, "", f"{found}; allowed UTF-8 text{hint}")) from None
+        utf_16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        byte = f"the byte 0x{data[error.start]:02x}, which is not UTF-8"
+        _stop(
+            _position(data[: error.start].decode("utf-8"), source),
+            f"found {'UTF-16' if utf_16 else byte}; allowed UTF-8 text; save the file as UTF-8",
+        )
     text = text.removeprefix("\ufeff")
     if not text.replace("\n", "").isprintable():
         for index, letter in enumerate(text):
-            if refused(letter):
+            if is_forbidden(letter):
                 where = _position(text[:index], source)
-                name = f"the control character {letter!r}"
-                raise _SyntaxProblem(Problem(where, "", f"found {name}; allowed printable text"))
+                _stop(where, f"found the control character {letter!r}; allowed printable text")
     return text
 
 
@@ -222,139 +214,121 @@ def _position(before: str, source: str) -> str:
     return f"{source}:{before.count(chr(10)) + 1}:{len(line[-1]) + 1}"
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
-    said = f"{error.context or ''} {error.problem or ''}"
-    mark = error.problem_mark or error.context_mark
-    # for what is never closed, the place where it was opened says more than the end of the file
-    opened = any(word in said for word in ("end of stream", "',' or ']'", "',' or '}'"))
-    mark = error.context_mark if opened and error.context_mark else mark
-    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-    letter = before = ""
-    if mark:
-        lines = text.split("\n")
-        line = lines[mark.line] if mark.line < len(lines) else ""
-        letter, before = line[mark.column : mark.column + 1], line[: mark.column]
-        if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
-            return Problem(where, "", "found a tab; allowed spaces, two for each level")
-    if "cannot start any token" in said and letter:
-        found = f"found a value that begins with {letter!r}"
-        return Problem(where, "", f"{found}; allowed a plain word or number, or text in quotes")
-    if re.search(r"""^[^#]*:\s*(".*"|'.*')\s*$""", before) and "expected key" in said:
-        return Problem(where, "", "found text after a closing quote; allowed one pair of quotes")
-    for theirs, found, allowed in _SYNTAX:
-        if theirs in said:
-            return Problem(where, "", f"found {found}; allowed {allowed}")
-    return Problem(
-        where, "", f"found what is not YAML ({said.strip()}); allowed `key: value` lines"
-    )
+def _syntax_problem(error: Exception, text: str, source: str) -> Problem:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        first = (str(error).splitlines() or ["unreadable"])[0]
+        return Problem(source, "", f"found what is not YAML: {first[:100]}")
+    message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+    if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
+        mark = error.context_mark  # where it was opened, and not the end of the file
+    line = "".join(text.splitlines()[mark.line : mark.line + 1])
+    before, letter = line[: mark.column], line[mark.column : mark.column + 1]
+    found, allowed = f"what is not YAML ({message.strip()})", "`key: value` lines"
+    if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
+        found, allowed = "a tab", "spaces, two for each level"
+    elif "cannot start any token" in message and letter:
+        found = f"a value that begins with {letter!r}"
+        allowed = "a plain word or number, or text in quotes"
+    elif "expected key" in message and re.search(r"""^[^#]*:\s*(".*"|'.*')\s*$""", before):
+        found, allowed = "text after a closing quote", "one pair of quotes"
+    else:
+        for part, *row in _SYNTAX:
+            if part in message:
+                found, allowed = row
+                break
+    where = f"{source}:{mark.line + 1}:{mark.column + 1}"
+    return Problem(where, "", f"found {found}; allowed {allowed}")
 
 
 class _Reader:
-    """Builds nodes from events with a stack of its own."""
+    """Builds nodes from the events of a parser, in one pass."""
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.root = Node({}, source, "an empty file")
         self.problems: list[Problem] = []
 
-    def build(self, events: Iterator[Any]) -> Node | None:
-        root: Node | None = None
-        # open containers, each with the key that waits for its value and the dotted way to it
-        stack: list[tuple[Node, tuple[str, str] | None, str]] = []
+    def read(self, events: Iterator[Any]) -> None:
+        """Read every event; the root is the value of the one document."""
         documents = 0
         for event in events:
-            where = f"{self.source}:{event.start_mark.line + 1}:{event.start_mark.column + 1}"
-            if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
-                parent, waiting, path = stack[-1] if stack else (None, None, "")
-                is_key = parent is not None and isinstance(parent.value, dict) and not waiting
-                if is_key:
-                    assert parent is not None
-                    stack[-1] = (parent, (self._key(event, where, parent, path), where), path)
-                    continue
-                here = f"{path}.{waiting[0]}".strip(".") if waiting else path
-                node = self._node(event, where, here)
-                if parent is None:
-                    root = node
-                elif isinstance(parent.value, list):
-                    parent.value.append(node)
-                elif isinstance(parent.value, dict) and waiting:
-                    node.key_where = waiting[1]
-                    parent.value.setdefault(waiting[0], node)
-                    stack[-1] = (parent, None, path)
-                if isinstance(event, yaml.CollectionStartEvent):
-                    if len(stack) >= MAX_DEPTH:
-                        self._stop(where, f"found more than {MAX_DEPTH} levels; allowed at most "
-                                   f"{MAX_DEPTH}", here)  # fmt: skip
-                    stack.append((node, None, here))
-            elif isinstance(event, yaml.DocumentStartEvent):
+            if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._stop(where, "found a second document ('---'); allowed one a file")
+                    _stop(self._place(event), "found a second document ('---'); allowed one a file")
                 if event.version or event.tags:
-                    self._stop(where, "found a '%' directive; allowed none")
-            elif isinstance(event, yaml.AliasEvent):
-                self._stop(where, f"found the alias {quoted(f'*{event.anchor}')}; "
-                           "allowed no anchors and aliases: write the value again")  # fmt: skip
-            elif isinstance(event, yaml.CollectionEndEvent):
-                stack.pop()
-        return root
+                    _stop(self._place(event), "found a '%' directive; allowed none")
+            elif isinstance(event, yaml.NodeEvent):
+                self.root = self._node(event, events, "", 0)
 
-    def _key(self, event: Any, where: str, parent: Node, path: str) -> str:
-        if not isinstance(event, yaml.ScalarEvent):
-            self._stop(where, "found a list or section as a key; allowed a plain word", path)
-        self._no_extras(event, where, path)
-        key: str = event.value
-        if key == "<<" and event.implicit[0]:
-            self._stop(where, "found the merge key '<<'; allowed no merging: write the keys", path)
-        if isinstance(parent.value, dict) and key in parent.value:
-            here = f"{path}.{key}".strip(".")
-            first = parent.value[key].key_where.removeprefix(self.source + ":")
-            line = first.split(":")[0]
-            self._note(where, quoted_key(here), f"found the key twice (first on line {line}); "
-                       "allowed once: delete one of them")  # fmt: skip
-        return key
-
-    def _node(self, event: Any, where: str, here: str) -> Node:
-        self._no_extras(event, where, here)
-        if isinstance(event, yaml.MappingStartEvent):
-            return Node({}, where, "a section")
+    def _node(self, event: Any, events: Iterator[Any], path: str, depth: int) -> Node:
+        where = self._refuse_extras(event, path)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, where, path)
+        if depth >= MAX_DEPTH:
+            _stop(where, f"found more than {MAX_DEPTH} levels; allowed at most {MAX_DEPTH}", path)
         if isinstance(event, yaml.SequenceStartEvent):
-            return Node([], where, "a list")
+            items: list[Node] = []
+            while not isinstance(event := next(events), yaml.SequenceEndEvent):
+                items.append(self._node(event, events, path, depth + 1))
+            return Node(items, where, "a list")
+        section: dict[str, Node] = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key, key_where = self._key(event, path)
+            inner = f"{path}.{key}".strip(".")
+            if key in section:
+                line = section[key].key_where.removeprefix(self.source + ":").split(":")[0]
+                text = (
+                    f"found the key twice (first on line {line}); allowed once: delete one of them"
+                )
+                self._note(key_where, inner, text)
+            node = self._node(next(events), events, inner, depth + 1)
+            node.key_where = key_where
+            section.setdefault(key, node)
+        return Node(section, where, "a section")
+
+    def _key(self, event: Any, path: str) -> tuple[str, str]:
+        where = self._place(event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            _stop(where, "found a list or section as a key; allowed a plain word", path)
+        self._refuse_extras(event, path)
+        if event.value == "<<" and event.implicit[0]:
+            _stop(where, "found the merge key '<<'; allowed no merging: write the keys", path)
+        return event.value, where
+
+    def _scalar(self, event: Any, where: str, path: str) -> Node:
         text: str = event.value
-        if not event.implicit[0]:
-            bad = next(filter(refused, text), None)
-            if bad:
-                self._note(where, quoted_key(here), f"found the control character {bad!r}; "
-                           "allowed printable text")  # fmt: skip
-                text = ""
-            return Node(text, where, quoted(text))
-        try:
-            value = scalar(text)
-        except ValueError as error:
-            self._note(where, quoted_key(here), str(error))
-            value = None
-        return Node(value, where, show(value, text))
+        if event.implicit[0]:
+            try:
+                value = parse_scalar(text)
+            except ValueError as error:
+                self._note(where, path, str(error))
+                value = None
+            return Node(value, where, display(value, text))
+        if bad := next(filter(is_forbidden, text), None):
+            self._note(where, path, f"found the control character {bad!r}; allowed printable text")
+            text = ""
+        return Node(text, where, quote(text))
 
-    def _no_extras(self, event: Any, where: str, here: str) -> None:
+    def _refuse_extras(self, event: Any, path: str) -> str:
+        where, allowed = self._place(event), "allowed no anchors and aliases: write the value again"
+        if isinstance(event, yaml.AliasEvent):
+            _stop(where, f"found the alias {quote(f'*{event.anchor}')}; {allowed}")
         if event.anchor is not None:
-            self._stop(where, f"found the anchor {quoted('&' + event.anchor)}; "
-                       "allowed no anchors and aliases: write the value again", here)  # fmt: skip
+            _stop(where, f"found the anchor {quote(f'&{event.anchor}')}; {allowed}", path)
         if event.tag is not None:
-            self._stop(where, f"found the tag {quoted(event.tag)}; allowed no tags", here)
+            _stop(where, f"found the tag {quote(event.tag)}; allowed no tags", path)
+        return where
 
-    def _note(self, where: str, here: str, text: str) -> None:
-        self.problems.append(Problem(where, here, text))
-        if len(self.problems) > MAX_PROBLEMS:
-            raise _SyntaxProblem(self.problems.pop())
+    def _place(self, event: Any) -> str:
+        return f"{self.source}:{event.start_mark.line + 1}:{event.start_mark.column + 1}"
 
-    def _stop(self, where: str, text: str, here: str = "") -> None:
-        raise _SyntaxProblem(Problem(where, quoted_key(here), text))
-
-
-def quoted_key(dotted: str) -> str:
-    """A dotted key as it is shown: itself when it is printable and short, else quoted."""
-    plain = dotted.isprintable() and len(dotted) <= 100 and dotted == dotted.strip()
-    return dotted if plain else repr(shorten(dotted, 100))
+    def _note(self, where: str, path: str, text: str) -> None:
+        problem = Problem(where, quote_key(path), text)
+        if len(self.problems) == MAX_PROBLEMS:
+            raise _FatalProblem(problem)
+        self.problems.append(problem)
 
 
-# libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _stop(where: str, text: str, path: str = "") -> NoReturn:
+    raise _FatalProblem(Problem(where, quote_key(path), text))

@@ -17,9 +17,9 @@ from deepstack.yaml_reader import (
     MAX_PROBLEMS,
     Node,
     Problem,
-    quoted,
-    quoted_key,
-    scalar,
+    parse_scalar,
+    quote,
+    quote_key,
     shorten,
 )
 
@@ -134,7 +134,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     if item["loc"][-1] == "[key]":
         names = ROLES if item["type"] == "literal_error" else ()
         allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
-        text = f"found the key {quoted(str(path[-1]))}; allowed {allowed}"
+        text = f"found the key {quote(str(path[-1]))}; allowed {allowed}"
         hint = _hint(nearest(str(path[-1]), names))
         return Problem(node.key_where or node.where, dotted, text + hint)
     if item["type"] == "relation":
@@ -193,7 +193,7 @@ def _spelt_out(value: str, schema: Schema) -> str | None:
 def _hint(meant: str | None) -> str:
     if meant is None:
         return ""
-    plain = meant in ("true", "false", "null") or not isinstance(scalar(meant), str)
+    plain = meant in ("true", "false", "null") or not isinstance(parse_scalar(meant), str)
     return f"; did you mean {meant if plain else repr(meant)}?"
 
 
@@ -202,7 +202,7 @@ def _unknown_key(path: Path, node: Node) -> str:
     siblings = sections().get(section, [])
     if not siblings:
         return (
-            f"found {quoted(word)} below a key that takes no keys; allowed {describe(path[:-1])[0]}"
+            f"found {quote(word)} below a key that takes no keys; allowed {describe(path[:-1])[0]}"
         )
     allowed = ", ".join(siblings)
     if "." in word and isinstance(node.key_where, str):
@@ -212,7 +212,7 @@ def _unknown_key(path: Path, node: Node) -> str:
             return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
     # what was meant comes before a list that may be long
     hint = _hint(meant_key(path)) or ";"
-    return f"found the unknown key {quoted(word)}{hint} allowed {allowed}"
+    return f"found the unknown key {quote(word)}{hint} allowed {allowed}"
 
 
 def meant_key(path: Path) -> str | None:
@@ -258,7 +258,7 @@ def _meant(value: object, schema: Schema) -> str | None:
         return _YES.get(plain) or _NO[plain]
     if types & {"integer", "number"} and not isinstance(value, bool):
         try:
-            number = scalar(plain.replace("_", ""))
+            number = parse_scalar(plain.replace("_", ""))
         except ValueError:
             number = None
         if isinstance(number, float) and "integer" in types and number.is_integer():
@@ -303,7 +303,7 @@ def _dotted(path: Path) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return quoted_key(text.removeprefix("."))
+    return quote_key(text.removeprefix("."))
 
 
 def _allowed(schema: Schema) -> str:

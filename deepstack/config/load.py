@@ -23,13 +23,13 @@ from deepstack.yaml_reader import (
     MAX_DEPTH,
     Node,
     Problem,
-    quoted,
-    quoted_key,
+    display,
+    is_forbidden,
+    parse_scalar,
+    quote,
+    quote_key,
     read,
-    refused,
-    scalar,
     shorten,
-    show,
 )
 
 
@@ -172,7 +172,7 @@ def are_apart(key: str, value: str) -> bool:
 
 
 def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], Node] | Problem:
-    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quoted'.
+    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quote'.
 
     hinted: what a hint has behind the key of a text that is a key alone.
     """
@@ -183,23 +183,23 @@ def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], N
     if not equals or not all(path):
         meant = meant_in_full(path) if not equals and all(path) else None
         hint = f"; did you mean {meant}={hinted}?" if meant else ""
-        return Problem(label, "", f"found {quoted(text)}; allowed key=value, such as "
+        return Problem(label, "", f"found {quote(text)}; allowed key=value, such as "
                        f"model.depth=48{hint}")  # fmt: skip
     if len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         return Problem(label, "", f"found a key of {len(path)} levels; allowed key=value, such as "
                        "model.depth=48")  # fmt: skip
-    if any(map(refused, text)):
+    if any(map(is_forbidden, text)):
         return Problem(label, "", "found a control character; allowed printable text")
     if value[:1] in tuple("[{\"'"):
         node, problems = read(value, label)
         if problems:
-            return Problem(label, quoted_key(key), problems[0].text)
+            return Problem(label, quote_key(key), problems[0].text)
         return path, relabel(node, label)
     try:
-        plain = scalar(value)
+        plain = parse_scalar(value)
     except ValueError as error:
-        return Problem(label, quoted_key(key), str(error))
-    return path, Node(plain, label, show(plain, value), label)
+        return Problem(label, quote_key(key), str(error))
+    return path, Node(plain, label, display(plain, value), label)
 
 
 def place_of(override: str) -> str:

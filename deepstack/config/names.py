@@ -6,7 +6,7 @@ import re
 
 from deepstack.config.schema import RUN_NAME
 from deepstack.errors import ConfigError
-from deepstack.yaml_reader import quoted
+from deepstack.yaml_reader import quote
 
 LONGEST_NAME = 64
 
@@ -20,6 +20,6 @@ def checked_study(name: str) -> str:
     if re.fullmatch(RUN_NAME, name) and len(name) <= LONGEST_NAME:
         return name
     raise ConfigError(
-        f"--study: found {quoted(name)}; allowed letters, digits, '.', '_' and '-', not starting "
+        f"--study: found {quote(name)}; allowed letters, digits, '.', '_' and '-', not starting "
         f"with '.' or '-' (at most {LONGEST_NAME})"
     )

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.errors import FrozenError
-from deepstack.yaml_reader import refused
+from deepstack.yaml_reader import is_forbidden
 
 Role = Literal[
     "q", "k", "v", "o", "w1", "w2", "w3", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
@@ -52,7 +52,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 def _readable(value: Any) -> Any:
     # what a file may not hold: the run's own config.yaml could not be read back
-    if isinstance(value, str) and (bad := next(filter(refused, value), None)):
+    if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
         text = "found the control character {bad}; allowed printable text"
         raise PydanticCustomError("relation", text, {"bad": repr(bad)})
     return value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from deepstack.config.explain import meant_inside, meant_key, validate
 from deepstack.config.walk import keys, sections
 from deepstack.registry import nearest
-from deepstack.yaml_reader import Node, Problem, quoted, quoted_key, shorten
+from deepstack.yaml_reader import Node, Problem, quote, quote_key, shorten
 
 MAX_RUNS = 10_000
 MAX_AXES = 32
@@ -31,10 +31,10 @@ class Axes:
     def named(self) -> Iterator[tuple[str, str, Node]]:
         """(name in messages, key, node) of every swept key."""
         for key, node in self.grid.items():
-            yield quoted_key(f"sweep.grid.{key}"), key, node
+            yield quote_key(f"sweep.grid.{key}"), key, node
         for group in self.zips:
             for key, node in group.items():
-                yield quoted_key(f"sweep.zip.{key}"), key, node
+                yield quote_key(f"sweep.zip.{key}"), key, node
 
     def keys(self) -> list[str]:
         """Every swept key."""
@@ -71,9 +71,9 @@ def read_axes(sweep: Node | None) -> tuple[Axes, list[Problem]]:
     problems = []
     for key, node in sweep.value.items():
         if key not in SECTIONS:
-            text = f"found the unknown key {quoted(key)}; allowed {', '.join(SECTIONS)}"
+            text = f"found the unknown key {quote(key)}; allowed {', '.join(SECTIONS)}"
             text += hint_of(nearest(key, SECTIONS))
-            problems.append(Problem(node.key_where, quoted_key(f"sweep.{key}"), text))
+            problems.append(Problem(node.key_where, quote_key(f"sweep.{key}"), text))
     axes = Axes()
     grid = sweep.value.get("grid")
     if grid is not None and grid.value is not None:
@@ -120,7 +120,7 @@ def wrong_axes(axes: Axes, tree: Node, where: str) -> list[Problem]:
         elif axes.total <= MAX_RUNS:
             problems += wrong_values(tree, key, node)
     for key, node in axes.grid.items():
-        problems += _repeated(quoted_key(f"sweep.grid.{key}"), node)
+        problems += _repeated(quote_key(f"sweep.grid.{key}"), node)
     for group in axes.zips:
         problems += _wrong_zip(group)
     return problems
@@ -130,7 +130,7 @@ def wrong_key(name: str, key: str, node: Node) -> Problem | None:
     """What is wrong with a dotted key that is given values, if anything."""
     path = tuple(key.split("."))
     if key in sections() or key.split(".")[0] in ("name", "runtime", "sweep"):
-        text = f"found {quoted(key)}; allowed a key that makes a run differ, such as model.depth"
+        text = f"found {quote(key)}; allowed a key that makes a run differ, such as model.depth"
         values = node.value if isinstance(node.value, list) else [node]
         inside = meant_inside(path, [value.value for value in values])
         text += hint_of(inside and f"{key}.{inside}")
@@ -139,7 +139,7 @@ def wrong_key(name: str, key: str, node: Node) -> Problem | None:
         meant = meant_key(path) if all(path) else None
         if meant and "." not in meant and len(path) > 1:
             meant = ".".join((*path[:-1], meant))
-        text = f"found the unknown key {quoted(key)}; allowed dotted keys such as model.depth"
+        text = f"found the unknown key {quote(key)}; allowed dotted keys such as model.depth"
         return Problem(node.key_where, name, text + hint_of(meant))
     return None
 
@@ -191,7 +191,7 @@ def _wrong_zip(group: dict[str, Node]) -> list[Problem]:
         if len(lists[key]) != len(lists[first]):
             text = f"found {len(lists[key])} values; allowed {len(lists[first])}, as {first} has: "
             text += "the keys of a zip go together"
-            problems.append(Problem(group[key].where, quoted_key(f"sweep.zip.{key}"), text))
+            problems.append(Problem(group[key].where, quote_key(f"sweep.zip.{key}"), text))
     if problems:
         return problems
     seen: set[str] = set()
@@ -200,7 +200,7 @@ def _wrong_zip(group: dict[str, Node]) -> list[Problem]:
         if plain in seen:
             shown = shorten(", ".join(f"{k}={v.shown}" for k, v in zip(lists, row, strict=True)))
             text = f"found {shown} twice; allowed once"
-            problems.append(Problem(row[0].where, quoted_key(f"sweep.zip.{first}"), text))
+            problems.append(Problem(row[0].where, quote_key(f"sweep.zip.{first}"), text))
         seen.add(plain)
     return problems
 

@@ -10,7 +10,7 @@ from deepstack.config.explain import meant_key
 from deepstack.config.study_axes import Axes, hint_of, is_known, put_at, wrong_value
 from deepstack.config.walk import sections
 from deepstack.registry import nearest
-from deepstack.yaml_reader import Node, Problem, quoted, quoted_key, shorten
+from deepstack.yaml_reader import Node, Problem, quote, quote_key, shorten
 
 MAX_RULES = 100
 
@@ -107,9 +107,9 @@ def _rule(
     problems = []
     for key, node in entry.value.items():
         if key not in ("where", "set"):
-            text = f"found the unknown key {quoted(key)}; allowed where, set"
+            text = f"found the unknown key {quote(key)}; allowed where, set"
             hint = hint_of(nearest(key, ("where", "set")))
-            problems.append(Problem(node.key_where, quoted_key(f"{name}.{key}"), text + hint))
+            problems.append(Problem(node.key_where, quote_key(f"{name}.{key}"), text + hint))
     if problems:
         return None, problems
     parts = {key: entry.value.get(key) for key in ("where", "set")}
@@ -126,7 +126,7 @@ def _rule(
     for key, node in parts["set"].value.items():
         wrong = _wrong_setting(key, [other for other in values if other not in given])
         if wrong:
-            problems.append(Problem(node.key_where, quoted_key(f"{name}.set.{key}"), wrong))
+            problems.append(Problem(node.key_where, quote_key(f"{name}.set.{key}"), wrong))
     return Rule(name, entry, where, dict(parts["set"].value)), problems
 
 
@@ -136,9 +136,9 @@ def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, l
     problems: list[Problem] = []
     assert isinstance(entry.value, dict)
     for key, node in entry.value.items():
-        at = quoted_key(f"{name}.{key}")
+        at = quote_key(f"{name}.{key}")
         if key not in values:
-            text = f"found {quoted(key)}, which is not swept; allowed {', '.join(values) or 'none'}"
+            text = f"found {quote(key)}, which is not swept; allowed {', '.join(values) or 'none'}"
             hint = hint_of(nearest(key, values))
             problems.append(Problem(node.key_where, at, shorten(text, 300) + hint))
             continue
@@ -164,17 +164,17 @@ def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, l
 def _wrong_setting(key: str, swept: Sequence[str]) -> str | None:
     """What is wrong with a key that an override sets, if anything."""
     if key in sections() or key.split(".")[0] in ("name", "sweep"):
-        return f"found {quoted(key)}; allowed a dotted key such as train.lr"
+        return f"found {quote(key)}; allowed a dotted key such as train.lr"
     if not is_known(key):
         path = tuple(key.split("."))
         meant = meant_key(path) if all(path) else None
         if meant and "." not in meant and len(path) > 1:
             meant = ".".join((*path[:-1], meant))
-        text = f"found the unknown key {quoted(key)}; allowed dotted keys such as train.lr"
+        text = f"found the unknown key {quote(key)}; allowed dotted keys such as train.lr"
         return text + hint_of(meant)
     for other in swept:
         if related(key, other):
-            return f"found {quoted(key)}, which the sweep varies; allowed a key that it does not"
+            return f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
     return None
 
 
@@ -195,7 +195,7 @@ def wrong_settings(rules: Sequence[Rule], tree: Node) -> list[Problem]:
 
 def _at_place(problems: list[Problem], rule: Rule) -> Iterator[Problem]:
     for problem in problems:
-        key = quoted_key(f"{rule.name}.set.{problem.key}")
+        key = quote_key(f"{rule.name}.set.{problem.key}")
         yield Problem(problem.where, key, problem.text)
 
 

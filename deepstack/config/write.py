@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deepstack.config.schema import Config
-from deepstack.yaml_reader import scalar
+from deepstack.yaml_reader import parse_scalar
 
 # what needs no quotes anywhere, also inside [a, b]
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
@@ -53,7 +53,7 @@ def _scalar(value: Any) -> str:
 
 def _read(text: str) -> Any:
     try:
-        return scalar(text)
+        return parse_scalar(text)
     except ValueError:
         return None
 
