@@ -87,18 +87,26 @@ def describe(path: Path) -> tuple[str, Schema]:
 
 
 def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
-    found: dict[Path, dict[str, Any]] = {}
-    for item in error.errors(include_url=False):
-        path = _path(item["loc"], data)
-        found.setdefault(path, dict(item))
-    # a union reports each of its branches: what lies deepest says most
-    covered = {path[:i] for path in found for i in range(len(path))}
-    wrong = [(path, item) for path, item in found.items() if path not in covered]
+    wrong = distinct_errors(error, data)
     wrong.sort(key=lambda pair: order(tree.at(pair[0]).where))
-    said = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
-    # a hostile file can have thousands: they are counted, and never looked at
-    rest = wrong[MAX_PROBLEMS:]
-    return said + [Problem(tree.at(p).where, _dotted(p), "found one more mistake") for p, _ in rest]
+    explained = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
+    # a hostile file can have thousands: the rest is counted and not examined
+    return explained + [
+        Problem(tree.at(path).where, _dotted(path), "found one more mistake")
+        for path, _ in wrong[MAX_PROBLEMS:]
+    ]
+
+
+def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[str, Any]]]:
+    """Return pydantic's errors, one for each path in the data.
+
+    A union reports each of its branches: of two errors the one deeper in the data is kept.
+    """
+    errors: dict[Path, dict[str, Any]] = {}
+    for item in error.errors(include_url=False):
+        errors.setdefault(_path(item["loc"], data), dict(item))
+    covered = {path[:i] for path in errors for i in range(len(path))}
+    return [(path, item) for path, item in errors.items() if path not in covered]
 
 
 def order(where: str) -> tuple[int, ...]:
@@ -135,7 +143,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         names = ROLES if item["type"] == "literal_error" else ()
         allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
         text = f"found the key {quote(str(path[-1]))}; allowed {allowed}"
-        hint = _hint(nearest(str(path[-1]), names))
+        hint = hint_of(nearest(str(path[-1]), names))
         return Problem(node.key_where or node.where, dotted, text + hint)
     if item["type"] == "relation":
         relation_to = tree.at((*path[:-1], "d_model")) if node is tree.at(path[:-1]) else node
@@ -151,7 +159,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         typed = "command line" in node.where
         text += f"; did you mean {dotted}.{inside}" + (f"={node.value}?" if typed else "?")
     else:
-        text += _hint(_meant(node.value, schema))
+        text += hint_of(_meant(node.value, schema))
     if isinstance(node.value, str) and "command line" in node.where:
         if spelt := _spelt_out(node.value, schema):
             text += f"; did you mean {spelt}, in deepstack sweep?"
@@ -190,7 +198,8 @@ def _spelt_out(value: str, schema: Schema) -> str | None:
     return ",".join(map(str, values))
 
 
-def _hint(meant: str | None) -> str:
+def hint_of(meant: str | None) -> str:
+    """Return '; did you mean …?', or '' for no suggestion."""
     if meant is None:
         return ""
     plain = meant in ("true", "false", "null") or not isinstance(parse_scalar(meant), str)
@@ -211,7 +220,7 @@ def _unknown_key(path: Path, node: Node) -> str:
         if full in keys() or full in sections():
             return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
     # what was meant comes before a list that may be long
-    hint = _hint(meant_key(path)) or ";"
+    hint = hint_of(meant_key(path)) or ";"
     return f"found the unknown key {quote(word)}{hint} allowed {allowed}"
 
 

@@ -9,6 +9,7 @@ import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
     """
     tree = node_of(as_given(config), "")
     for dotted, value in values.items():
-        put(tree, tuple(dotted.split(".")), node_of(value, ""))
+        tree = put(tree, tuple(dotted.split(".")), node_of(value, ""))
     changed, problems = validate(tree)
     raise_all(problems)
     assert changed is not None
@@ -160,7 +161,7 @@ def read_tree(
         if isinstance(parsed, Problem):
             problems.append(parsed)
         else:
-            put(tree, *parsed)
+            tree = put(tree, *parsed)
     return tree, problems
 
 
@@ -207,15 +208,16 @@ def place_of(override: str) -> str:
     return f"{_printable(shorten(override))} on the command line"
 
 
-def put(tree: Node, path: tuple[str, ...], node: Node) -> None:
-    """Set the node at a path, making sections on the way."""
-    for part in path[:-1]:
-        if not isinstance(tree.value, dict):
-            tree.value, tree.where = {}, node.where
-        tree = tree.value.setdefault(part, Node({}, node.where, "a section", node.where))
-    if not isinstance(tree.value, dict):
-        tree.value, tree.where = {}, node.where
-    tree.value[path[-1]] = node
+def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
+    """Return a copy of the tree with another node at a path; unchanged nodes are shared."""
+    if not path:
+        return node
+    section = Node({}, node.where, "a section", node.where)
+    tree = tree if isinstance(tree.value, dict) else section
+    values = dict(tree.value) if isinstance(tree.value, dict) else {}
+    return replace(
+        tree, value=values | {path[0]: put(values.get(path[0], section), path[1:], node)}
+    )
 
 
 def node_of(value: Any, where: str) -> Node:

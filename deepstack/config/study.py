@@ -23,7 +23,7 @@ from deepstack.config.load import (
     with_overrides,
 )
 from deepstack.config.schema import Config
-from deepstack.config.study_axes import Axes, read_axes, wrong_axes
+from deepstack.config.study_axes import Axes, axis_problems, read_axes, values_of
 from deepstack.config.study_rules import (
     Matcher,
     Override,
@@ -32,8 +32,9 @@ from deepstack.config.study_rules import (
     idle,
     read_rules,
     related,
-    wrong_settings,
+    setting_problems,
 )
+from deepstack.config.study_schema import form_problems
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import Node, Problem
 
@@ -138,41 +139,43 @@ def parse_study(
     lists = [o for o in overrides if len(_values(o)) > 1]
     tree, problems = read_tree(text, source, [o for o in overrides if o not in lists])
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
-    axes, more = read_axes(sweep)
-    problems += more
-    declared = Axes(dict(axes.grid), [dict(group) for group in axes.zips])
+    sweep = sweep or Node(None, source, "nothing")
     given = [override.partition("=")[0].strip() for override in overrides]
-    for override in overrides:
+    problems += form_problems(sweep, given)
+    axes = read_axes(sweep)
+    declared = Axes(dict(axes.grid), [dict(group) for group in axes.zips])
+    for key, override in zip(given, overrides, strict=True):
         if override not in lists:
-            axes.fixed(override.partition("=")[0].strip())
+            axes.fix(key)
     for override in lists:
-        key = override.partition("=")[0].strip()
-        node, more = _axis(override)
+        key, node, more = _axis(override)
         problems += more
-        axes.replaced(key, node)
-        declared.replaced(key, _joined(dict(_pairs(declared)).get(key), node))
+        axes.replace(key, node)
+        # the rules of the file may refer to values that the command line has replaced
+        before = declared.nodes().get(key)
+        both = [*values_of(before), *values_of(node)] if before else node.value
+        declared.replace(key, replace(before or node, value=both))
     base, more = validate(tree)
     problems = together(problems, more)
-    problems += wrong_axes(axes, tree, sweep.where if sweep else source)
+    problems += axis_problems(axes, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
     rules, more = ([], []) if problems else read_rules(sweep, declared, given)
     problems += more
     if not problems:
-        problems += wrong_settings(rules, tree)
+        problems += setting_problems(rules, tree)
     raise_all(problems)
     assert base is not None
-    if rules and not set(given) & set(declared.keys()):
+    if rules and not set(given) & declared.nodes().keys():
         raise_all(idle(rules, list(_product(*_plain(axes)))))
     study = _study(base, axes, rules, given)
     if study.exclude and study.size == 0:
-        assert sweep is not None
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
     _refuse_absurd(study, axes, tree)
     return study
 
 
-def _axis(override: str) -> tuple[Node, list[Problem]]:
-    """The list of values of an override `key=a,b`."""
+def _axis(override: str) -> tuple[str, Node, list[Problem]]:
+    """Return key, values and mistakes of an override `key=a,b`."""
     key, where = override.partition("=")[0].strip(), place_of(override)
     nodes, problems = [], []
     for value in _values(override):
@@ -181,25 +184,13 @@ def _axis(override: str) -> tuple[Node, list[Problem]]:
             problems.append(replace(parsed, where=where))
         else:
             nodes.append(relabel(parsed[1], where))
-    return Node(list(nodes), where, "a list", where), problems
-
-
-def _joined(before: Node | None, after: Node) -> Node:
-    """Both lists of values: rules of the file may speak of what the command line has replaced."""
-    if before is None or not isinstance(before.value, list):
-        return after
-    assert isinstance(after.value, list)
-    return replace(before, value=[*before.value, *after.value])
-
-
-def _pairs(axes: Axes) -> Iterator[tuple[str, Node]]:
-    for _, key, node in axes.named():
-        yield key, node
+    return key, Node(list(nodes), where, "a list", where), problems
 
 
 def _plain(axes: Axes) -> tuple[dict[str, list[Any]], tuple[dict[str, list[Any]], ...]]:
-    grid = {key: list(node.plain()) for key, node in axes.grid.items()}
-    zips = ({key: list(node.plain()) for key, node in group.items()} for group in axes.zips)
+    grid, *zips = (
+        {key: node.plain() for key, node in group.items()} for group in (axes.grid, *axes.zips)
+    )
     return grid, tuple(zips)
 
 
@@ -240,7 +231,7 @@ def _values(override: str) -> list[str]:
 
 def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
     """Refuse a study with a run that this machine could never hold."""
-    nodes = dict(_pairs(axes))
+    nodes = axes.nodes()
     for sizes in _largest(study):
         try:
             too_large.refuse_absurd(with_overrides(study.base, sizes))

@@ -3,252 +3,163 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from deepstack.config.explain import meant_inside, meant_key, validate
-from deepstack.config.walk import keys, sections
-from deepstack.registry import nearest
-from deepstack.yaml_reader import Node, Problem, quote, quote_key, shorten
+from deepstack.config import walk
+from deepstack.config.explain import hint_of, meant_inside, meant_key, validate
+from deepstack.config.load import put
+from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
 
 MAX_RUNS = 10_000
 MAX_AXES = 32
-SECTIONS = ("grid", "zip", "exclude", "overrides")
 FREE = ("task.", "model.scheme_options.", "train.lr_factors.")
 
 
 @dataclass
 class Axes:
-    """What a sweep varies: single keys, and groups of keys that go together."""
+    """The keys that a sweep varies: single keys, and groups of keys that go together."""
 
     grid: dict[str, Node] = field(default_factory=dict)
     zips: list[dict[str, Node]] = field(default_factory=list)
 
-    def groups(self) -> list[dict[str, Node]]:
-        """Every factor of the product, a key of the grid as a group of one."""
-        return [*({key: node} for key, node in self.grid.items()), *self.zips]
+    def groups(self) -> list[tuple[str, dict[str, Node]]]:
+        """Return every factor of the product, after its section; a key of the grid is a group."""
+        grid = [("sweep.grid", {key: node}) for key, node in self.grid.items()]
+        return grid + [("sweep.zip", group) for group in self.zips]
 
-    def named(self) -> Iterator[tuple[str, str, Node]]:
-        """(name in messages, key, node) of every swept key."""
-        for key, node in self.grid.items():
-            yield quote_key(f"sweep.grid.{key}"), key, node
-        for group in self.zips:
-            for key, node in group.items():
-                yield quote_key(f"sweep.zip.{key}"), key, node
-
-    def keys(self) -> list[str]:
-        """Every swept key."""
-        return [key for _, key, _ in self.named()]
+    def nodes(self) -> dict[str, Node]:
+        """Return every swept key with its values."""
+        return {key: node for _, group in self.groups() for key, node in group.items()}
 
     @property
     def total(self) -> int:
         """The number of combinations."""
-        return math.prod(max(map(_length, group.values()), default=1) for group in self.groups())
+        return math.prod(_length(group) for _, group in self.groups())
 
-    def fixed(self, key: str) -> None:
-        """Sweep a key no longer; what went together with it stays together."""
+    def fix(self, key: str) -> None:
+        """Sweep a key no longer; the rest of its group stays together."""
         self.grid.pop(key, None)
         for group in self.zips:
             group.pop(key, None)
         self.zips = [group for group in self.zips if group]
 
-    def replaced(self, key: str, node: Node) -> None:
-        """Give a key other values: in its zip where it has one, else as an axis of the grid."""
-        for group in self.zips:
-            if key in group:
-                group[key] = node
-                return
-        self.grid[key] = node
+    def replace(self, key: str, node: Node) -> None:
+        """Give a key other values: in its zip if it has one, else in the grid."""
+        group = next((group for group in self.zips if key in group), self.grid)
+        group[key] = node
 
 
-def read_axes(sweep: Node | None) -> tuple[Axes, list[Problem]]:
-    """The axes that a `sweep:` section describes, and what is wrong with its form."""
-    if sweep is None or sweep.value is None:
-        return Axes(), []
-    form = "a section with `grid:`, and below it lines such as `model.depth: [6, 48]`"
-    if not isinstance(sweep.value, dict):
-        return Axes(), [Problem(sweep.where, "sweep", f"found {sweep.shown}; allowed {form}")]
-    problems = []
-    for key, node in sweep.value.items():
-        if key not in SECTIONS:
-            text = f"found the unknown key {quote(key)}; allowed {', '.join(SECTIONS)}"
-            text += hint_of(nearest(key, SECTIONS))
-            problems.append(Problem(node.key_where, quote_key(f"sweep.{key}"), text))
-    axes = Axes()
-    grid = sweep.value.get("grid")
-    if grid is not None and grid.value is not None:
-        if isinstance(grid.value, dict):
-            axes.grid = dict(grid.value)
-        else:
-            text = f"found {grid.shown}; allowed lines such as `model.depth: [6, 48]`"
-            problems.append(Problem(grid.where, "sweep.grid", text))
-    for group in _listed(sweep.value.get("zip")):
-        if not isinstance(group.value, dict) or len(group.value) < 2:
-            one = isinstance(group.value, dict) and len(group.value) == 1
-            shown = "one key, which belongs under grid" if one else group.shown
-            text = f"found {shown}; allowed two keys or more with lists of one length, such as "
-            text += "{model.depth: [6, 48], train.lr: [1e-3, 5e-4]}"
-            problems.append(Problem(group.where, "sweep.zip", text))
-        else:
-            axes.zips.append(dict(group.value))
-    return axes, problems
+def read_axes(sweep: Node) -> Axes:
+    """Return the axes of a `sweep:` section without the malformed ones."""
+    groups = part(sweep, "zip")
+    listed = groups.value if isinstance(groups.value, list) else [groups]
+    zips = [lists for lists in map(_lists, listed) if lists]
+    return Axes(_lists(part(sweep, "grid")), zips)
 
 
-def _listed(section: Node | None) -> list[Node]:
-    """The mappings of `zip:`, which may be one or a list of them."""
-    if section is None or section.value is None:
-        return []
-    return section.value if isinstance(section.value, list) else [section]
+def part(section: Node, key: str) -> Node:
+    """Return the node below a key of a section, or an empty one."""
+    inner = section.value.get(key) if isinstance(section.value, dict) else None
+    return inner or Node(None, section.where, "nothing")
 
 
-def wrong_axes(axes: Axes, tree: Node, where: str) -> list[Problem]:
-    """Everything that is wrong with the axes; the tree is what their values are put into."""
-    named = list(axes.named())
-    if len(named) > MAX_AXES:
-        text = f"found {len(named)} keys; allowed a grid of at most {MAX_AXES}"
+def _lists(section: Node) -> dict[str, Node]:
+    inner = section.value if isinstance(section.value, dict) else {}
+    return {key: node for key, node in inner.items() if isinstance(node.value, list) and node.value}
+
+
+def values_of(axis: Node) -> list[Node]:
+    """Return the values of a list, or a single value as a list."""
+    return axis.value if isinstance(axis.value, list) else [axis]
+
+
+def axis_problems(axes: Axes, tree: Node, where: str) -> list[Problem]:
+    """Return every mistake in the axes.
+
+    tree: the configuration that their values are put into.  where: the place of the sweep.
+    """
+    keys = [key for _, group in axes.groups() for key in group]
+    if len(keys) > MAX_AXES:
+        text = f"found {len(keys)} keys; allowed a grid of at most {MAX_AXES}"
         return [Problem(where, "sweep.grid", text)]
-    problems = []
-    if axes.total > MAX_RUNS:
-        problems.append(_large_grid(axes, where))
-    swept = [key for _, key, _ in named]
-    for at, (name, key, node) in enumerate(named):
-        wrong = wrong_key(name, key, node) or _wrong_list(name, node) or _twice(key, swept, at)
-        if isinstance(wrong, str):
-            problems.append(Problem(node.key_where, name, wrong))
-        elif wrong is not None:
-            problems.append(wrong)
-        elif axes.total <= MAX_RUNS:
-            problems += wrong_values(tree, key, node)
-    for key, node in axes.grid.items():
-        problems += _repeated(quote_key(f"sweep.grid.{key}"), node)
-    for group in axes.zips:
-        problems += _wrong_zip(group)
-    return problems
-
-
-def wrong_key(name: str, key: str, node: Node) -> Problem | None:
-    """What is wrong with a dotted key that is given values, if anything."""
-    path = tuple(key.split("."))
-    if key in sections() or key.split(".")[0] in ("name", "runtime", "sweep"):
-        text = f"found {quote(key)}; allowed a key that makes a run differ, such as model.depth"
-        values = node.value if isinstance(node.value, list) else [node]
-        inside = meant_inside(path, [value.value for value in values])
-        text += hint_of(inside and f"{key}.{inside}")
-        return Problem(node.key_where, name, text)
-    if not is_known(key):
-        meant = meant_key(path) if all(path) else None
-        if meant and "." not in meant and len(path) > 1:
-            meant = ".".join((*path[:-1], meant))
-        text = f"found the unknown key {quote(key)}; allowed dotted keys such as model.depth"
-        return Problem(node.key_where, name, text + hint_of(meant))
-    return None
-
-
-def is_known(key: str) -> bool:
-    """Whether a dotted key is one of the schema's, or an option of a task, scheme or role."""
-    return key in keys() or (key.startswith(FREE) and all(key.split(".")))
-
-
-def _twice(key: str, swept: list[str], at: int) -> str | None:
-    if key in swept[:at]:
-        return "found the key twice among grid and zip; allowed once"
-    if any(other.startswith(key + ".") for other in swept):
-        return "found this key and another below it; allowed one of them"
-    return None
-
-
-def _wrong_list(name: str, node: Node) -> Problem | None:
-    if isinstance(node.value, list) and node.value:
-        return None
-    shown = "an empty list" if node.value == [] else node.shown
-    scalar = not isinstance(node.value, dict | list | None)
-    hint = f"; did you mean [{node.shown}]?" if scalar else ""
-    text = f"found {shown}; allowed a list of values, such as [6, 48]{hint}"
-    return Problem(node.where, name, text)
-
-
-def _repeated(name: str, node: Node) -> list[Problem]:
-    if not isinstance(node.value, list):
-        return []
+    problems = [_large_grid(axes, where)] if axes.total > MAX_RUNS else []
     seen: set[str] = set()
-    problems = []
-    for value in node.value:
-        plain = repr(value.plain())
-        if plain in seen:
-            problems.append(Problem(value.where, name, f"found {value.shown} twice; allowed once"))
-        seen.add(plain)
+    for section, group in axes.groups():
+        for key, node in group.items():
+            text = wrong_key(key, node)
+            if key in seen:
+                text = text or "found the key twice among grid and zip; allowed once"
+            elif any(other.startswith(key + ".") for other in keys):
+                text = text or "found this key and another below it; allowed one of them"
+            seen.add(key)
+            if text:
+                problems.append(Problem(node.key_where, quote_key(f"{section}.{key}"), text))
+            elif axes.total <= MAX_RUNS:
+                for value in values_of(node):
+                    problems += value_problems(tree, key, value)
+        problems += _group_problems(section, group)
     return problems
 
 
-def _wrong_zip(group: dict[str, Node]) -> list[Problem]:
-    """Keys that go together: as many values each, and no row of values twice."""
-    lists = {key: node.value for key, node in group.items() if isinstance(node.value, list)}
-    if len(lists) < len(group) or not all(lists.values()):
-        return []  # said already
-    first, *others = lists
-    problems = []
-    for key in others:
-        if len(lists[key]) != len(lists[first]):
-            text = f"found {len(lists[key])} values; allowed {len(lists[first])}, as {first} has: "
-            text += "the keys of a zip go together"
-            problems.append(Problem(group[key].where, quote_key(f"sweep.zip.{key}"), text))
+def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
+    """Return the message for a dotted key that no cell of a sweep can set, else ''.
+
+    node: its value, or the list of its values.  runtime: whether keys of `runtime` are allowed.
+    """
+    path = tuple(key.split("."))
+    example = "train.lr" if runtime else "model.depth"
+    if key in walk.sections() or path[0] in ("name", "sweep", *(() if runtime else ("runtime",))):
+        inside = meant_inside(path, [value.value for value in values_of(node)])
+        kind = "dotted key" if runtime else "key that makes a run differ,"
+        text = f"found {quote(key)}; allowed a {kind} such as {example}"
+        return text + hint_of(inside and f"{key}.{inside}")
+    if key in walk.keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
+        return ""
+    meant = meant_key(path) if all(path) else None
+    if meant and "." not in meant and len(path) > 1:
+        meant = ".".join((*path[:-1], meant))
+    text = f"found the unknown key {quote(key)}; allowed dotted keys such as {example}"
+    return text + hint_of(meant)
+
+
+def _group_problems(section: str, group: dict[str, Node]) -> list[Problem]:
+    """Return the mistakes in keys that go together: unequal lists, or a row of values twice."""
+    (first, lead), *others = group.items()
+    size = len(values_of(lead))
+    problems = [
+        Problem(node.where, quote_key(f"{section}.{key}"), f"found {len(values_of(node))} values; "
+                f"allowed {size}, as {first} has: the keys of a zip go together")
+        for key, node in others
+        if len(values_of(node)) != size
+    ]  # fmt: skip
     if problems:
         return problems
     seen: set[str] = set()
-    for row in zip(*lists.values(), strict=True):
+    for row in zip(*map(values_of, group.values()), strict=True):
         plain = repr([value.plain() for value in row])
         if plain in seen:
-            shown = shorten(", ".join(f"{k}={v.shown}" for k, v in zip(lists, row, strict=True)))
+            pairs = (f"{key}={node.shown}" for key, node in zip(group, row, strict=True))
+            shown = shorten(", ".join(pairs)) if others else row[0].shown
             text = f"found {shown} twice; allowed once"
-            problems.append(Problem(row[0].where, quote_key(f"sweep.zip.{first}"), text))
+            problems.append(Problem(row[0].where, quote_key(f"{section}.{first}"), text))
         seen.add(plain)
     return problems
 
 
-def put_at(tree: Node, key: str, node: Node) -> Node:
-    """A copy of the tree with another node at a dotted key; what is not changed is shared."""
-    copied = Node(dict(tree.value) if isinstance(tree.value, dict) else {}, tree.where, tree.shown)
-    at = copied
-    *before, last = key.split(".")
-    for part in before:
-        assert isinstance(at.value, dict)
-        old = at.value.get(part)
-        inner = dict(old.value) if old and isinstance(old.value, dict) else {}
-        at.value[part] = Node(inner, old.where if old else node.where, "a section")
-        at = at.value[part]
-    assert isinstance(at.value, dict)
-    at.value[last] = node
-    return copied
-
-
-def wrong_values(tree: Node, key: str, axis: Node) -> list[Problem]:
-    """Values of an axis that the schema refuses, each in place of the base's own.
+def value_problems(tree: Node, key: str, value: Node) -> list[Problem]:
+    """Return what the schema refuses of one value that is put into the tree.
 
     A value that only does not go with another (heads that do not divide the width) is judged
     together with the rest of its combination.
     """
-    assert isinstance(axis.value, list)
-    return [problem for value in axis.value for problem in wrong_value(tree, key, value)]
-
-
-def wrong_value(tree: Node, key: str, value: Node) -> list[Problem]:
-    """What the schema says of one value in place of the base's own."""
-    _, found = validate(put_at(tree, key, value))
-    inside = {value.where, *(child.where for child in _below(value))}
-    return [problem for problem in found if problem.where in inside and not problem.relation]
-
-
-def _below(node: Node) -> list[Node]:
-    inner = node.value
-    if isinstance(inner, dict):
-        return list(inner.values())
-    return inner if isinstance(inner, list) else []
+    _, problems = validate(put(tree, tuple(key.split(".")), value))
+    inner = value.value.values() if isinstance(value.value, dict) else values_of(value)
+    inside = {value.where, *(node.where for node in inner)}
+    return [problem for problem in problems if problem.where in inside and not problem.relation]
 
 
 def _large_grid(axes: Axes, where: str) -> Problem:
-    sizes = " x ".join(
-        f"{max(map(_length, group.values()))} {' + '.join(group)}" for group in axes.groups()
-    )
+    sizes = " x ".join(f"{_length(group)} {' + '.join(group)}" for _, group in axes.groups())
     total = axes.total
     least = min(total, 10**12)  # a hostile file can ask for more than a float holds
     about = "" if total == least else "more than "
@@ -257,10 +168,5 @@ def _large_grid(axes: Axes, where: str) -> Problem:
     return Problem(where, "sweep.grid", text)
 
 
-def _length(node: Node) -> int:
-    return max(1, len(node.value)) if isinstance(node.value, list) else 1
-
-
-def hint_of(meant: str | None) -> str:
-    """'; did you mean …?' where there is something to mean."""
-    return f"; did you mean {meant!r}?" if meant else ""
+def _length(group: dict[str, Node]) -> int:
+    return max(len(values_of(node)) for node in group.values())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepstack.config.explain import meant_key
-from deepstack.config.study_axes import Axes, hint_of, is_known, put_at, wrong_value
-from deepstack.config.walk import sections
+from deepstack.config.explain import hint_of
+from deepstack.config.study_axes import Axes, part, value_problems, values_of, wrong_key
 from deepstack.registry import nearest
 from deepstack.yaml_reader import Node, Problem, quote, quote_key, shorten
-
-MAX_RULES = 100
 
 Where = dict[str, list[Any]]
 
@@ -60,94 +57,52 @@ class Matcher:
 
 
 def read_rules(
-    sweep: Node | None, declared: Axes, given: Collection[str]
+    sweep: Node, declared: Axes, given: Collection[str]
 ) -> tuple[list[Rule], list[Problem]]:
-    """The rules of a `sweep:` section.
+    """Return the rules of a well-formed `sweep:` section, and the mistakes in them.
 
-    declared: every axis that they may refer to; given: keys that the command line has the last
-    word on, so that rules may set them too.
+    declared: every axis that they may refer to.  given: the keys that the command line sets, which
+    rules may set too.
     """
-    if sweep is None or not isinstance(sweep.value, dict):
-        return [], []
     rules: list[Rule] = []
     problems: list[Problem] = []
-    values = {key: node for _, key, node in declared.named()}
-    for section, form in (
-        ("exclude", "a list such as [{model.scheme: post_ln, model.depth: [500, 1000]}]"),
-        ("overrides", "a list such as [{where: {model.depth: 1000}, set: {train.lr: 1e-4}}]"),
-    ):
-        node = sweep.value.get(section)
-        if node is None or node.value is None:
-            continue
-        name = f"sweep.{section}"
-        if not isinstance(node.value, list):
-            problems.append(Problem(node.where, name, f"found {node.shown}; allowed {form}"))
-            continue
-        if len(node.value) > MAX_RULES:
-            text = f"found {len(node.value)} entries; allowed at most {MAX_RULES}"
-            problems.append(Problem(node.where, name, text))
-            continue
-        for entry in node.value:
-            rule, wrong = _rule(name, entry, values, form, given)
+    values = declared.nodes()
+    swept = [key for key in values if key not in given]
+    for section in ("exclude", "overrides"):
+        node = part(sweep, section)
+        for entry in values_of(node) if node.value else ():
+            name = f"sweep.{section}"
+            cell, settings = entry, {}
+            if section == "overrides":
+                cell, settings = part(entry, "where"), _section(part(entry, "set"))
+            where, wrong = _where(f"{name}.where" if settings else name, cell, values)
             problems += wrong
-            if rule is not None and not wrong:
-                rules.append(rule)
+            for key, setting in settings.items():
+                if text := _wrong_setting(key, setting, swept):
+                    at = quote_key(f"{name}.set.{key}")
+                    problems.append(Problem(setting.key_where, at, text))
+            rules.append(Rule(name, entry, where, settings))
     return rules, problems
 
 
-def _rule(
-    name: str, entry: Node, values: Mapping[str, Node], form: str, given: Collection[str]
-) -> tuple[Rule | None, list[Problem]]:
-    if not isinstance(entry.value, dict) or not entry.value:
-        shown = "an empty section" if entry.value == {} else entry.shown
-        return None, [Problem(entry.where, name, f"found {shown}; allowed {form}")]
-    if name == "sweep.exclude":
-        where, problems = _where(name, entry, values)
-        return Rule(name, entry, where, {}), problems
-    problems = []
-    for key, node in entry.value.items():
-        if key not in ("where", "set"):
-            text = f"found the unknown key {quote(key)}; allowed where, set"
-            hint = hint_of(nearest(key, ("where", "set")))
-            problems.append(Problem(node.key_where, quote_key(f"{name}.{key}"), text + hint))
-    if problems:
-        return None, problems
-    parts = {key: entry.value.get(key) for key in ("where", "set")}
-    for key, part in parts.items():
-        if part is None or not isinstance(part.value, dict) or not part.value:
-            shown = "nothing" if part is None or part.value is None else part.shown
-            at = entry.where if part is None else part.where
-            problems.append(Problem(at, f"{name}.{key}", f"found {shown}; allowed {form}"))
-    if problems:
-        return None, problems
-    assert parts["where"] is not None and parts["set"] is not None
-    where, problems = _where(f"{name}.where", parts["where"], values)
-    assert isinstance(parts["set"].value, dict)
-    for key, node in parts["set"].value.items():
-        wrong = _wrong_setting(key, [other for other in values if other not in given])
-        if wrong:
-            problems.append(Problem(node.key_where, quote_key(f"{name}.set.{key}"), wrong))
-    return Rule(name, entry, where, dict(parts["set"].value)), problems
+def _section(node: Node) -> dict[str, Node]:
+    return dict(node.value) if isinstance(node.value, dict) else {}
 
 
 def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, list[Problem]]:
     """The keys and values of a partial cell, each of them one that the sweep has."""
     where: Where = {}
     problems: list[Problem] = []
-    assert isinstance(entry.value, dict)
-    for key, node in entry.value.items():
+    for key, node in _section(entry).items():
         at = quote_key(f"{name}.{key}")
         if key not in values:
             text = f"found {quote(key)}, which is not swept; allowed {', '.join(values) or 'none'}"
             hint = hint_of(nearest(key, values))
             problems.append(Problem(node.key_where, at, shorten(text, 300) + hint))
             continue
-        axis = values[key].value
-        swept = [value.plain() for value in axis] if isinstance(axis, list) else []
+        swept = [value.plain() for value in values_of(values[key])]
         known = {same(value) for value in swept}
-        whole = not isinstance(node.value, list) or same(node.plain()) in known
-        some = [node] if whole else node.value
-        assert isinstance(some, list)
+        some = [node] if same(node.plain()) in known else values_of(node)
         if not some:
             problems.append(Problem(node.where, at, "found an empty list; allowed a value or more"))
         for value in some:
@@ -161,21 +116,12 @@ def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, l
     return where, problems
 
 
-def _wrong_setting(key: str, swept: Sequence[str]) -> str | None:
-    """What is wrong with a key that an override sets, if anything."""
-    if key in sections() or key.split(".")[0] in ("name", "sweep"):
-        return f"found {quote(key)}; allowed a dotted key such as train.lr"
-    if not is_known(key):
-        path = tuple(key.split("."))
-        meant = meant_key(path) if all(path) else None
-        if meant and "." not in meant and len(path) > 1:
-            meant = ".".join((*path[:-1], meant))
-        text = f"found the unknown key {quote(key)}; allowed dotted keys such as train.lr"
-        return text + hint_of(meant)
-    for other in swept:
-        if related(key, other):
-            return f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
-    return None
+def _wrong_setting(key: str, node: Node, swept: Sequence[str]) -> str:
+    """Return the message for a key that an override cannot set, else ''."""
+    text = wrong_key(key, node, runtime=True)
+    if not text and any(related(key, other) for other in swept):
+        text = f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
+    return text
 
 
 def related(key: str, other: str) -> bool:
@@ -183,20 +129,14 @@ def related(key: str, other: str) -> bool:
     return key == other or key.startswith(other + ".") or other.startswith(key + ".")
 
 
-def wrong_settings(rules: Sequence[Rule], tree: Node) -> list[Problem]:
-    """Values of overrides that the schema refuses."""
+def setting_problems(rules: Sequence[Rule], tree: Node) -> list[Problem]:
+    """Return the values of overrides that the schema refuses."""
     return [
-        problem
+        Problem(problem.where, quote_key(f"{rule.name}.set.{problem.key}"), problem.text)
         for rule in rules
         for key, node in rule.settings.items()
-        for problem in _at_place(wrong_value(put_at(tree, key, node), key, node), rule)
+        for problem in value_problems(tree, key, node)
     ]
-
-
-def _at_place(problems: list[Problem], rule: Rule) -> Iterator[Problem]:
-    for problem in problems:
-        key = quote_key(f"{rule.name}.set.{problem.key}")
-        yield Problem(problem.where, key, problem.text)
 
 
 def idle(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:
