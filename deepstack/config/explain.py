@@ -27,6 +27,7 @@ _PATTERNS = {
     RUN_NAME: "letters, digits, '.', '_' and '-', not starting with '.' or '-'",
     IDENTIFIER: "a word of letters, digits and '_'",
 }
+_NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _YES = dict.fromkeys(("yes", "y", "on", "true", "1"), "true")
 _NO = dict.fromkeys(("no", "n", "off", "false", "0"), "false")
 
@@ -265,19 +266,8 @@ def _meant(value: object, schema: Schema) -> str | None:
         return "null"
     if "boolean" in types and (plain in _YES or plain in _NO):
         return _YES.get(plain) or _NO[plain]
-    if types & {"integer", "number"} and not isinstance(value, bool):
-        try:
-            number = parse_scalar(plain.replace("_", ""))
-        except ValueError:
-            number = None
-        if isinstance(number, float) and "integer" in types and number.is_integer():
-            number = int(number) if abs(number) < 1e18 else None
-        if isinstance(number, float) and "number" not in types:
-            number = None
-        if isinstance(number, int | float) and number != value and _fits(number, options):
-            return repr(number)
-        if isinstance(number, int) and isinstance(value, float) and _fits(number, options):
-            return repr(number)
+    if number := _meant_number(value, options):
+        return number
     words = [w for option in options for w in _words(option)]
     if isinstance(value, str) and words:
         known = _WORDS_ELSEWHERE.get(plain.replace("-", "_"))
@@ -288,18 +278,27 @@ def _meant(value: object, schema: Schema) -> str | None:
     return None
 
 
+def _meant_number(value: object, options: Sequence[Schema]) -> str | None:
+    """Return an allowed number that a value of another type denotes: 12 for '12', 1000 for 1e3."""
+    try:
+        number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
+    except ValueError:
+        return None
+    for option in options:
+        kind = option.get("type")
+        if kind == "integer" and isinstance(number, float) and number.is_integer():
+            number = int(number)
+        if type(number) in _NUMBERS.get(str(kind), ()):
+            fits = option.get("minimum", number) <= number <= option.get("maximum", number)
+            if fits and repr(number) != repr(value):
+                return repr(number)
+    return None
+
+
 def _spelt(word: str, pattern: str) -> str | None:
     """The word with '_' for each run of signs that a name cannot have: 'post_ln' for 'post ln'."""
     name = re.sub(r"[^A-Za-z0-9_]+" if pattern == IDENTIFIER else r"[^A-Za-z0-9._-]+", "_", word)
     return name if re.search(r"[A-Za-z]", name) and re.fullmatch(pattern, name) else None
-
-
-def _fits(number: int | float, options: list[Schema]) -> bool:
-    return any(
-        option.get("type") in ("integer", "number")
-        and option.get("minimum", number) <= number <= option.get("maximum", number)
-        for option in options
-    )
 
 
 def _words(option: Schema) -> list[str]:

@@ -87,28 +87,36 @@ def refuse_change(name: str, value: Any) -> None:
     )
 
 
-def _only_with(
-    section: type[BaseModel], info: Any, value: Any, key: str, allowed: tuple[str, ...]
-) -> Any:
-    """The value, refused where it is not the default and another key makes it meaningless."""
-    usual, other = section.model_fields[info.field_name].default, key.rpartition(".")[2]
-    found, no_more = value, usual
-    if isinstance(value, BaseModel):
-        found = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
-        no_more = "none of it"
-    if value != usual and info.data.get(other) not in (None, *allowed):
-        raise PydanticCustomError(
-            "relation",
-            "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
-            {
-                "value": found,
-                "key": key,
-                "given": info.data[other],
-                "usual": "null" if usual is None else no_more,
-                "ok": " or ".join(allowed),
-            },
-        )
-    return value
+def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
+    """Return a validator that refuses settings which other settings make meaningless.
+
+    rules: for each field, another key of its section and the values under which the field is used.
+    Under any other value only the field's default is allowed.
+    """
+
+    def check(section: type[BaseModel], value: Any, info: Any) -> Any:
+        usual = section.model_fields[info.field_name].default
+        found, no_more = value, usual
+        if isinstance(value, BaseModel):
+            found = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
+            no_more = "none of it"
+        for key, allowed in rules[info.field_name].items():
+            given = info.data.get(key.rpartition(".")[2])
+            if value != usual and given not in (None, *allowed):
+                raise PydanticCustomError(
+                    "relation",
+                    "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
+                    {
+                        "value": found,
+                        "key": key,
+                        "given": given,
+                        "usual": "null" if usual is None else no_more,
+                        "ok": " or ".join(allowed),
+                    },
+                )
+        return value
+
+    return field_validator(*rules)(classmethod(check))
 
 
 class Norm(_Section):
@@ -127,10 +135,7 @@ class Norm(_Section):
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     """dynamic_tanh: the scalar a at the start."""
 
-    @field_validator("start")
-    @classmethod
-    def _start_is_of_dynamic_tanh(cls, start: float, info: Any) -> float:
-        return _only_with(cls, info, start, "model.norm.kind", ("dynamic_tanh",))
+    _check_use = _unused_without(start={"model.norm.kind": ("dynamic_tanh",)})
 
 
 class Init(_Section):
@@ -145,21 +150,11 @@ class Init(_Section):
     std: Annotated[float, Field(gt=0, le=1e6)] = 0.02
     """normal: the standard deviation of every matrix."""
 
-    @field_validator("fan")
-    @classmethod
-    def _fan_is_of_xavier(cls, fan: str, info: Any) -> str:
-        return _only_with(cls, info, fan, "model.init.distribution", _XAVIER)
-
-    @field_validator("qkv")
-    @classmethod
-    def _qkv_changes_a_fan_out(cls, qkv: str, info: Any) -> str:
-        _only_with(cls, info, qkv, "model.init.fan", ("in_out",))
-        return _only_with(cls, info, qkv, "model.init.distribution", _XAVIER)
-
-    @field_validator("std")
-    @classmethod
-    def _std_is_of_normal(cls, std: float, info: Any) -> float:
-        return _only_with(cls, info, std, "model.init.distribution", ("normal",))
+    _check_use = _unused_without(
+        fan={"model.init.distribution": _XAVIER},
+        qkv={"model.init.fan": ("in_out",), "model.init.distribution": _XAVIER},
+        std={"model.init.distribution": ("normal",)},
+    )
 
 
 class Model(_Section):
@@ -200,10 +195,10 @@ class Model(_Section):
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a matrix of its own, or BERT's masked-token head."""
 
-    @field_validator("decoder_depth", "decoder_attention")
-    @classmethod
-    def _decoder_is_of_encoder_decoder(cls, value: Any, info: Any) -> Any:
-        return _only_with(cls, info, value, "model.family", ("encoder_decoder",))
+    _check_use = _unused_without(
+        decoder_depth={"model.family": ("encoder_decoder",)},
+        decoder_attention={"model.family": ("encoder_decoder",)},
+    )
 
     @field_validator("n_heads")
     @classmethod
@@ -316,15 +311,10 @@ class Train(_Section):
             )
         return momentum
 
-    @field_validator("muon")
-    @classmethod
-    def _muon_is_of_muon(cls, value: Any, info: Any) -> Any:
-        return _only_with(cls, info, value, "train.optimizer", ("muon",))
-
-    @field_validator("decay_period")
-    @classmethod
-    def _decay_period_is_of_inverse_sqrt(cls, value: Any, info: Any) -> Any:
-        return _only_with(cls, info, value, "train.schedule", ("inverse_sqrt",))
+    _check_use = _unused_without(
+        muon={"train.optimizer": ("muon",)},
+        decay_period={"train.schedule": ("inverse_sqrt",)},
+    )
 
     def lr_factor(self, role: str) -> float:
         """What lr is multiplied by for a role's parameters."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+
 from deepstack.config.schema import Config
 
 Path = tuple[str | int, ...]
@@ -14,8 +16,13 @@ Schema = dict[str, Any]
 
 @cache
 def sections() -> dict[str, list[str]]:
-    """Each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
-    return {".".join(map(str, path)): list(found) for path, found in _sections()}
+    """Return each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
+    models: list[tuple[str, type[BaseModel]]] = [("", Config)]
+    for name, model in models:  # grows while it is read
+        for key, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                models.append((f"{name}.{key}".strip("."), field.annotation))
+    return {name: list(model.model_fields) for name, model in models}
 
 
 @cache
@@ -46,15 +53,6 @@ def alternatives(schema: Schema) -> Iterator[Schema]:
             yield from alternatives(option)
     else:
         yield schema
-
-
-def _sections() -> Iterator[tuple[Path, Schema]]:
-    waiting: list[Path] = [()]
-    while waiting:
-        path = waiting.pop(0)
-        inside = at(path).get("properties", {})
-        yield path, inside
-        waiting += [(*path, key) for key, s in inside.items() if "properties" in resolve(s)]
 
 
 def at(path: Path) -> Schema:
