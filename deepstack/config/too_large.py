@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from operator import attrgetter
 from pathlib import Path
 
 from deepstack.config.estimate import BYTES_VOCABULARY, memory_estimate, on_gpu
@@ -75,8 +77,7 @@ SIZES = (
 
 
 def _get(config: Config, key: str) -> int:
-    section, name = key.split(".")
-    return int(getattr(getattr(config, section), name) or 0)  # 0 where it follows another
+    return int(attrgetter(key)(config) or 0)  # None: the value follows another key
 
 
 def _largest(config: Config) -> str:
@@ -95,11 +96,11 @@ def _changed(config: Config, key: str, value: int) -> Config:
 
 
 def _largest_that_fits(config: Config, key: str, vocab_size: int, memory: int) -> int:
-    """The largest value of one size under which the run fits, to two digits; 0 for none."""
-    low, high = 0, _get(config, key)
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        fits = memory_estimate(_changed(config, key, middle), vocab_size) <= memory
-        low, high = (middle, high) if fits else (low, middle)
-    step = 10 ** max(0, len(str(low)) - 2)
-    return low // step * step
+    """Return the largest value of one size under which the run fits, to two digits; 0 for none."""
+
+    def needed(value: int) -> int:
+        return memory_estimate(_changed(config, key, value), vocab_size)
+
+    largest = bisect_right(range(1, _get(config, key)), memory, key=needed)
+    step = 10 ** max(0, len(str(largest)) - 2)
+    return largest // step * step
