@@ -1,4 +1,4 @@
-"""Options that a function owns: its keyword-only parameters, validated and described."""
+"""Options of a function: its keyword-only parameters, validated and described."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Option(NamedTuple):
 def options_of(
     function: Callable[..., Any], *, given: tuple[str, ...], kind: str, name: str
 ) -> list[Option]:
-    """The keyword-only parameters of a function, but for those that it is given anyway.
+    """Return the keyword-only parameters of a function that are options.
 
-    kind, name: how messages call its owner ('task', 'text').
+    given: parameters that are no options.  kind, name: its owner in messages ('task', 'text').
     """
-    what = f"{kind} {name!r}"
+    owner = f"{kind} {name!r}"
     return [
         Option(
             name=key,
@@ -40,7 +40,7 @@ def options_of(
             default=default,
             description=FieldInfo.from_annotation(annotation).description or "",
         )
-        for key, (annotation, default) in _signature(function, given, what).items()
+        for key, (annotation, default) in _signature(function, given, owner).items()
     ]
 
 
@@ -53,13 +53,13 @@ def validated(
     name: str,
     section: str,
 ) -> dict[str, Any]:
-    """The values with the types of the function's parameters, ready to be passed to it.
+    """Return the values with the types of the function's parameters, ready to be passed to it.
 
-    section: the dotted key under which a configuration has them.  Raises ConfigError with a line
-    a problem: unknown options (with the nearest known one), wrong types, values out of range.
+    section: their dotted key in a configuration.  Raises ConfigError with one line for each unknown
+    option (with the nearest known one), wrong type and value out of range.
     """
-    what = f"{kind} {name!r}"
-    known = _signature(function, given, what)
+    owner = f"{kind} {name!r}"
+    known = _signature(function, given, owner)
     problems: dict[str, str] = {}
     result = {}
     for key, value in values.items():
@@ -68,10 +68,10 @@ def validated(
             continue
         annotation = known[key][0]
         try:
-            result[key] = _adapter(what, key, annotation).validate_python(value)
+            result[key] = _adapter(owner, key, annotation).validate_python(value)
         except ValidationError as error:
-            own = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
-            reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in own)
+            reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
+            reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
             problems[key] = f"found {_show(value)}; allowed {_describe(annotation)}{reason}"
     if problems:
         lines = [f"{section}.{key}: {problem}" for key, problem in problems.items()]
@@ -81,16 +81,16 @@ def validated(
 
 @cache
 def _signature(
-    function: Callable[..., Any], given: tuple[str, ...], what: str
+    function: Callable[..., Any], given: tuple[str, ...], owner: str
 ) -> dict[str, tuple[Any, Any]]:
-    """Option -> (annotation, default)."""
+    """Return the annotation and the default of every option."""
     called = function
     if isinstance(function, type):  # its own __init__, or the one that it inherits
         called = next(vars(c)["__init__"] for c in function.__mro__ if "__init__" in vars(c))
     try:
         hints = get_type_hints(called, include_extras=True)
-    except Exception as error:  # whatever evaluating a user's annotation raises
-        raise PluginError(f"{what}: its annotations cannot be read: {error}") from error
+    except Exception as error:  # evaluating an annotation can raise anything
+        raise PluginError(f"{owner}: its annotations cannot be read: {error}") from error
     return {
         key: (hints.get(key, Any), parameter.default)
         for key, parameter in inspect.signature(function).parameters.items()
@@ -98,15 +98,15 @@ def _signature(
     }
 
 
-def _adapter(what: str, key: str, annotation: Any) -> TypeAdapter[Any]:
+def _adapter(owner: str, key: str, annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
     except PydanticUserError as error:
-        raise PluginError(f"{what}: option {key!r}: {error.message}") from error
+        raise PluginError(f"{owner}: option {key!r}: {error.message}") from error
 
 
 def _show(value: Any) -> str:
-    """A value as YAML would have it, cut where it is long."""
+    """Return a value as JSON, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -116,13 +116,13 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def _describe(annotation: Any, bounds: Mapping[str, Any] | None = None) -> str:
-    """An annotation in words: "number > 0, <= 1", "non-empty string or null"."""
+    """Return an annotation in words: "number > 0, <= 1", "non-empty string or null"."""
     bounds = bounds or {}
     if get_origin(annotation) is Annotated:
         info = FieldInfo.from_annotation(annotation)
         names = (*_SIGNS, "min_length", "max_length")
-        found = {n: getattr(m, n) for m in info.metadata for n in names if hasattr(m, n)}
-        return _describe(info.annotation, found)
+        limits = {n: getattr(m, n) for m in info.metadata for n in names if hasattr(m, n)}
+        return _describe(info.annotation, limits)
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return " or ".join(_describe(part, bounds) for part in inside)

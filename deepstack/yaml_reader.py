@@ -1,7 +1,8 @@
 """Read a small, strict subset of YAML into values that know their line and column.
 
-Taken from YAML 1.2: mappings, sequences, quoted, plain and block scalars, comments, and its core
-types (null, true and false, integers, floats), so that `1e-3` is a number and `on` is a string.
+Supported parts of YAML 1.2: mappings, sequences, quoted, plain and block scalars, and comments.
+Plain scalars have its core types (null, true and false, integers, floats): `1e-3` is a number and
+`on` is a string.
 Refused: anchors, aliases, merge keys, tags, directives, several documents, duplicate keys,
 infinities and NaN.  PyYAML supplies the events; no object is constructed and the depth is limited,
 so that no input can exhaust the stack, the memory or the time.
@@ -223,21 +224,21 @@ def _syntax_problem(error: Exception, text: str, source: str) -> Problem:
         mark = error.context_mark  # where it was opened, and not the end of the file
     line = "".join(text.splitlines()[mark.line : mark.line + 1])
     before, letter = line[: mark.column], line[mark.column : mark.column + 1]
-    found, allowed = f"what is not YAML ({message.strip()})", "`key: value` lines"
+    wrong, allowed = f"what is not YAML ({message.strip()})", "`key: value` lines"
     if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
-        found, allowed = "a tab", "spaces, two for each level"
+        wrong, allowed = "a tab", "spaces, two for each level"
     elif "cannot start any token" in message and letter:
-        found = f"a value that begins with {letter!r}"
+        wrong = f"a value that begins with {letter!r}"
         allowed = "a plain word or number, or text in quotes"
     elif "expected key" in message and re.search(r"""^[^#]*:\s*(".*"|'.*')\s*$""", before):
-        found, allowed = "text after a closing quote", "one pair of quotes"
+        wrong, allowed = "text after a closing quote", "one pair of quotes"
     else:
         for part, *row in _SYNTAX:
             if part in message:
-                found, allowed = row
+                wrong, allowed = row
                 break
     where = f"{source}:{mark.line + 1}:{mark.column + 1}"
-    return Problem(where, "", f"found {found}; allowed {allowed}")
+    return Problem(where, "", f"found {wrong}; allowed {allowed}")
 
 
 class _Reader:

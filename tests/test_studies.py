@@ -188,6 +188,14 @@ def test_a_bad_sweep_file_and_its_message(name: str) -> None:
     assert part in message and "\n" not in message, message
 
 
+def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
+    text = "sweep:\n  grid: {model.depth: [0], seed: 3}\n  zip: {seed: [1]}\n"
+    text += "  exclude: [{}]\n  overrides: [{where: {}, sett: {}}]\n  extra: 1\n"
+    places = [line.split(": ")[0] for line in said(text).splitlines()]
+    columns = ["2:24", "2:34", "3:8", "4:13", "5:23", "5:27", "6:3"]
+    assert places == [f"f.yaml:{column}" for column in columns]
+
+
 def test_what_is_left_out_need_not_fit() -> None:
     wide = "sweep: {grid: {model.d_model: [4096, 2], model.depth: [2, 100000]}"
     assert "a run of about" in said(wide + "}")

@@ -1,4 +1,4 @@
-"""Configurations: what a YAML file may say, reading it, and what it will cost.  No torch."""
+"""Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
 from deepstack.config.estimate import (
     depths,

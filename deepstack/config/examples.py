@@ -13,7 +13,7 @@ _FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")
 
 
 def example(name: str) -> Path:
-    """The path of an example configuration by name, as in example('quick').
+    """Return the path of an example configuration by name, as in example('quick').
 
     Raises ConfigError with the nearest name when there is none of that name.
     """

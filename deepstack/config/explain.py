@@ -1,4 +1,4 @@
-"""From a failed validation to sentences: what was found, what is allowed, what was meant."""
+"""Turn pydantic's errors into messages: the value found, what is allowed, what was meant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, floa
 _YES = dict.fromkeys(("yes", "y", "on", "true", "1"), "true")
 _NO = dict.fromkeys(("no", "n", "off", "false", "0"), "false")
 
-# what other programs call it
+# names in other programs
 _ELSEWHERE = {
     "batch": "train.batch_size", "bs": "train.batch_size", "beta1": "train.betas",
     "beta2": "train.betas", "block_size": "task.seq_len", "clip_norm": "train.clip",
@@ -59,10 +59,10 @@ _WORDS_ELSEWHERE = {
 }  # fmt: skip
 
 
-def raise_all(problems: list[Problem]) -> None:
-    """ConfigError with one line a problem, in the order of the file, when there are any."""
+def raise_problems(problems: list[Problem]) -> None:
+    """Raise ConfigError if there are problems, with one line for each, in the order of the file."""
     if problems:
-        problems = sorted(problems, key=lambda problem: order(problem.where))
+        problems = sorted(problems, key=lambda problem: place_order(problem.where))
         lines = list(dict.fromkeys(map(str, problems)))
         if len(lines) > MAX_PROBLEMS:
             lines = [*lines[:MAX_PROBLEMS], f"... and {len(lines) - MAX_PROBLEMS} more"]
@@ -70,26 +70,26 @@ def raise_all(problems: list[Problem]) -> None:
 
 
 def validate(tree: Node) -> tuple[Config | None, list[Problem]]:
-    """The configuration that a tree describes, or everything that is wrong with it."""
+    """Return the configuration that a tree describes, or None and its mistakes."""
     if not isinstance(tree.value, dict):
         text = f"found {tree.shown}; allowed `key: value` lines"
         return None, [Problem(tree.where, "", text)]
     data = tree.plain()
     try:
-        return Config.model_validate(_filled(data)), []
+        return Config.model_validate(_fill_empty_sections(data)), []
     except ValidationError as error:
         return None, _problems(error, data, tree)
 
 
 def describe(path: Path) -> tuple[str, Schema]:
-    """What is allowed at a path, in words, and its JSON schema."""
+    """Return the values allowed at a path, in words, and its JSON schema."""
     schema = at(path)
     return _allowed(schema), schema
 
 
 def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
     wrong = distinct_errors(error, data)
-    wrong.sort(key=lambda pair: order(tree.at(pair[0]).where))
+    wrong.sort(key=lambda pair: place_order(tree.at(pair[0]).where))
     explained = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
     # a hostile file can have thousands: the rest is counted and not examined
     return explained + [
@@ -110,8 +110,8 @@ def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[
     return [(path, item) for path, item in errors.items() if path not in covered]
 
 
-def order(where: str) -> tuple[int, ...]:
-    """Sorts places: by line and column, then what has none (overrides)."""
+def place_order(where: str) -> tuple[int, ...]:
+    """Return a sort key of a place: line and column; overrides come last."""
     parts = where.rsplit(":", 2)[1:]
     return (
         tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else (10**9,)
@@ -119,7 +119,7 @@ def order(where: str) -> tuple[int, ...]:
 
 
 def _path(loc: tuple[str | int, ...], data: Any) -> Path:
-    """The part of pydantic's location that names places in the data or keys of the schema."""
+    """Return pydantic's location without the names of union branches."""
     path: Path = ()
     for part in loc:
         if part == "[key]":
@@ -144,7 +144,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         names = ROLES if item["type"] == "literal_error" else ()
         allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
         text = f"found the key {quote(str(path[-1]))}; allowed {allowed}"
-        hint = hint_of(nearest(str(path[-1]), names))
+        hint = hint_for(nearest(str(path[-1]), names))
         return Problem(node.key_where or node.where, dotted, text + hint)
     if item["type"] == "relation":
         relation_to = tree.at((*path[:-1], "d_model")) if node is tree.at(path[:-1]) else node
@@ -156,41 +156,41 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     elif isinstance(node.value, dict) and node.value:
         shown = "a section"
     text = f"found {shown}; allowed {allowed}"
-    if inside := _meant_inside(node.value, schema):
+    if inside := _suggest_inner_key(node.value, schema):
         typed = "command line" in node.where
         text += f"; did you mean {dotted}.{inside}" + (f"={node.value}?" if typed else "?")
     else:
-        text += hint_of(_meant(node.value, schema))
+        text += hint_for(_suggest_value(node.value, schema))
     if isinstance(node.value, str) and "command line" in node.where:
-        if spelt := _spelt_out(node.value, schema):
+        if spelt := _expand_range(node.value, schema):
             text += f"; did you mean {spelt}, in deepstack sweep?"
         elif "," in node.value:
             text += "; several values make a sweep: deepstack sweep"
     if type(node.value) is int and node.value > 1 and dotted in too_large.SIZES:
-        text += too_large.beyond(dotted, node.value)
+        text += too_large.memory_hint(dotted, node.value)
     return Problem(node.where, dotted, text)
 
 
-def _meant_inside(value: object, schema: Schema) -> str | None:
-    """The key of a section that a value was meant for: 'kind' for `norm: rms`."""
+def _suggest_inner_key(value: object, schema: Schema) -> str | None:
+    """Return the key of a section that a value was meant for: 'kind' for `norm: rms`."""
     inside = schema.get("properties", {})
     if not inside or not isinstance(value, str) or not value:
         return None
     for key, own in inside.items():
-        words = [word for option in alternatives(own) for word in _words(option)]
-        if value in words or (words and _meant(value, own)):
+        words = [word for option in alternatives(own) for word in _allowed_words(option)]
+        if value in words or (words and _suggest_value(value, own)):
             return str(key)
     return "name" if "name" in inside else None
 
 
-def meant_inside(path: Path, values: Sequence[object]) -> str | None:
-    """The key below a section that all of these values were meant for, if one was."""
-    found = {_meant_inside(value, at(path)) for value in values}
+def suggest_inner_key(path: Path, values: Sequence[object]) -> str | None:
+    """Return the key below a section that all of these values were meant for, if there is one."""
+    found = {_suggest_inner_key(value, at(path)) for value in values}
     return found.pop() if len(found) == 1 else None
 
 
-def _spelt_out(value: str, schema: Schema) -> str | None:
-    """'0,1,2' for '0-2', '0..2' or '0:2', where integers are allowed."""
+def _expand_range(value: str, schema: Schema) -> str | None:
+    """Return '0,1,2' for '0-2', '0..2' or '0:2' if integers are allowed."""
     found = re.fullmatch(r"(\d{1,6})(?:-|\.\.\.?|:)(\d{1,6})", value.strip())
     if not found or all(option.get("type") != "integer" for option in alternatives(schema)):
         return None
@@ -199,7 +199,7 @@ def _spelt_out(value: str, schema: Schema) -> str | None:
     return ",".join(map(str, values))
 
 
-def hint_of(meant: str | None) -> str:
+def hint_for(meant: str | None) -> str:
     """Return '; did you mean …?', or '' for no suggestion."""
     if meant is None:
         return ""
@@ -221,12 +221,12 @@ def _unknown_key(path: Path, node: Node) -> str:
         if full in keys() or full in sections():
             return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
     # what was meant comes before a list that may be long
-    hint = hint_of(meant_key(path)) or ";"
+    hint = hint_for(suggest_key(path)) or ";"
     return f"found the unknown key {quote(word)}{hint} allowed {allowed}"
 
 
-def meant_key(path: Path) -> str | None:
-    """The key that an unknown one probably meant: in its own section, else anywhere."""
+def suggest_key(path: Path) -> str | None:
+    """Return the key that an unknown one probably meant: of its own section, else of any."""
     word, section = str(path[-1]), _dotted(path[:-1])
     inner = sections()
     meant = nearest(word, inner.get(section, []))
@@ -237,25 +237,25 @@ def meant_key(path: Path) -> str | None:
         last.setdefault(dotted.rpartition(".")[2], dotted)
     plain = word.lower().replace("-", "_")
     if plain not in last and plain in _ELSEWHERE:
-        return _near(_ELSEWHERE[plain], section)
+        return _relative_key(_ELSEWHERE[plain], section)
     far = nearest(word, list(last)) or nearest(word, list(_ELSEWHERE))
     if far is None:
         return None
-    return _near(last.get(far) or _ELSEWHERE[far], section)
+    return _relative_key(last.get(far) or _ELSEWHERE[far], section)
 
 
-def meant_in_full(path: Path) -> str | None:
-    """`meant_key` with its section: what is to be typed on a command line."""
-    meant, section = meant_key(path), _dotted(path[:-1])
+def suggest_full_key(path: Path) -> str | None:
+    """Return `suggest_key` with its section, as it is typed on a command line."""
+    meant, section = suggest_key(path), _dotted(path[:-1])
     within = f"{section}.{meant}"
     return within if meant and (within in keys() or within in sections()) else meant
 
 
-def _near(dotted: str, section: str) -> str:
+def _relative_key(dotted: str, section: str) -> str:
     return dotted.removeprefix(section + ".") if section else dotted
 
 
-def _meant(value: object, schema: Schema) -> str | None:
+def _suggest_value(value: object, schema: Schema) -> str | None:
     options = list(alternatives(schema))
     types = {option.get("type") for option in options}
     if isinstance(value, list | dict):
@@ -266,19 +266,19 @@ def _meant(value: object, schema: Schema) -> str | None:
         return "null"
     if "boolean" in types and (plain in _YES or plain in _NO):
         return _YES.get(plain) or _NO[plain]
-    if number := _meant_number(value, options):
+    if number := _suggest_number(value, options):
         return number
-    words = [w for option in options for w in _words(option)]
+    words = [w for option in options for w in _allowed_words(option)]
     if isinstance(value, str) and words:
         known = _WORDS_ELSEWHERE.get(plain.replace("-", "_"))
         return known if known in words else nearest(word, words)
     named = [option for option in options if "pattern" in option]
     if isinstance(value, str) and named and len(value) <= named[0].get("maxLength", 0):
-        return _spelt(plain if named[0]["pattern"] == IDENTIFIER else word, named[0]["pattern"])
+        return _to_name(plain if named[0]["pattern"] == IDENTIFIER else word, named[0]["pattern"])
     return None
 
 
-def _meant_number(value: object, options: Sequence[Schema]) -> str | None:
+def _suggest_number(value: object, options: Sequence[Schema]) -> str | None:
     """Return an allowed number that a value of another type denotes: 12 for '12', 1000 for 1e3."""
     try:
         number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
@@ -295,13 +295,13 @@ def _meant_number(value: object, options: Sequence[Schema]) -> str | None:
     return None
 
 
-def _spelt(word: str, pattern: str) -> str | None:
-    """The word with '_' for each run of signs that a name cannot have: 'post_ln' for 'post ln'."""
+def _to_name(word: str, pattern: str) -> str | None:
+    """Return the word with '_' for characters that a name cannot have: 'post_ln' for 'post ln'."""
     name = re.sub(r"[^A-Za-z0-9_]+" if pattern == IDENTIFIER else r"[^A-Za-z0-9._-]+", "_", word)
     return name if re.search(r"[A-Za-z]", name) and re.fullmatch(pattern, name) else None
 
 
-def _words(option: Schema) -> list[str]:
+def _allowed_words(option: Schema) -> list[str]:
     return (
         list(option["enum"]) if "enum" in option else [option["const"]] if "const" in option else []
     )
@@ -315,19 +315,19 @@ def _dotted(path: Path) -> str:
 
 
 def _allowed(schema: Schema) -> str:
-    """A JSON schema in words."""
+    """Return a JSON schema in words."""
     options = list(alternatives(schema))
     kinds = [option.get("type") for option in options]
     if {"string", "number", "boolean"} <= set(kinds):
         listed = ", or a list of these" if "array" in kinds else ""
         return f"text, a number, true or false{listed}"
-    return " or ".join(dict.fromkeys(map(_one, options)))
+    return " or ".join(dict.fromkeys(map(_alternative, options)))
 
 
-def _one(option: Schema) -> str:
+def _alternative(option: Schema) -> str:
     kind = option.get("type")
     if "enum" in option or "const" in option:
-        return ", ".join(_words(option))
+        return ", ".join(_allowed_words(option))
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _range(option)
     if kind == "array":
@@ -359,13 +359,13 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and value < 1e12 else f"{value:g}"
 
 
-def _filled(data: Any, path: Path = ()) -> Any:
-    """The data with {} for a section that says nothing: `model:` with only comments below it."""
+def _fill_empty_sections(data: Any, path: Path = ()) -> Any:
+    """Return the data with {} for an empty section: `model:` with only comments below it."""
     if not isinstance(data, dict):
         return data
     return {
         key: {}
         if value is None and at((*path, key)).get("type") == "object"
-        else _filled(value, (*path, key))
+        else _fill_empty_sections(value, (*path, key))
         for key, value in data.items()
     }

@@ -1,4 +1,4 @@
-"""What makes one experiment differ from another: values, hash and the name of its run."""
+"""The identity of an experiment: its values, their hash and the name of its run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NOT_COUNTED = ("name", "runtime")
 
 
 def values(config: Config) -> dict[str, Any]:
-    """Every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
+    """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
     return dict(_flat(config.model_dump(mode="json")))
 
 
 def non_defaults(config: Config) -> dict[str, Any]:
-    """The values that differ from the defaults; a d_ff of 4 d_model does not."""
+    """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
     usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
     given = values(config)
     return {k: v for k, v in given.items() if k not in usual or not _same(v, usual[k])}
@@ -35,19 +35,19 @@ def _usual() -> dict[str, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are written alike: 1 is neither 1.0 nor true."""
+    """Return whether two values have the same JSON: 1 is neither 1.0 nor true."""
     return (type(a) is type(b) and not isinstance(a, list | dict) and a == b) or (
         _text(a) == _text(b)
     )
 
 
 def same_experiment(a: Config, b: Config) -> bool:
-    """Whether two configurations are equal but for `name` and `runtime`."""
+    """Return whether two configurations are equal apart from `name` and `runtime`."""
     return _identity(a) == _identity(b)
 
 
 def config_hash(config: Config) -> str:
-    """Six hex digits of the values that differ from the defaults, `name` and `runtime` aside.
+    """Return six hex digits of the values other than the defaults, without `name` and `runtime`.
 
     A key that is added later, with a default, changes no hash.
     """
@@ -55,18 +55,18 @@ def config_hash(config: Config) -> str:
 
 
 def digest(config: Config) -> str:
-    """sha256 of what `config_hash` is the beginning of."""
+    """Return the sha256 of which `config_hash` is the first part."""
     return hashlib.sha256(_identity(config).encode()).hexdigest()
 
 
 def run_name(config: Config) -> str:
-    """The name of a run's folder: 'deepnorm-d1000-s0-3f9a1c'."""
+    """Return the name of a run's folder: 'deepnorm-d1000-s0-3f9a1c'."""
     model = config.model
     return f"{model.scheme}-d{model.depth}-s{config.seed}-{config_hash(config)}"
 
 
 def study_name(config: Config, path: str | os.PathLike[str]) -> str:
-    """What a run is filed under: the configuration's `name`, else the stem of its file.
+    """Return the study of a run: the configuration's `name`, else the stem of its file.
 
     The config.yaml of a run without a name stays with the study in whose folder the run lies.
     """

@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a configuration, or to everything that is wrong with them."""
+"""Load configurations from YAML files and overrides, with the place of every mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.config import too_large
-from deepstack.config.explain import meant_in_full, raise_all, validate
+from deepstack.config.explain import raise_problems, suggest_full_key, validate
 from deepstack.config.schema import Config
 from deepstack.config.walk import keys
 from deepstack.errors import ConfigError
@@ -35,33 +35,33 @@ from deepstack.yaml_reader import (
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file, changed by `key=value` overrides.
+    """Return the configuration in a YAML file, changed by `key=value` overrides.
 
-    ConfigError has one line a problem: where, which key, what was found, what is allowed.
+    Raises ConfigError with one line for each problem: place, key, value found, values allowed.
     """
-    with not_of_a_probe(path):
-        return parse_config(read_file(path), shown_path(path), overrides)
+    with explain_external_probe(path):
+        return parse_config(read_file(path), printable_path(path), overrides)
 
 
 def parse_config(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Config:
-    """The configuration in a YAML text; source is what its errors call it."""
+    """Return the configuration in a YAML text.  source: its name in messages."""
     tree, problems = read_tree(text, source, overrides)
     if isinstance(tree.value, dict) and "sweep" in tree.value:
         sweep = tree.value.pop("sweep")
         said = f"this file describes a sweep; use: deepstack sweep {source}"
         problems.append(Problem(sweep.key_where or sweep.where, "sweep", said))
     config, more = validate(tree)
-    raise_all(together(problems, more))
+    raise_problems(merge_problems(problems, more))
     assert config is not None
     refuse_absurd_tree(config, tree)
     return config
 
 
 @contextmanager
-def not_of_a_probe(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say of a config.yaml that is wrong and that `deepstack.probe` has made what it is."""
+def explain_external_probe(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Replace the errors of a config.yaml that `deepstack.probe` wrote by an explanation."""
     try:
         yield
     except ConfigError:
@@ -76,16 +76,16 @@ def not_of_a_probe(path: str | os.PathLike[str]) -> Iterator[None]:
         if not probed:
             raise
         raise ConfigError(
-            f"{shown_path(path)}: it says what deepstack.probe has measured, a model that is not "
-            "deepstack's, and nothing can be trained from it; what was measured: "
+            f"{printable_path(path)}: the file says what deepstack.probe has measured of a model "
+            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
             f"deepstack plot {shlex.quote(str(file.parent))}"
         ) from None
 
 
 def checked_config(found: object) -> Config:
-    """What was found, where it is a configuration.
+    """Return the argument if it is a configuration.
 
-    Raises ConfigError for anything else, with what makes a configuration of a path.
+    Raises ConfigError for anything else, with the call that loads one from a path.
     """
     if isinstance(found, Config):
         return found
@@ -97,26 +97,26 @@ def checked_config(found: object) -> Config:
 
 
 def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with other values for some dotted keys: {'model.depth': 48}.
+    """Return the configuration with other values for some dotted keys: {'model.depth': 48}.
 
-    A d_ff that was not given follows d_model.  ConfigError as `load_config`, without places.
+    A d_ff that was not given follows d_model.  Raises ConfigError as `load_config`, without places.
     """
-    tree = node_of(as_given(config), "")
+    tree = to_node(given_values(config), "")
     for dotted, value in values.items():
-        tree = put(tree, tuple(dotted.split(".")), node_of(value, ""))
+        tree = put(tree, tuple(dotted.split(".")), to_node(value, ""))
     changed, problems = validate(tree)
-    raise_all(problems)
+    raise_problems(problems)
     assert changed is not None
     return changed
 
 
 def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
-    """Where a dotted key was given: 'file:line:column', the override, or the file alone.
+    """Return the place of a dotted key: 'file:line:column', the override, or the file alone.
 
-    For errors of the rooms above, which know the key and not the place.  In a study's file the
-    axis of that key, if there is one.
+    For errors of other packages, which know the key and not its place.  In the file of a study:
+    the place of the axis of that key, if there is one.
     """
-    tree, _ = read_tree(read_file(path), shown_path(path), overrides)
+    tree, _ = read_tree(read_file(path), printable_path(path), overrides)
     if all(override.partition("=")[0].strip() != key for override in overrides):
         zipped = tree.at(("sweep", "zip"))
         groups = zipped.value if isinstance(zipped.value, list) else [zipped]
@@ -124,11 +124,11 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
             if isinstance(axes.value, dict) and key in axes.value:
                 return str(axes.value[key].where)
     node = tree.at(tuple(key.split(".")))
-    return node.where if node is not tree else shown_path(path)
+    return node.where if node is not tree else printable_path(path)
 
 
-def as_given(config: Config) -> dict[str, Any]:
-    """The values as nested dicts, without a d_ff that was only derived."""
+def given_values(config: Config) -> dict[str, Any]:
+    """Return the values as nested dicts, without a derived d_ff."""
     data = config.model_dump()
     if "d_ff" not in config.model.model_fields_set:
         del data["model"]["d_ff"]
@@ -138,7 +138,7 @@ def as_given(config: Config) -> dict[str, Any]:
 def read_tree(
     text: str | bytes, source: str, overrides: Sequence[str]
 ) -> tuple[Node, list[Problem]]:
-    """The values of a text with the overrides put in, and what is wrong with their form."""
+    """Return the values of a text with its overrides, and the mistakes in their syntax."""
     if isinstance(overrides, str | Mapping):
         said = (
             [overrides]
@@ -166,23 +166,23 @@ def read_tree(
 
 
 def are_apart(key: str, value: str) -> bool:
-    """Whether two words are a key and its value with no '=' between them."""
+    """Return whether two words are a key and its value without '=' between them."""
     known = keys()
     apart = key in known and value not in known and value != "" and "=" not in value
     return apart and value.isprintable() and len(value) <= 40
 
 
 def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], Node] | Problem:
-    """`key=value` as a path and a node.  Values are YAML scalars, [lists], {k: v} or 'quote'.
+    """Return path and node of `key=value`.  Values are YAML scalars, [lists], {k: v} or 'quoted'.
 
-    hinted: what a hint has behind the key of a text that is a key alone.
+    hinted: the value that a hint shows for a text that is only a key.
     """
-    label = place_of(text)
+    label = override_place(text)
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     path = tuple(key.split("."))
     if not equals or not all(path):
-        meant = meant_in_full(path) if not equals and all(path) else None
+        meant = suggest_full_key(path) if not equals and all(path) else None
         hint = f"; did you mean {meant}={hinted}?" if meant else ""
         return Problem(label, "", f"found {quote(text)}; allowed key=value, such as "
                        f"model.depth=48{hint}")  # fmt: skip
@@ -203,8 +203,8 @@ def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], N
     return path, Node(plain, label, display(plain, value), label)
 
 
-def place_of(override: str) -> str:
-    """What errors call the place of an override."""
+def override_place(override: str) -> str:
+    """Return the place of an override in messages."""
     return f"{_printable(shorten(override))} on the command line"
 
 
@@ -220,13 +220,13 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
     )
 
 
-def node_of(value: Any, where: str) -> Node:
-    """Plain values as a tree that is all from one place."""
+def to_node(value: Any, where: str) -> Node:
+    """Return plain values as a tree with one place for all its nodes."""
     if isinstance(value, Mapping):
-        inner = {str(k): node_of(v, where) for k, v in value.items()}
+        inner = {str(k): to_node(v, where) for k, v in value.items()}
         return Node(inner, where, "a section", where)
     if isinstance(value, list | tuple):
-        return Node([node_of(v, where) for v in value], where, "a list", where)
+        return Node([to_node(v, where) for v in value], where, "a list", where)
     if callable(getattr(value, "item", None)):
         value = value.item()  # a numpy number
     shown = "nothing" if value is None else shorten(repr(value))
@@ -236,7 +236,7 @@ def node_of(value: Any, where: str) -> Node:
 
 
 def relabel(node: Node, label: str) -> Node:
-    """Say that a node and all within it come from one place."""
+    """Give one place to a node and everything in it."""
     node.where = node.key_where = label
     if isinstance(node.value, dict):
         for child in node.value.values():
@@ -247,14 +247,14 @@ def relabel(node: Node, label: str) -> Node:
     return node
 
 
-def together(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
-    """Problems of form and of meaning in one list; a place with the first needs not the second."""
+def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
+    """Return all problems of syntax, and those of meaning at other places."""
     places = {problem.where for problem in form}
     return form + [problem for problem in meaning if problem.where not in places]
 
 
 def refuse_absurd_tree(config: Config, tree: Node) -> None:
-    """`refuse_absurd` with the place of the key that makes the run too large."""
+    """Run `refuse_absurd` and add the place of the key to its error."""
     try:
         too_large.refuse_absurd(config)
     except ConfigError as error:
@@ -263,8 +263,8 @@ def refuse_absurd_tree(config: Config, tree: Node) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a configuration file, at most one more than the limit."""
-    name = shown_path(path)
+    """Return the bytes of a configuration file, at most one more than the limit."""
+    name = printable_path(path)
     try:
         # without O_NONBLOCK, opening a FIFO would wait for a writer
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -275,7 +275,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
             inside = Path(path) / "config.yaml"
-            hint = f"; did you mean {shown_path(inside)!r}?" if inside.is_file() else ""
+            hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
             raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(MAX_BYTES + 1)
@@ -285,8 +285,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         os.close(handle)
 
 
-def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path on one printable line."""
+def printable_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as one printable line."""
     return _printable(os.fspath(path))
 
 
@@ -308,9 +308,9 @@ def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
         near = nearest(wanted.name, names) or nearest(wanted.stem, [Path(n).stem for n in names])
         if near:
             full = next(n for n in names if near in (n, Path(n).stem))
-            return f"no such file; did you mean {shown_path(folder / full)!r}?"
+            return f"no such file; did you mean {printable_path(folder / full)!r}?"
     if wanted.name.partition("=")[0] in keys():
         return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
-            shown_path(path)
+            printable_path(path)
         )
     return "no such file"

@@ -1,4 +1,4 @@
-"""Names that become folders: nothing that a study is called can leave the folder of results."""
+"""Check the names of studies, which become folders below the folder of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_NAME = 64
 
 
 def checked_study(name: str) -> str:
-    """The name of a study, when it is one that a configuration's `name` could have.
+    """Return the name of a study if a configuration's `name` may have it.
 
     Raises ConfigError for what would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
     look like an option ('-x'), be no folder at all ('') or be too long.

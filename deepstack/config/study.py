@@ -1,4 +1,4 @@
-"""A study: a configuration, and the values that a sweep gives to some of its keys."""
+"""A study: a base configuration and the values that a sweep gives to some of its keys."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepstack.config import too_large
-from deepstack.config.explain import raise_all, validate
+from deepstack.config.explain import raise_problems, validate
 from deepstack.config.load import (
-    not_of_a_probe,
+    explain_external_probe,
+    merge_problems,
+    override_place,
     parse_override,
-    place_of,
+    printable_path,
     read_file,
     read_tree,
     relabel,
-    shown_path,
-    together,
     with_overrides,
 )
 from deepstack.config.schema import Config
@@ -29,9 +29,9 @@ from deepstack.config.study_rules import (
     Override,
     Rule,
     Where,
-    idle,
+    are_nested,
+    idle_rules,
     read_rules,
-    related,
     setting_problems,
 )
 from deepstack.config.study_schema import form_problems
@@ -41,7 +41,7 @@ from deepstack.yaml_reader import Node, Problem
 
 @dataclass(frozen=True)
 class Combination:
-    """One cell of a study: the values of the swept keys, and what overrides set besides."""
+    """One cell of a study: the values of the swept keys, and the settings of overrides."""
 
     values: dict[str, Any]
     overridden: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Study:
 
     @property
     def total(self) -> int:
-        """The number of combinations, those that are left out among them."""
+        """The number of combinations, with those that are left out."""
         zipped = (max(map(len, group.values()), default=1) for group in self.zips)
         return math.prod(map(len, self.grid.values())) * math.prod(zipped)
 
@@ -84,7 +84,7 @@ class Study:
         return [*self.grid, *(key for group in self.zips for key in group)]
 
     def combinations(self) -> Iterator[Combination]:
-        """Every cell that is not left out; the first key varies slowest."""
+        """Yield every cell that is not left out; the first key varies slowest."""
         excluded = [Matcher(where) for where in self.exclude]
         overrides = [(Matcher(override.where), override.settings) for override in self.overrides]
         # a key that the command line has fixed is swept no longer, and rules still speak of it
@@ -103,7 +103,7 @@ class Study:
 
 
 def value_at(config: Config, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key, or None."""
     found: Any = config.model_dump()
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -123,19 +123,19 @@ def _product(
 
 
 def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Study:
-    """The study in a YAML file; a file without `sweep:` is a study of one run.
+    """Return the study in a YAML file; a file without `sweep:` is a study of one run.
 
     An override `key=a,b` makes or replaces an axis of the grid, or the key's values in a zip;
-    `key=a` fixes the key.  ConfigError has one line a problem, as `load_config`.
+    `key=a` fixes the key.  Raises ConfigError as `load_config`.
     """
-    with not_of_a_probe(path):
-        return parse_study(read_file(path), shown_path(path), overrides)
+    with explain_external_probe(path):
+        return parse_study(read_file(path), printable_path(path), overrides)
 
 
 def parse_study(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Study:
-    """The study in a YAML text; source is what its errors call it."""
+    """Return the study in a YAML text.  source: its name in messages."""
     lists = [o for o in overrides if len(_values(o)) > 1]
     tree, problems = read_tree(text, source, [o for o in overrides if o not in lists])
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
@@ -156,17 +156,17 @@ def parse_study(
         both = [*values_of(before), *values_of(node)] if before else node.value
         declared.replace(key, replace(before or node, value=both))
     base, more = validate(tree)
-    problems = together(problems, more)
+    problems = merge_problems(problems, more)
     problems += axis_problems(axes, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
     rules, more = ([], []) if problems else read_rules(sweep, declared, given)
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
-    raise_all(problems)
+    raise_problems(problems)
     assert base is not None
     if rules and not set(given) & declared.nodes().keys():
-        raise_all(idle(rules, list(_product(*_plain(axes)))))
+        raise_problems(idle_rules(rules, list(_product(*_plain(axes)))))
     study = _study(base, axes, rules, given)
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -176,7 +176,7 @@ def parse_study(
 
 def _axis(override: str) -> tuple[str, Node, list[Problem]]:
     """Return key, values and mistakes of an override `key=a,b`."""
-    key, where = override.partition("=")[0].strip(), place_of(override)
+    key, where = override.partition("=")[0].strip(), override_place(override)
     nodes, problems = [], []
     for value in _values(override):
         parsed = parse_override(f"{key}={value}")
@@ -195,13 +195,13 @@ def _plain(axes: Axes) -> tuple[dict[str, list[Any]], tuple[dict[str, list[Any]]
 
 
 def _study(base: Config, axes: Axes, rules: Sequence[Rule], given: Sequence[str]) -> Study:
-    """The study; what the command line gives wins over the settings of an override."""
+    """Return the study; keys on the command line win over the settings of an override."""
     overrides = []
     for rule in rules:
         settings = {
             key: node.plain()
             for key, node in rule.settings.items()
-            if not any(related(key, other) for other in given)
+            if not any(are_nested(key, other) for other in given)
         }
         if settings:
             overrides.append(Override(rule.where, settings))
@@ -211,7 +211,7 @@ def _study(base: Config, axes: Axes, rules: Sequence[Rule], given: Sequence[str]
 
 
 def _values(override: str) -> list[str]:
-    """The values of `key=a,b`: split at commas that stand in no bracket and no quotes."""
+    """Return the values of `key=a,b`: the text split at commas outside of brackets and quotes."""
     parts, level, quote = [""], 0, ""
     for letter in override.partition("=")[2]:
         if quote:
@@ -242,7 +242,7 @@ def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
 
 
 def _largest(study: Study) -> Iterator[dict[str, Any]]:
-    """The sizes of the cells that can be the largest, those first that multiply to most."""
+    """Yield the sizes of the cells that can be the largest, in order of falling product."""
     found = {
         tuple(sorted((k, v) for k, v in cell.settings.items() if k in too_large.SIZES and v))
         for cell in study.combinations()
@@ -252,11 +252,11 @@ def _largest(study: Study) -> Iterator[dict[str, Any]]:
     sized.sort(key=lambda sizes: -math.prod(map(float, sizes.values())))
     kept: list[dict[str, Any]] = []
     for sizes in sized:
-        if not any(_within(sizes, larger) for larger in kept[:50]):  # enough of them for a grid
+        if not any(_is_covered(sizes, larger) for larger in kept[:50]):  # enough for a grid
             kept.append(sizes)
             yield sizes
 
 
-def _within(sizes: Mapping[str, float], larger: Mapping[str, float]) -> bool:
-    """Whether none of the sizes is above another cell's, where both say the same keys."""
+def _is_covered(sizes: Mapping[str, float], larger: Mapping[str, float]) -> bool:
+    """Return whether two cells have the same sizes, and none of the first is the larger one."""
     return sizes.keys() == larger.keys() and all(sizes[key] <= larger[key] for key in sizes)

@@ -1,4 +1,4 @@
-"""The axes of a sweep: `grid:` and `zip:` of a file, with what the command line makes of them."""
+"""The axes of a sweep: `grid:` and `zip:` of a file, changed by the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from deepstack.config import walk
-from deepstack.config.explain import hint_of, meant_inside, meant_key, validate
+from deepstack.config.explain import hint_for, suggest_inner_key, suggest_key, validate
 from deepstack.config.load import put
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
 
@@ -109,17 +109,17 @@ def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
     path = tuple(key.split("."))
     example = "train.lr" if runtime else "model.depth"
     if key in walk.sections() or path[0] in ("name", "sweep", *(() if runtime else ("runtime",))):
-        inside = meant_inside(path, [value.value for value in values_of(node)])
+        inside = suggest_inner_key(path, [value.value for value in values_of(node)])
         kind = "dotted key" if runtime else "key that makes a run differ,"
         text = f"found {quote(key)}; allowed a {kind} such as {example}"
-        return text + hint_of(inside and f"{key}.{inside}")
+        return text + hint_for(inside and f"{key}.{inside}")
     if key in walk.keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
         return ""
-    meant = meant_key(path) if all(path) else None
+    meant = suggest_key(path) if all(path) else None
     if meant and "." not in meant and len(path) > 1:
         meant = ".".join((*path[:-1], meant))
     text = f"found the unknown key {quote(key)}; allowed dotted keys such as {example}"
-    return text + hint_of(meant)
+    return text + hint_for(meant)
 
 
 def _group_problems(section: str, group: dict[str, Node]) -> list[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepstack.config.explain import hint_of
+from deepstack.config.explain import hint_for
 from deepstack.config.study_axes import Axes, part, value_problems, values_of, wrong_key
 from deepstack.registry import nearest
 from deepstack.yaml_reader import Node, Problem, quote, quote_key, shorten
@@ -35,25 +35,29 @@ class Rule:
     settings: dict[str, Node]
 
 
-def same(value: Any) -> Hashable:
-    """A value as it is compared: 1 equals 1.0 and not true; lists by what they hold."""
+def comparable(value: Any) -> Hashable:
+    """Return a value for comparison: 1 equals 1.0 and not true; lists compare by their values."""
     if isinstance(value, bool):
         return "true" if value else "false", None
     if isinstance(value, list | tuple):
-        return tuple(map(same, value))
+        return tuple(map(comparable, value))
     if isinstance(value, Mapping):
-        return frozenset((key, same(inner)) for key, inner in value.items())
+        return frozenset((key, comparable(inner)) for key, inner in value.items())
     return value
 
 
 class Matcher:
-    """Whether a cell has one of the given values for every key."""
+    """A predicate: whether a cell has one of the given values for every key."""
 
     def __init__(self, where: Where) -> None:
-        self._wanted = {key: {same(value) for value in values} for key, values in where.items()}
+        self._wanted = {
+            key: {comparable(value) for value in values} for key, values in where.items()
+        }
 
     def __call__(self, cell: Mapping[str, Any]) -> bool:
-        return all(key in cell and same(cell[key]) in some for key, some in self._wanted.items())
+        return all(
+            key in cell and comparable(cell[key]) in some for key, some in self._wanted.items()
+        )
 
 
 def read_rules(
@@ -75,7 +79,7 @@ def read_rules(
             cell, settings = entry, {}
             if section == "overrides":
                 cell, settings = part(entry, "where"), _section(part(entry, "set"))
-            where, wrong = _where(f"{name}.where" if settings else name, cell, values)
+            where, wrong = _match_values(f"{name}.where" if settings else name, cell, values)
             problems += wrong
             for key, setting in settings.items():
                 if text := _wrong_setting(key, setting, swept):
@@ -89,29 +93,31 @@ def _section(node: Node) -> dict[str, Node]:
     return dict(node.value) if isinstance(node.value, dict) else {}
 
 
-def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, list[Problem]]:
-    """The keys and values of a partial cell, each of them one that the sweep has."""
+def _match_values(
+    name: str, entry: Node, values: Mapping[str, Node]
+) -> tuple[Where, list[Problem]]:
+    """Return the keys and values of a partial cell, and those that the sweep does not have."""
     where: Where = {}
     problems: list[Problem] = []
     for key, node in _section(entry).items():
         at = quote_key(f"{name}.{key}")
         if key not in values:
             text = f"found {quote(key)}, which is not swept; allowed {', '.join(values) or 'none'}"
-            hint = hint_of(nearest(key, values))
+            hint = hint_for(nearest(key, values))
             problems.append(Problem(node.key_where, at, shorten(text, 300) + hint))
             continue
         swept = [value.plain() for value in values_of(values[key])]
-        known = {same(value) for value in swept}
-        some = [node] if same(node.plain()) in known else values_of(node)
+        known = {comparable(value) for value in swept}
+        some = [node] if comparable(node.plain()) in known else values_of(node)
         if not some:
             problems.append(Problem(node.where, at, "found an empty list; allowed a value or more"))
         for value in some:
-            if same(value.plain()) not in known:
+            if comparable(value.plain()) not in known:
                 words = [word for word in swept if isinstance(word, str)]
                 near = nearest(value.value, words) if isinstance(value.value, str) else None
                 text = f"found {value.shown}, which is not swept; allowed "
                 text += shorten(", ".join(map(str, swept)), 200)
-                problems.append(Problem(value.where, at, text + hint_of(near)))
+                problems.append(Problem(value.where, at, text + hint_for(near)))
         where[key] = [value.plain() for value in some]
     return where, problems
 
@@ -119,13 +125,13 @@ def _where(name: str, entry: Node, values: Mapping[str, Node]) -> tuple[Where, l
 def _wrong_setting(key: str, node: Node, swept: Sequence[str]) -> str:
     """Return the message for a key that an override cannot set, else ''."""
     text = wrong_key(key, node, runtime=True)
-    if not text and any(related(key, other) for other in swept):
+    if not text and any(are_nested(key, other) for other in swept):
         text = f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
     return text
 
 
-def related(key: str, other: str) -> bool:
-    """Whether two dotted keys are one, or one lies within the other."""
+def are_nested(key: str, other: str) -> bool:
+    """Return whether two dotted keys are equal, or one is a section of the other."""
     return key == other or key.startswith(other + ".") or other.startswith(key + ".")
 
 
@@ -139,8 +145,8 @@ def setting_problems(rules: Sequence[Rule], tree: Node) -> list[Problem]:
     ]
 
 
-def idle(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Rules that match no cell, an override none of those that are not left out."""
+def idle_rules(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """Return the rules without effect: those that match no cell that is left."""
     problems = []
     left = list(cells)
     for rule in rules:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deepstack.config.explain import distinct_errors, hint_of
+from deepstack.config.explain import distinct_errors, hint_for
 from deepstack.config.schema import Config
 from deepstack.config.walk import Path
 from deepstack.registry import nearest
@@ -101,7 +101,7 @@ def _form_problem(path: Path, item: dict[str, Any], sweep: Node) -> Problem:
     if item["type"] == "extra_forbidden":
         fields = list((SweepOverride if len(path) > 1 else Sweep).model_fields)
         found, place = f"the unknown key {quote(str(path[-1]))}", node.key_where
-        allowed = ", ".join(fields) + hint_of(nearest(str(path[-1]), fields))
+        allowed = ", ".join(fields) + hint_for(nearest(str(path[-1]), fields))
     elif item["type"] == "too_long" and isinstance(node.value, list):
         found, allowed = f"{len(node.value)} entries", f"at most {MAX_RULES}"
     elif _is_axis(path):

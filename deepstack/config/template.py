@@ -31,7 +31,7 @@ SWEEP = """
 
 
 def annotated_defaults(schema_file: str) -> str:
-    """YAML text: a few settings, and every other one as a comment with default and meaning."""
+    """Return YAML text: a few settings, and all others as comments with default and meaning."""
     head = [
         f"# yaml-language-server: $schema={schema_file}",
         "# Settings that are commented out show their defaults.  Run with: deepstack train <file>",

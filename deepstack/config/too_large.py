@@ -1,4 +1,4 @@
-"""Runs that this machine could never hold are refused, with the size that makes them too large."""
+"""Refuse runs that cannot fit into this machine's memory, and name the size to reduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU_BYTES = 192 * 2**30
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or less under a cgroup's limit."""
+    """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
     found = []
     try:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -34,7 +34,7 @@ def machine_memory() -> int:
 
 
 def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
-    """ConfigError, with the estimate, for a run that this machine could never hold.
+    """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
 
     The error's key is the size that is furthest above its default; the message says how large it
     may be.  A run a little too large is let through: a GPU may have more memory than the machine.
@@ -46,23 +46,23 @@ def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
     key = _largest(config)
     fits = _largest_that_fits(config, key, vocab_size, memory)
     raise ConfigError(
-        f"{key}: found {_get(config, key)}, a run of about {readable(needed)}; "
-        f"allowed what fits into {readable(memory)}"
+        f"{key}: found {_get(config, key)}, a run of about {format_bytes(needed)}; "
+        f"allowed what fits into {format_bytes(memory)}"
         + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
         key=key,
     )
 
 
-def beyond(key: str, value: int) -> str:
-    """What a run of defaults but for one of `SIZES` needs, when this machine has less, else ''."""
+def memory_hint(key: str, value: int) -> str:
+    """Return the memory of a default run with one other size, if this machine has less, else ''."""
     needed, memory = memory_estimate(_changed(Config(), key, value)), machine_memory()
     if needed <= memory:
         return ""
-    return f"; such a run needs about {readable(needed)}, and {readable(memory)} are here"
+    return f"; such a run needs about {format_bytes(needed)}, and {format_bytes(memory)} are here"
 
 
-def readable(size: float) -> str:
-    """Bytes for people: '3.2 GiB'."""
+def format_bytes(size: float) -> str:
+    """Return a size in bytes as text: '3.2 GiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The configuration's JSON schema, as one walks through it by dotted keys."""
+"""Access to the configuration's JSON schema by dotted keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sections() -> dict[str, list[str]]:
 
 @cache
 def keys() -> list[str]:
-    """Every dotted key that is no section: 'seed', 'model.depth', …"""
+    """Return every dotted key that is not a section: 'seed', 'model.depth', …"""
     inner = sections()
     every = [f"{name}.{key}".strip(".") for name, found in inner.items() for key in found]
     return [key for key in every if key not in inner]
@@ -56,7 +56,7 @@ def alternatives(schema: Schema) -> Iterator[Schema]:
 
 
 def at(path: Path) -> Schema:
-    """The JSON schema at a path; {} where anything is allowed or nothing is known."""
+    """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
     schema = root()
     for part in path:
         for option in alternatives(schema):

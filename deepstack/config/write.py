@@ -1,4 +1,4 @@
-"""From a configuration back to YAML."""
+"""Write a configuration as YAML."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 
 
 def to_yaml(config: Config) -> str:
-    """Every value as YAML; reading it gives an equal configuration."""
+    """Return every value as YAML; reading it gives an equal configuration."""
     return yaml_of(config.model_dump(mode="json"))
 
 
 def yaml_of(data: Mapping[str, Any]) -> str:
-    """Sections, lists, words and numbers as YAML."""
+    """Return sections, lists, words and numbers as YAML."""
     return "\n".join(_lines(data, "")) + "\n"
 
 
@@ -33,7 +33,7 @@ def _lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def one_line(value: Any) -> str:
-    """A value as it stands behind its key: false, 0.001, null, [a, b]."""
+    """Return a value on one line: false, 0.001, null, [a, b]."""
     if isinstance(value, dict):
         return "{}"
     if isinstance(value, list):
