@@ -196,6 +196,11 @@ def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
     assert places == [f"f.yaml:{column}" for column in columns]
 
 
+def test_a_size_may_need_another_swept_value() -> None:
+    keys = "{model.family: [encoder, encoder_decoder], model.decoder_depth: [null, 3]}"
+    assert parse_study(f"sweep: {{zip: {keys}}}").size == 2
+
+
 def test_what_is_left_out_need_not_fit() -> None:
     wide = "sweep: {grid: {model.d_model: [4096, 2], model.depth: [2, 100000]}"
     assert "a run of about" in said(wide + "}")

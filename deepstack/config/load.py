@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deepstack.config import too_large
@@ -253,12 +254,15 @@ def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]
     return form + [problem for problem in meaning if problem.where not in places]
 
 
-def refuse_absurd_tree(config: Config, tree: Node) -> None:
-    """Run `refuse_absurd` and add the place of the key to its error."""
+def refuse_absurd_tree(
+    config: Config, tree: Node, axes: Mapping[str, Node] = MappingProxyType({})
+) -> None:
+    """Run `refuse_absurd` and add the place of the key, in an axis or the tree, to its error."""
     try:
         too_large.refuse_absurd(config)
     except ConfigError as error:
-        node = tree.at(tuple((error.key or "").split(".")))
+        key = error.key or ""
+        node = axes.get(key) or tree.at(tuple(key.split(".")))
         raise ConfigError(f"{node.where}: {error}", key=error.key) from None
 
 

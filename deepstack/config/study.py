@@ -19,6 +19,7 @@ from deepstack.config.load import (
     printable_path,
     read_file,
     read_tree,
+    refuse_absurd_tree,
     relabel,
     with_overrides,
 )
@@ -231,14 +232,12 @@ def _values(override: str) -> list[str]:
 
 def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
     """Refuse a study with a run that this machine could never hold."""
-    nodes = axes.nodes()
     for sizes in _largest(study):
         try:
-            too_large.refuse_absurd(with_overrides(study.base, sizes))
-        except ConfigError as error:
-            key = error.key or ""
-            node = nodes.get(key) or tree.at(tuple(key.split(".")))
-            raise ConfigError(f"{node.where}: {error}", key=error.key) from None
+            config = with_overrides(study.base, sizes)
+        except ConfigError:
+            continue  # sizes that only other swept values allow, as a family allows decoder_depth
+        refuse_absurd_tree(config, tree, axes.nodes())
 
 
 def _largest(study: Study) -> Iterator[dict[str, Any]]:
