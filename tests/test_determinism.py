@@ -20,7 +20,7 @@ from small_runs import data_of
 import deepstack
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.records import Run, find_runs
-from deepstack.sweeps.starter import Process, Starter
+from deepstack.sweeps.fork_server import ForkServer, Process
 
 TINY = {
     "model.depth": 3, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
@@ -171,7 +171,7 @@ def test_everything_else_different_at_once(
     seen = bytearray()
     reader = threading.Thread(target=drain, args=(main, seen), daemon=True)
     reader.start()
-    with Starter() as starter:
+    with ForkServer() as starter:
         processes = [
             starter.start(broken, tmp_path / "broken.err", {}),
             starter.start(words_of(tmp_path, "dropout", "-q"), tmp_path / "dropout.err", {}),
@@ -225,7 +225,7 @@ def test_one_thing_different(
 ) -> None:
     for key, value in ENVIRONMENTS[name](tmp_path).items():
         monkeypatch.setenv(key, value)
-    with Starter() as starter:
+    with ForkServer() as starter:
         for config in CONFIGS:
             process = starter.start(words_of(tmp_path, config), tmp_path / "err", {})
             assert wait_for([process]) == [0], (tmp_path / "err").read_text()

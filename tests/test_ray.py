@@ -25,10 +25,10 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import PluginError, ResourceError
 from deepstack.records import Run, RunFolder
 from deepstack.sweeps import plan, ray_cluster, ray_node
-from deepstack.sweeps.mirror import News, Source, Target
-from deepstack.sweeps.needs import needs_of
+from deepstack.sweeps.folder_sync import FolderChanges, Source, Target
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
 from deepstack.sweeps.ray_node import Order, sees, work
+from deepstack.sweeps.requirements import requirements_of
 
 TINY = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 4,
@@ -52,7 +52,7 @@ class Pair:
         self.node, self.here = RunFolder(tmp_path / "node"), RunFolder(tmp_path / "here")
         self.source, self.target = Source(self.node), Target(self.here)
 
-    def send(self) -> News:
+    def send(self) -> FolderChanges:
         news = self.source.news()
         self.target.write(news)
         assert contents(self.node.path) == contents(self.here.path)
@@ -75,7 +75,7 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
         log.write(b"\n3\n")
     news = pair.send()
     assert news.grown == {"steps.csv": (8, b"\n3\n")} and not news.whole
-    assert pair.send() == News()
+    assert pair.send() == FolderChanges()
 
 
 def test_what_was_cut_and_grew_again_is_sent_whole(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
     torn = pair.node.checkpoint_path(4)
     torn.mkdir()
     (torn / "checksums.json").write_text('{"weights.safetensors": ""}')
-    assert pair.source.news() == News()
+    assert pair.source.news() == FolderChanges()
     write_checkpoint(pair.node, 7)
     for path in (torn, pair.node.checkpoint_path(3)):
         for file in path.iterdir():
@@ -132,10 +132,10 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
 def test_no_name_leads_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
     target = Target(RunFolder(tmp_path / "run"))
-    for news in (News(whole={name: b"x"}), News(grown={name: (0, b"x")})):
+    for news in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
         with pytest.raises(ValueError, match="no file of a run folder"):
             target.write(news)
-    target.write(News(checkpoints={3: {"../../../x": b"x"}}))
+    target.write(FolderChanges(checkpoints={3: {"../../../x": b"x"}}))
     assert list(tmp_path.rglob("x")) == [tmp_path / "run" / "checkpoint" / "3" / "x"]
 
 
@@ -166,7 +166,7 @@ def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(
 def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_node, "_starter", None)
+    monkeypatch.setattr(ray_node, "_server", None)
     whole = deepstack.train(BASE, study="s", out=tmp_path / "whole")
     order = order_of(tmp_path, alone=whole.name)
     here = Target(RunFolder(tmp_path / "driver" / "s" / "run-2"))
@@ -175,14 +175,14 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
     def talk(said: dict[str, Any]) -> list[dict[str, Any]]:
         heard.append(set(said))
         if "news" in said:
-            here.write(News(**said["news"]))
+            here.write(FolderChanges(**said["news"]))
         return [{"begin": None}] if "shared" in said else []
 
     try:
         assert work(order, talk) == (0, "")
     finally:
-        assert ray_node._starter is not None
-        ray_node._starter.close()
+        assert ray_node._server is not None
+        ray_node._server.close()
     assert heard[0] == {"shared", "node"} and heard[-1] == {"news"}
     run = Run(here.folder.path)
     assert run.state == "done"
@@ -278,14 +278,14 @@ def ended(process: Process) -> int:
 def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
     cluster = FakeCluster(RayError("node died"), RayError("node died"), (0, "said"))
     process = process_of(cluster, tmp_path)
-    assert ended(process) == 0 and process.said() == "said"
+    assert ended(process) == 0 and process.stderr_text() == "said"
     assert cluster.orders == [("1.0", 0), ("1.1", 1), ("1.2", 2)]
 
 
 def test_a_run_that_is_always_lost_is_interrupted_in_the_end(tmp_path: Path) -> None:
     cluster = FakeCluster(*[RayError("node died\nand pages")] * (LOST_AT_MOST + 1))
     process = process_of(cluster, tmp_path)
-    assert ended(process) == 143 and process.said().endswith("last: node died")
+    assert ended(process) == 143 and process.stderr_text().endswith("last: node died")
 
 
 @pytest.mark.parametrize("end", [TaskCancelledError(), RayError("node died")])
@@ -299,12 +299,12 @@ def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: 
 
 def test_an_error_in_the_task_is_said(tmp_path: Path) -> None:
     process = process_of(FakeCluster(RayTaskError("no space")), tmp_path)
-    assert ended(process) == 1 and process.said() == "no space"
+    assert ended(process) == 1 and process.stderr_text() == "no space"
 
 
 def test_what_no_node_can_hold_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
     process = process_of(FakeCluster(), tmp_path, num_cpus=5)
-    assert process.poll() == 5 and process.said() == "too large"
+    assert process.poll() == 5 and process.stderr_text() == "too large"
 
 
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
     cluster.words = [{"shared": False, "node": "n1"}]
     assert process.poll() is None
     assert cluster.said == [("1.0", {"begin": None})]
-    cluster.words = [{"news": vars(News(whole={"config.yaml": b"seed: 1\n"}))}]
+    cluster.words = [{"news": vars(FolderChanges(whole={"config.yaml": b"seed: 1\n"}))}]
     assert process.poll() is None
     folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
     assert folder.exists() and folder.holder() is not None
@@ -327,18 +327,18 @@ def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> No
     with RunFolder(tmp_path / "driver" / "s" / "run-2").lock():
         cluster.words = [{"shared": False, "node": "n1"}]
         assert process.poll() == 5
-    assert "in use" in process.said() and cluster.said[-1] == ("1.0", {"signal": 15})
+    assert "in use" in process.stderr_text() and cluster.said[-1] == ("1.0", {"signal": 15})
 
 
 def test_runs_share_what_the_cluster_has(tmp_path: Path) -> None:
     cells = plan(BASE, {"seed": [0, 1, 2]}, study="s", out=tmp_path)
-    memory = needs_of(cells[0], gpu=False).memory
+    memory = requirements_of(cells[0], has_gpu=False).memory
     on_ray = object.__new__(OnRay)
     on_ray._limit, on_ray._gpu_bytes, on_ray._looked = None, None, float("inf")
 
     def fit(*nodes: dict[str, float]) -> list[bool]:
         on_ray._known = [{"Resources": {"CPU": 1.0, "memory": 9.0 * memory} | n} for n in nodes]
-        return [on_ray.has_room(cells[2], cells[:n]) for n in range(3)]
+        return [on_ray.has_capacity(cells[2], cells[:n]) for n in range(3)]
 
     assert fit({}, {}) == [True, True, False]
     assert fit({"CPU": 9.0, "memory": 2.5 * memory}) == [True, True, False]

@@ -17,7 +17,7 @@ from deepstack.config import Config, load_config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell
-from deepstack.sweeps.needs import as_sent
+from deepstack.sweeps.requirements import config_yaml
 from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
 from deepstack.training import run_name
 
@@ -84,8 +84,8 @@ def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> No
 
 def test_threads_are_those_that_the_run_was_given_cores_for(tmp_path: Path) -> None:
     wide = cell_of(tmp_path, "a", model__d_model=4096, runtime__threads=2)
-    assert "threads: 2" in as_sent(wide)
-    assert "threads: auto" in as_sent(cell_of(tmp_path, "b"))
+    assert "threads: 2" in config_yaml(wide)
+    assert "threads: auto" in config_yaml(cell_of(tmp_path, "b"))
 
 
 def test_without_sbatch_it_is_said_where_to_type_what(

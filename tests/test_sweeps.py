@@ -24,8 +24,8 @@ from deepstack.model import build_model
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
+from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import count_parameters
-from deepstack.sweeps.starter import Starter
 from deepstack.training import run_name
 
 TINY = {
@@ -215,20 +215,20 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     until(lambda: not list(beside.iterdir()))
 
 
-def test_a_run_whose_starter_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
+def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
     (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
     with Local([cell], "s", tmp_path, 1, budget=2 * 10**9) as local:
-        until(lambda: local.has_room(cell, []))
+        until(lambda: local.has_capacity(cell, []))
         first = local.start(cell)
-        assert not local.has_room(cell, [cell])
+        assert not local.has_capacity(cell, [cell])
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
-        assert local._starter is not None
-        local._starter._server.kill()
+        assert local._server is not None
+        local._server._server.kill()
         until(lambda: first.poll() is not None)
         assert first.poll() == 128 + signal.SIGTERM
         until(lambda: find_runs(tmp_path)[0].state == "interrupted")
         rows = steps_made(tmp_path)[0]
-        until(lambda: local.has_room(cell, []))
+        until(lambda: local.has_capacity(cell, []))
         second = local.start(cell)
         until(lambda: steps_made(tmp_path)[0] > rows)
         second.send_signal(signal.SIGTERM)
@@ -242,15 +242,15 @@ def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
     cells = plan(BASE, study="one", out=tmp_path)
     local = Local(cells, "one", tmp_path, 1)
     assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
-    assert local._starter is None
+    assert local._server is None
 
 
-def test_the_starter_tells_how_each_run_ended(tmp_path: Path) -> None:
+def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     # What lies in the present folder is not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     logs = [tmp_path / name for name in ("missing", "killed", "plan")]
     missing = tmp_path / "missing.yaml"
-    with Starter(str(tmp_path)) as starter:
+    with ForkServer(str(tmp_path)) as starter:
         first = starter.start(["train", str(missing)], logs[0], {})
         second = starter.start([*words_of(tmp_path, 100_000)], logs[1], {})
         until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))

@@ -37,7 +37,7 @@ class Actor:
         self.signals.append(number)
         self.code = self.script.get(number, self.code)
 
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         return TRACE + "RuntimeError: broken"
 
 
@@ -48,7 +48,7 @@ class Stage(Launcher):
         self.script, self.writes, self.workers = script, writes, workers
         self.actors: list[Actor] = []
 
-    def has_room(self, cell: Cell, running: Sequence[Cell]) -> bool:
+    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         return len(running) < self.workers
 
     def start(self, cell: Cell) -> Actor:

@@ -1,7 +1,10 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
 from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.local import Local, default_workers, most_threads, room_here
+from deepstack.sweeps.local import Local, default_workers, local_resources, most_threads
+
+# The command line imports these two by other names.
+from deepstack.sweeps.local import local_resources as room_here
 from deepstack.sweeps.plan import (
     FINISHED,
     RUN_AGAIN,
@@ -12,9 +15,10 @@ from deepstack.sweeps.plan import (
     retry_states,
 )
 from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.probe import seconds_per_run
-from deepstack.sweeps.room import Room, memory_budget
+from deepstack.sweeps.resources import Resources, memory_budget
+from deepstack.sweeps.resources import Resources as Room
 from deepstack.sweeps.run import sweep
+from deepstack.sweeps.time_estimate import seconds_per_run
 
 __all__ = [
     "FINISHED",
@@ -24,10 +28,12 @@ __all__ = [
     "Local",
     "Pool",
     "Progress",
+    "Resources",
     "Room",
     "default_workers",
     "expand",
     "is_wanted",
+    "local_resources",
     "memory_budget",
     "most_threads",
     "plan",

@@ -1,4 +1,4 @@
-"""Where the runs of a plan take place: one interface for this machine and for a cluster."""
+"""The interface to the place of execution: this machine or a cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Process(Protocol):
     """A run that was started."""
 
     def poll(self) -> int | None:
-        """Exit code, negative for the signal that ended it; None while it runs.
+        """Return the exit code, negative for the signal that ended it; None while it runs.
 
-        143 where only its place was lost (a node, a starter): the run is interrupted, not failed.
+        143 if its node or fork server was lost: the run is interrupted, not failed.
         """
         ...
 
@@ -25,15 +25,15 @@ class Process(Protocol):
         """Send a signal, unless it has ended."""
         ...
 
-    def said(self) -> str:
-        """What it wrote to stderr."""
+    def stderr_text(self) -> str:
+        """Return what it wrote to stderr."""
         ...
 
 
 class Launcher(ABC):
-    """Starts runs, each in a process of its own, while there is room for them.
+    """Starts each run in a process of its own while there are resources for it.
 
-    Used in a `with` block: nothing is started before it, nothing is left behind after it.
+    A `with` block starts it and, at the end, ends all processes.
     """
 
     def __enter__(self) -> Self:
@@ -43,8 +43,8 @@ class Launcher(ABC):
         self.close()
 
     @abstractmethod
-    def has_room(self, cell: Cell, running: Sequence[Cell]) -> bool:
-        """Whether the cell may start beside those that run now."""
+    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
+        """Return whether the cell may start beside the running ones."""
 
     @abstractmethod
     def start(self, cell: Cell) -> Process:
@@ -52,12 +52,12 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
 
 
-def train_words(config: str | Path, *, out: str | Path, study: str) -> list[str]:
-    """The arguments with which `deepstack` trains one run of a study, wherever that is."""
-    words = ["train", str(config), "--quiet", "--out", str(out), "--study", study]
+def train_arguments(config: str | Path, *, out: str | Path, study: str) -> list[str]:
+    """Return the arguments with which `deepstack` trains one run of a study on any machine."""
+    arguments = ["train", str(config), "--quiet", "--out", str(out), "--study", study]
     for path in plugins.PATHS:
-        words += ["--plugin", str(path)]
-    return words
+        arguments += ["--plugin", str(path)]
+    return arguments

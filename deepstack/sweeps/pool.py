@@ -126,7 +126,7 @@ class Pool:
         return [p for p in self.progress if p.process is not None]
 
     def _has_room(self, entry: Progress) -> bool:
-        return self.launcher.has_room(entry.cell, [p.cell for p in self._running()])
+        return self.launcher.has_capacity(entry.cell, [p.cell for p in self._running()])
 
     def _let_go(self, waiting: list[Progress]) -> None:
         """What has not begun is as it was before."""
@@ -169,7 +169,7 @@ class Pool:
     def _ended(self, entry: Progress, code: int) -> None:
         """Say how a run ended, and let its folder say the same."""
         assert entry.process is not None
-        said = last_words(entry.process.said()) or f"ended with exit code {code}"
+        said = last_words(entry.process.stderr_text()) or f"ended with exit code {code}"
         entry.process, entry.ended = None, time.monotonic()
         run = Run(entry.cell.folder.path)
         there = run.folder.exists()

@@ -21,9 +21,8 @@ from typing import Any, Self
 
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.records import RunFolder, files
+from deepstack.sweeps.folder_sync import FolderChanges, Source, Target
 from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.mirror import News, Source, Target
-from deepstack.sweeps.needs import Needs, as_sent, needs_of
 from deepstack.sweeps.plan import Cell
 from deepstack.sweeps.ray_cluster import (
     ANSWER_SECONDS,
@@ -35,6 +34,7 @@ from deepstack.sweeps.ray_cluster import (
     task,
 )
 from deepstack.sweeps.ray_node import Order
+from deepstack.sweeps.requirements import Requirements, config_yaml, requirements_of
 from deepstack.training import run_name
 
 COLLECT_SECONDS = 0.3
@@ -97,7 +97,7 @@ class OnRay(Launcher):
         self._token = folder / f"{TOKEN}{secrets.token_hex(16)}"
         self._holding.enter_context(files.locked(self._token))
 
-    def has_room(self, cell: Cell, running: Sequence[Cell]) -> bool:
+    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._limit is not None:
             return len(running) < self._limit
         return not running or self._fit([*running, cell])
@@ -106,7 +106,7 @@ class OnRay(Launcher):
         needs, share = self.asked_by(cell)
         self._started += 1
         order = Order(
-            config=as_sent(cell),
+            config=config_yaml(cell),
             folder=cell.folder.name,
             alone=run_name(cell.config),
             study=self.study,
@@ -129,14 +129,12 @@ class OnRay(Launcher):
             self._ours = False
             self.ray.shutdown()
 
-    def asked_by(self, cell: Cell) -> tuple[Needs, float]:
+    def asked_by(self, cell: Cell) -> tuple[Requirements, float]:
         """Cores and memory of a run, and its share of a GPU: 0, 1, or less for small ones."""
-        device = cell.config.runtime.device
-        gpu = device == "cuda" or (device == "auto" and self._most("GPU") > 0)
-        needs = needs_of(cell, gpu=gpu)
+        required = requirements_of(cell, has_gpu=self._most("GPU") > 0)
+        share = share_of_gpu(required.gpu_memory, self._gpu_bytes) if required.gpu_memory else 0.0
         # Ray would wait for ever for a node with more memory than any has.
-        needs = replace(needs, memory=int(min(needs.memory, self._most("memory"))))
-        return needs, share_of_gpu(needs.gpu_memory, self._gpu_bytes) if gpu else 0.0
+        return replace(required, memory=int(min(required.memory, self._most("memory")))), share
 
     def too_large(self, resources: dict[str, float]) -> str | None:
         """Why no node will ever have room for a run; None when one may."""
@@ -263,7 +261,7 @@ class Process:
         if not self._begun:
             self._cluster.ray.cancel(self._task)
 
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """What it wrote to stderr."""
         return self._said
 
@@ -287,7 +285,7 @@ class Process:
             self._begun = True
             self._cluster.say(self._key, {"begin": there})
         if "news" in word and self._target is not None:
-            self._target.write(News(**word["news"]))
+            self._target.write(FolderChanges(**word["news"]))
 
     def _refuse(self, error: DeepstackError) -> None:
         """Give the run up because of what its folder is like here."""

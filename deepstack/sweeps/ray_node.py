@@ -22,9 +22,9 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.records import RunFolder
-from deepstack.sweeps import starter
-from deepstack.sweeps.launcher import train_words
-from deepstack.sweeps.mirror import News, Source, Target
+from deepstack.sweeps.folder_sync import FolderChanges, Source, Target
+from deepstack.sweeps.fork_server import ForkServer, Process
+from deepstack.sweeps.launcher import train_arguments
 from deepstack.training import cores
 
 LOOK_SECONDS = 0.1
@@ -33,7 +33,7 @@ TOKEN_SECONDS = 2.0  # a network file system may show a new file a little later
 FREE_SECONDS = 60.0
 SCRATCH = "deepstack-ray-"
 
-_starter: starter.Starter | None = None
+_server: ForkServer | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def work(order: Order, talk: Talk) -> tuple[int, str]:
         source = None
         if not shared:
             if there is not None:
-                Target(folder).write(News(**there))
+                Target(folder).write(FolderChanges(**there))
             source = Source(folder)
             source.news()  # the sweep has sent it: it need not be sent back
         elif order.before:
@@ -93,7 +93,7 @@ def work(order: Order, talk: Talk) -> tuple[int, str]:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
         process = start(order, words, beside / "stderr.txt", {"CUDA_VISIBLE_DEVICES": seen})
         try:
-            return look_after(process, source, talk), process.said()
+            return look_after(process, source, talk), process.stderr_text()
         finally:
             if process.poll() is None:  # Ray ends this, or the sweep has gone
                 process.send_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def work(order: Order, talk: Talk) -> tuple[int, str]:
                     time.sleep(LOOK_SECONDS)
 
 
-def look_after(process: starter.Process, source: Source | None, talk: Talk) -> int:
+def look_after(process: Process, source: Source | None, talk: Talk) -> int:
     """Hand news on to the sweep and its signals to the run, until that has ended."""
     said = 0.0
     while True:
@@ -151,7 +151,7 @@ def words_for(order: Order, beside: Path, out: Path) -> list[str]:
     """
     config = beside / "run.yaml"
     config.write_text(order.config, encoding="utf-8")
-    words = train_words(config, out=out, study=order.study)
+    words = train_arguments(config, out=out, study=order.study)
     for name, digest, content in order.plugins:
         if hashlib.sha256(content).hexdigest() != digest:
             raise PluginError(f"the plugin {name} did not arrive as it was sent (sha256 differs)")
@@ -162,16 +162,16 @@ def words_for(order: Order, beside: Path, out: Path) -> list[str]:
     return words
 
 
-def start(order: Order, words: list[str], errors: Path, seen: dict[str, str]) -> starter.Process:
+def start(order: Order, words: list[str], errors: Path, seen: dict[str, str]) -> Process:
     """Start the run from the starter of this process, which has imported everything once."""
-    global _starter
-    if _starter is None or not _starter.alive:
+    global _server
+    if _server is None or not _server.is_alive:
         # Relative paths in a configuration are those of the sweep.
-        _starter = starter.Starter(order.here)
+        _server = ForkServer(order.here)
     # Other runs may have all the rest of this node.
     share = conf.machine_memory() * order.cores // cores()
     memory = None if order.gpu else max(order.memory, share)
-    return _starter.start(words, errors, seen, memory=memory)
+    return _server.start(words, errors, seen, memory=memory)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers
 from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.room import memory_budget
+from deepstack.sweeps.resources import memory_budget
 from deepstack.tasks import TASKS
 
 

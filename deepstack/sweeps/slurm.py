@@ -14,9 +14,9 @@ from string import Template
 
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import files
-from deepstack.sweeps.launcher import train_words
-from deepstack.sweeps.needs import as_sent, needs_of
+from deepstack.sweeps.launcher import train_arguments
 from deepstack.sweeps.plan import Cell
+from deepstack.sweeps.requirements import config_yaml, requirements_of
 
 # Before its time is up, Slurm tells the script: as long as this many seconds for the run to save.
 SAVE_SECONDS = 60
@@ -99,10 +99,10 @@ def write_array(
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
     for cell in cells:
         cell.claim()
-        files.replace(folder / f"{cell.folder.name}.yaml", as_sent(cell).encode())
+        files.replace(folder / f"{cell.folder.name}.yaml", config_yaml(cell).encode())
     script = free_name(folder)
     words = [sys.executable, "-m", "deepstack"]
-    words += train_words(CONFIG, out=out.absolute(), study=study)
+    words += train_arguments(CONFIG, out=out.absolute(), study=study)
     command = " ".join(CONFIG if word == CONFIG else shlex.quote(word) for word in words)
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     limit = f"%{workers}" if workers else ""
@@ -144,15 +144,12 @@ def resources(cells: Sequence[Cell]) -> list[str]:
     """Options of sbatch for the cores, memory (MiB) and GPU of the largest of the cells."""
     import torch
 
-    needs = []
-    for cell in cells:
-        device = cell.config.runtime.device
-        # 'auto' means what there is here: of the nodes nothing is known.
-        gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        needs.append(needs_of(cell, gpu=gpu))
-    memory = math.ceil(max(need.memory for need in needs) / 2**20)
-    lines = [f"--cpus-per-task={max(need.cores for need in needs)}", f"--mem={memory}M"]
-    return [*lines, "--gres=gpu:1"] if any(need.gpu_memory for need in needs) else lines
+    # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
+    has_gpu = torch.cuda.is_available()
+    required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
+    memory = math.ceil(max(run.memory for run in required) / 2**20)
+    lines = [f"--cpus-per-task={max(run.cores for run in required)}", f"--mem={memory}M"]
+    return [*lines, "--gres=gpu:1"] if any(run.gpu_memory for run in required) else lines
 
 
 def submit(script: Path) -> str:

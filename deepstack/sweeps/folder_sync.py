@@ -15,7 +15,7 @@ CHECKSUMS = "checksums.json"
 
 
 @dataclass
-class News:
+class FolderChanges:
     """What one folder has that the other has not.
 
     grown: name -> (size there, the bytes behind it); whole: name -> new content; checkpoints:
@@ -41,9 +41,9 @@ class Source:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._kept: list[int] = []
 
-    def news(self) -> News:
+    def news(self) -> FolderChanges:
         """Files that are new or changed.  Raises nothing for those that vanish meanwhile."""
-        news = News()
+        news = FolderChanges()
         # Checkpoints first: the logs that are read after one hold all the rows that it counts on.
         steps = self.folder.checkpoints()
         for step in steps:
@@ -56,7 +56,7 @@ class Source:
             self._look_at(path, news)
         return news
 
-    def _look_at(self, path: Path, news: News) -> None:
+    def _look_at(self, path: Path, news: FolderChanges) -> None:
         name = path.relative_to(self.folder.path).as_posix()
         try:
             facts = path.stat()
@@ -82,7 +82,7 @@ class Target:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def write(self, news: News) -> None:
+    def write(self, news: FolderChanges) -> None:
         """Write what is new so that at every moment the folder is one that a run can go on from.
 
         Logs before the checkpoints that count on them, what says how the run stands last.  Raises

@@ -1,4 +1,4 @@
-"""What a machine has room for: memory shared out among runs, GPUs among small ones."""
+"""Resources: memory is divided among runs, and small runs share a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Local, default_workers, memory_budget, most_threads, room
-from deepstack.sweeps.room import CONTEXT_BYTES, Gpu, Place, Room
+from deepstack.sweeps import Cell, Local, default_workers, memory_budget, most_threads, resources
+from deepstack.sweeps.resources import CONTEXT_BYTES, Gpu, Reservation, Resources
 
 GB = 10**9
 
@@ -24,73 +24,74 @@ def cell(memory: int, device: str = "auto", threads: int | str = "auto") -> Cell
     return Cell(config, RunFolder("nowhere"), "new", parameters=1000, memory=memory)
 
 
-def filled(room: Room, cells: list[Cell]) -> list[Place]:
-    """The places of the cells that fit, in order, until one does not."""
-    taken: list[Place] = []
+def filled(machine: Resources, cells: list[Cell]) -> list[Reservation]:
+    """Return the reservations of the cells in order, until one does not fit."""
+    taken: list[Reservation] = []
     for one in cells:
-        place = room.place(one, taken)
-        if place is None:
+        reservation = machine.reserve(one, taken)
+        if reservation is None:
             break
-        taken.append(place)
+        taken.append(reservation)
     return taken
 
 
 def test_runs_share_the_memory_and_never_hold_more_than_there_is() -> None:
-    four = Room(4, 12 * GB)
+    four = Resources(4, 12 * GB)
     small = filled(four, [cell(GB)] * 9)
-    assert [place.memory for place in small] == [3 * GB] * 4  # an equal share, above 1.5 GB
+    shared = [reservation.memory for reservation in small]
+    assert shared == [3 * GB] * 4  # an equal share, above 1.5 GB
     large = filled(four, [cell(4 * GB)] * 9)
-    assert [place.memory for place in large] == [6 * GB] * 2  # 1.5 times the estimate
+    assert [reservation.memory for reservation in large] == [6 * GB] * 2  # 1.5 times the estimate
     mixed = filled(four, [cell(GB), cell(5 * GB), cell(GB)])
-    assert [place.memory for place in mixed] == [3 * GB, int(7.5 * GB)]
+    assert [reservation.memory for reservation in mixed] == [3 * GB, int(7.5 * GB)]
     for taken in (small, large, mixed):
-        assert sum(place.memory for place in taken) <= 12 * GB
+        assert sum(reservation.memory for reservation in taken) <= 12 * GB
 
 
 def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
-    four = Room(4, 12 * GB)
-    assert four.place(cell(50 * GB), []) == Place(12 * GB)
-    assert four.place(cell(50 * GB), [Place(3 * GB)]) is None
-    assert four.place(cell(GB), [Place(12 * GB)]) is None
+    four = Resources(4, 12 * GB)
+    assert four.reserve(cell(50 * GB), []) == Reservation(12 * GB)
+    assert four.reserve(cell(50 * GB), [Reservation(3 * GB)]) is None
+    assert four.reserve(cell(GB), [Reservation(12 * GB)]) is None
 
 
 def test_what_may_not_hold_a_run_even_alone_is_named() -> None:
-    here = Room(4, 12 * GB)
+    here = Resources(4, 12 * GB)
     assert here.too_small(cell(7 * GB)) == ""
     assert "12,000 MB that all" in here.too_small(cell(9 * GB))
-    two = Room(4, 12 * GB, [Gpu("0", 10 * GB), Gpu("1", 60 * GB)])
+    two = Resources(4, 12 * GB, [Gpu("0", 10 * GB), Gpu("1", 60 * GB)])
     assert two.too_small(cell(30 * GB)) == ""  # of the host's memory it takes little
     assert "60,000 MB that are free on a GPU" in two.too_small(cell(50 * GB))
     assert "12,000 MB that all" in two.too_small(cell(9 * GB, device="cpu"))
-    assert "4,000 MB that all" in Room(4, 4 * GB, [Gpu("0")]).too_small(cell(GB))
-    assert Room(4, 12 * GB, [Gpu("0")]).too_small(cell(500 * GB)) == ""  # nobody could tell
+    assert "4,000 MB that all" in Resources(4, 4 * GB, [Gpu("0")]).too_small(cell(GB))
+    assert Resources(4, 12 * GB, [Gpu("0")]).too_small(cell(500 * GB)) == ""  # nobody could tell
 
 
 def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
-    two = Room(8, 100 * GB, [Gpu("0", 10 * GB), Gpu("1", 6 * GB)])
+    two = Resources(8, 100 * GB, [Gpu("0", 10 * GB), Gpu("1", 6 * GB)])
     small = filled(two, [cell(2 * GB)] * 9)  # 3 GB and CUDA's own for each
-    assert [place.gpu for place in small] == ["0", "0", "1"]
+    assert [reservation.gpu for reservation in small] == ["0", "0", "1"]
     for gpu in two.gpus:
-        held = [place.gpu_memory for place in small if place.gpu == gpu.name]
+        held = [reservation.gpu_memory for reservation in small if reservation.gpu == gpu.name]
         assert sum(held) <= (gpu.free or 0)
     assert small[0].gpu_memory == 3 * GB + CONTEXT_BYTES and not small[0].limited
     large = filled(two, [cell(50 * GB)] * 9)
-    assert [place.gpu for place in large] == ["0", "1"]  # each finds out for itself
-    assert filled(Room(8, 100 * GB, [Gpu("MIG-x"), Gpu("MIG-y")]), [cell(GB)] * 9) == [
+    assert [reservation.gpu for reservation in large] == ["0", "1"]  # each finds out for itself
+    assert filled(Resources(8, 100 * GB, [Gpu("MIG-x"), Gpu("MIG-y")]), [cell(GB)] * 9) == [
         replace(small[0], gpu=name, gpu_memory=1_500_000_000 + CONTEXT_BYTES)
         for name in ("MIG-x", "MIG-y")
     ]
 
 
 def test_runs_on_the_cpu_take_no_gpu() -> None:
-    one = Room(2, 12 * GB, [Gpu("0", GB)])
-    assert one.place(cell(GB, device="cpu"), []) == Place(6 * GB)
+    one = Resources(2, 12 * GB, [Gpu("0", GB)])
+    assert one.reserve(cell(GB, device="cpu"), []) == Reservation(6 * GB)
 
 
 def test_the_host_memory_of_runs_on_gpus_counts() -> None:
-    one = Room(16, 20 * GB, [Gpu("0", 1000 * GB)])
+    one = Resources(16, 20 * GB, [Gpu("0", 1000 * GB)])
     taken = filled(one, [cell(GB)] * 16)
-    assert len(taken) == 4 and all(place.memory > 4 * GB for place in taken)
+    assert len(taken) == 4 and all(reservation.memory > 4 * GB for reservation in taken)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_the_host_memory_of_runs_on_gpus_counts() -> None:
 def test_a_budget_is_a_size_or_a_share(
     text: str, bytes_: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "available_memory", lambda: 100)
+    monkeypatch.setattr(resources, "available_memory", lambda: 100)
     assert memory_budget(text) == bytes_
     assert memory_budget(None) == 90
 
@@ -118,24 +119,24 @@ def test_a_size_has_a_unit(text: str) -> None:
 
 
 def test_available_memory_is_not_more_than_the_machines() -> None:
-    assert 0 < room.available_memory() <= room.conf.machine_memory()
+    assert 0 < resources.available_memory() <= resources.conf.machine_memory()
 
 
 SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_ask_for_gpus", lambda: SMI)
+    monkeypatch.setattr(resources, "query_gpus", lambda: SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     free = [1000 * 2**20, 2000 * 2**20, None]
     names = ["GPU-aa", "GPU-bb", "GPU-cc"]
-    assert room.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
+    assert resources.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-aa,MIG-z")
-    assert room.visible_gpus() == [Gpu("1", free[1]), Gpu("GPU-aa", free[0]), Gpu("MIG-z")]
-    monkeypatch.setattr(room, "_ask_for_gpus", lambda: "")
+    assert resources.visible_gpus() == [Gpu("1", free[1]), Gpu("GPU-aa", free[0]), Gpu("MIG-z")]
+    monkeypatch.setattr(resources, "query_gpus", lambda: "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert room.visible_gpus() == [Gpu("0"), Gpu("1")]
+    assert resources.visible_gpus() == [Gpu("0"), Gpu("1")]
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_anything_runs(
@@ -156,7 +157,7 @@ def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.Mo
 
 LIMITED = """
 import torch
-from deepstack.sweeps.starter import limit_memory
+from deepstack.sweeps.fork_server import limit_memory
 for limit in (3, 16):  # of 256 MiB
     limit_memory(limit * 2**28)
     for make in (lambda: torch.ones(2**26), lambda: bytearray(2**28)):
