@@ -25,9 +25,9 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import PluginError, ResourceError
 from deepstack.records import Run, RunFolder
 from deepstack.sweeps import plan, ray_cluster, ray_node
-from deepstack.sweeps.folder_sync import FolderChanges, Source, Target
+from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
-from deepstack.sweeps.ray_node import Order, sees, work
+from deepstack.sweeps.ray_node import Order, is_shared, work
 from deepstack.sweeps.requirements import requirements_of
 
 TINY = {
@@ -50,13 +50,13 @@ class Pair:
 
     def __init__(self, tmp_path: Path) -> None:
         self.node, self.here = RunFolder(tmp_path / "node"), RunFolder(tmp_path / "here")
-        self.source, self.target = Source(self.node), Target(self.here)
+        self.source = Source(self.node)
 
     def send(self) -> FolderChanges:
-        news = self.source.news()
-        self.target.write(news)
+        changes = self.source.changes()
+        write_changes(self.here, changes)
         assert contents(self.node.path) == contents(self.here.path)
-        return news
+        return changes
 
 
 def write_checkpoint(folder: RunFolder, step: int) -> None:
@@ -73,8 +73,8 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
     assert set(pair.send().whole) == {"config.yaml", "steps.csv"}
     with open(pair.node.steps_path, "ab") as log:
         log.write(b"\n3\n")
-    news = pair.send()
-    assert news.grown == {"steps.csv": (8, b"\n3\n")} and not news.whole
+    changes = pair.send()
+    assert changes.grown == {"steps.csv": (8, b"\n3\n")} and not changes.whole
     assert pair.send() == FolderChanges()
 
 
@@ -96,14 +96,14 @@ def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
     torn = pair.node.checkpoint_path(4)
     torn.mkdir()
     (torn / "checksums.json").write_text('{"weights.safetensors": ""}')
-    assert pair.source.news() == FolderChanges()
+    assert pair.source.changes() == FolderChanges()
     write_checkpoint(pair.node, 7)
     for path in (torn, pair.node.checkpoint_path(3)):
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
-    news = pair.send()
-    assert set(news.checkpoints) == {7} and pair.here.checkpoints() == [7]
+    changes = pair.send()
+    assert set(changes.checkpoints) == {7} and pair.here.checkpoints() == [7]
 
 
 def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> N
     saver.start()
     try:
         for _ in range(300):
-            pair.target.write(pair.source.news())
+            write_changes(pair.here, pair.source.changes())
     finally:
         over.set()
         saver.join()
@@ -131,18 +131,18 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
 def test_no_name_leads_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
-    target = Target(RunFolder(tmp_path / "run"))
-    for news in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
+    target = RunFolder(tmp_path / "run")
+    for changes in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
         with pytest.raises(ValueError, match="no file of a run folder"):
-            target.write(news)
-    target.write(FolderChanges(checkpoints={3: {"../../../x": b"x"}}))
+            write_changes(target, changes)
+    write_changes(target, FolderChanges(checkpoints={3: {"../../../x": b"x"}}))
     assert list(tmp_path.rglob("x")) == [tmp_path / "run" / "checkpoint" / "3" / "x"]
 
 
 def order_of(tmp_path: Path, **changes: Any) -> Order:
     token = tmp_path / "driver" / "s" / ".ray-token"
     values: dict[str, Any] = {
-        "config": conf.to_yaml(BASE), "folder": "run-2", "alone": "run", "study": "s",
+        "config": conf.to_yaml(BASE), "folder": "run-2", "name": "run", "study": "s",
         "out": str(tmp_path / "driver"), "here": str(tmp_path), "token": (str(token), "secret"),
     }  # fmt: skip
     return Order(**(values | changes))
@@ -153,14 +153,14 @@ def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(
 ) -> None:
     monkeypatch.setattr(ray_node, "TOKEN_SECONDS", 0.2)
     order = order_of(tmp_path)
-    assert not sees(order)  # no such folder
+    assert not is_shared(order)  # no such folder
     token = Path(order.token[0])
     token.parent.mkdir(parents=True)
-    assert not sees(order)  # a folder of that name, but not this one
+    assert not is_shared(order)  # a folder of that name, but not this one
     token.write_text("another sweep's")
-    assert not sees(order)
+    assert not is_shared(order)
     token.write_text("secret")
-    assert sees(order)
+    assert is_shared(order)
 
 
 def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
@@ -168,23 +168,23 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
 ) -> None:
     monkeypatch.setattr(ray_node, "_server", None)
     whole = deepstack.train(BASE, study="s", out=tmp_path / "whole")
-    order = order_of(tmp_path, alone=whole.name)
-    here = Target(RunFolder(tmp_path / "driver" / "s" / "run-2"))
+    order = order_of(tmp_path, name=whole.name)
+    here = RunFolder(tmp_path / "driver" / "s" / "run-2")
     heard = []
 
-    def talk(said: dict[str, Any]) -> list[dict[str, Any]]:
-        heard.append(set(said))
-        if "news" in said:
-            here.write(FolderChanges(**said["news"]))
-        return [{"begin": None}] if "shared" in said else []
+    def exchange(message: dict[str, Any]) -> list[dict[str, Any]]:
+        heard.append(set(message))
+        if "changes" in message:
+            write_changes(here, FolderChanges(**message["changes"]))
+        return [{"begin": None}] if "shared" in message else []
 
     try:
-        assert work(order, talk) == (0, "")
+        assert work(order, exchange) == (0, "")
     finally:
         assert ray_node._server is not None
         ray_node._server.close()
-    assert heard[0] == {"shared", "node"} and heard[-1] == {"news"}
-    run = Run(here.folder.path)
+    assert heard[0] == {"shared", "node"} and heard[-1] == {"changes"}
+    run = Run(here.path)
     assert run.state == "done"
     for name in ("steps.csv", "evals.csv"):
         assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
@@ -199,13 +199,13 @@ def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> N
 def test_a_plugin_must_arrive_as_it_was_sent(tmp_path: Path) -> None:
     order = order_of(tmp_path, plugins=[("mine.py", "00", b"print()")])
     with pytest.raises(PluginError, match=r"mine\.py"):
-        ray_node.words_for(order, tmp_path, tmp_path)
+        ray_node.arguments_of(order, tmp_path, tmp_path)
     file = tmp_path / "mine.py"
     file.write_text("x = 1\n")
     plugins.load_plugins([file])
     [(name, digest, content)] = ray_cluster.plugin_files()
     order = order_of(tmp_path, plugins=[(name, digest, content)])
-    words = ray_node.words_for(order, tmp_path, tmp_path)
+    words = ray_node.arguments_of(order, tmp_path, tmp_path)
     assert Path(words[-1]).read_bytes() == b"x = 1\n" and words[-2] == "--plugin"
     file.write_text("x = 2\n")
     with pytest.raises(PluginError, match="changed"):
@@ -228,8 +228,8 @@ class FakeCluster:
     """As much of `OnRay` as a run needs; `ends` says what each task of the run comes to."""
 
     def __init__(self, *ends: Any) -> None:
-        self.ends, self.said, self.orders = list(ends), [], []
-        self.words: list[dict[str, Any]] = []
+        self.ends, self.sent, self.orders = list(ends), [], []
+        self.messages: list[dict[str, Any]] = []
         self.cancelled: list[Any] = []
         errors = SimpleNamespace(
             RayError=RayError, TaskCancelledError=TaskCancelledError, RayTaskError=RayTaskError
@@ -252,14 +252,14 @@ class FakeCluster:
         return "too large" if resources.get("num_cpus", 0) > 4 else None
 
     def submit(self, order: Order, resources: dict[str, float], key: str) -> Any:
-        self.orders.append((key, order.before))
+        self.orders.append((key, order.lost))
         return self.ends.pop(0)
 
-    def say(self, key: str, word: dict[str, Any]) -> None:
-        self.said.append((key, word))
+    def send(self, key: str, message: dict[str, Any]) -> None:
+        self.sent.append((key, message))
 
-    def heard(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
-        found, self.words = self.words, []
+    def receive(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
+        found, self.messages = self.messages, []
         return found
 
 
@@ -293,7 +293,7 @@ def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: 
     cluster = FakeCluster(end)
     process = process_of(cluster, tmp_path)
     process.send_signal(2)
-    assert cluster.cancelled and cluster.said == [("1.0", {"signal": 2})]
+    assert cluster.cancelled and cluster.sent == [("1.0", {"signal": 2})]
     assert ended(process) == 130
 
 
@@ -310,10 +310,10 @@ def test_what_no_node_can_hold_is_refused_rather_than_waited_for(tmp_path: Path)
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
     cluster = FakeCluster(None)
     process = process_of(cluster, tmp_path)
-    cluster.words = [{"shared": False, "node": "n1"}]
+    cluster.messages = [{"shared": False, "node": "n1"}]
     assert process.poll() is None
-    assert cluster.said == [("1.0", {"begin": None})]
-    cluster.words = [{"news": vars(FolderChanges(whole={"config.yaml": b"seed: 1\n"}))}]
+    assert cluster.sent == [("1.0", {"begin": None})]
+    cluster.messages = [{"changes": vars(FolderChanges(whole={"config.yaml": b"seed: 1\n"}))}]
     assert process.poll() is None
     folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
     assert folder.exists() and folder.holder() is not None
@@ -325,16 +325,16 @@ def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> No
     cluster = FakeCluster(None)
     process = process_of(cluster, tmp_path)
     with RunFolder(tmp_path / "driver" / "s" / "run-2").lock():
-        cluster.words = [{"shared": False, "node": "n1"}]
+        cluster.messages = [{"shared": False, "node": "n1"}]
         assert process.poll() == 5
-    assert "in use" in process.stderr_text() and cluster.said[-1] == ("1.0", {"signal": 15})
+    assert "in use" in process.stderr_text() and cluster.sent[-1] == ("1.0", {"signal": 15})
 
 
 def test_runs_share_what_the_cluster_has(tmp_path: Path) -> None:
     cells = plan(BASE, {"seed": [0, 1, 2]}, study="s", out=tmp_path)
     memory = requirements_of(cells[0], has_gpu=False).memory
     on_ray = object.__new__(OnRay)
-    on_ray._limit, on_ray._gpu_bytes, on_ray._looked = None, None, float("inf")
+    on_ray._limit, on_ray._gpu_bytes, on_ray._asked_nodes = None, None, float("inf")
 
     def fit(*nodes: dict[str, float]) -> list[bool]:
         on_ray._known = [{"Resources": {"CPU": 1.0, "memory": 9.0 * memory} | n} for n in nodes]

@@ -1,9 +1,9 @@
 """Runs on the nodes of a Ray cluster that the user has started: one task a run.
 
-    OnRay (in the sweep) -- orders --> Mailbox (an actor beside it) <-- news -- work() (on a node)
+    OnRay (in the sweep) -- orders --> Mailbox (an actor beside it) <-- messages -- work() (node)
 
-A task that is lost with its node is sent again by the sweep, not by Ray: what the node had sent
-back by then goes along, and the run goes on from there.
+If a node is lost, the sweep itself submits the task again, not Ray: the checkpoints that the node
+had sent back go along, and the run resumes from them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, Self
 
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.records import RunFolder, files
-from deepstack.sweeps.folder_sync import FolderChanges, Source, Target
+from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.plan import Cell
 from deepstack.sweeps.ray_cluster import (
     ANSWER_SECONDS,
-    ask_nodes,
+    check_nodes,
     connect,
     mailbox_class,
     pinned,
@@ -38,8 +38,8 @@ from deepstack.sweeps.requirements import Requirements, config_yaml, requirement
 from deepstack.training import run_name
 
 COLLECT_SECONDS = 0.3
-LOOK_SECONDS = 2.0
-LOST_AT_MOST = 5  # a run that takes its node along each time must not take them all
+NODES_SECONDS = 2.0
+LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
 TOKEN = ".ray-"
 
@@ -63,13 +63,13 @@ class OnRay(Launcher):
         self._plugins = plugin_files()
         self.ray, self._ours = connect(address)
         self._holding = contextlib.ExitStack()
-        self._news: dict[str, list[dict[str, Any]]] = {}
-        self._collected = self._looked = 0.0
+        self._messages: dict[str, list[dict[str, Any]]] = {}
+        self._collected = self._asked_nodes = 0.0
         self._started = 0
         self._known: list[dict[str, Any]] = []
         try:
             with self.cluster():
-                self._gpu_bytes = ask_nodes(self.ray, self._nodes())
+                self._gpu_bytes = check_nodes(self.ray, self._nodes())
             self.workers = workers or max(self._capacity(cells), 1)
         except BaseException:
             self.close()
@@ -81,9 +81,9 @@ class OnRay(Launcher):
         return self
 
     def _begin(self) -> None:
-        """The mailbox on the sweep's own node, and the token by which others know its folder.
+        """Create the mailbox on the sweep's node and the token by which nodes know its folder.
 
-        The token is a file that is held: what sweeps that were killed have left is free, and goes.
+        The token is a locked file; unlocked ones of killed sweeps are removed.
         """
         here = self.ray.get_runtime_context().get_node_id()
         self._mailbox = self.ray.remote(mailbox_class()).options(
@@ -91,34 +91,34 @@ class OnRay(Launcher):
         ).remote()  # fmt: skip
         self._task = self.ray.remote(task(metadata.version("deepstack")))
         folder = self.out / self.study
-        for left in folder.glob(f"{TOKEN}*"):
-            if files.holder(left) is None:
-                left.unlink(missing_ok=True)
+        for leftover in folder.glob(f"{TOKEN}*"):
+            if files.holder(leftover) is None:
+                leftover.unlink(missing_ok=True)
         self._token = folder / f"{TOKEN}{secrets.token_hex(16)}"
         self._holding.enter_context(files.locked(self._token))
 
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._limit is not None:
             return len(running) < self._limit
-        return not running or self._fit([*running, cell])
+        return not running or self._fits([*running, cell])
 
     def start(self, cell: Cell) -> Process:
-        needs, share = self.asked_by(cell)
+        required, share = self.requirements_of(cell)
         self._started += 1
         order = Order(
             config=config_yaml(cell),
             folder=cell.folder.name,
-            alone=run_name(cell.config),
+            name=run_name(cell.config),
             study=self.study,
             out=str(self.out),
             here=os.getcwd(),
             token=(str(self._token), self._token.read_text()),
             plugins=self._plugins,
-            cores=needs.cores,
-            memory=needs.memory,
+            cores=required.cores,
+            memory=required.memory,
             gpu=share > 0,
         )
-        resources = {"num_cpus": needs.cores, "num_gpus": share, "memory": needs.memory}
+        resources = {"num_cpus": required.cores, "num_gpus": share, "memory": required.memory}
         return Process(self, cell.folder, order, resources, self._started)
 
     def close(self) -> None:
@@ -129,25 +129,25 @@ class OnRay(Launcher):
             self._ours = False
             self.ray.shutdown()
 
-    def asked_by(self, cell: Cell) -> tuple[Requirements, float]:
-        """Cores and memory of a run, and its share of a GPU: 0, 1, or less for small ones."""
-        required = requirements_of(cell, has_gpu=self._most("GPU") > 0)
+    def requirements_of(self, cell: Cell) -> tuple[Requirements, float]:
+        """Return a run's cores and memory, and its share of a GPU: 0, 1, or less if small."""
+        required = requirements_of(cell, has_gpu=self._largest("GPU") > 0)
         share = share_of_gpu(required.gpu_memory, self._gpu_bytes) if required.gpu_memory else 0.0
         # Ray would wait for ever for a node with more memory than any has.
-        return replace(required, memory=int(min(required.memory, self._most("memory")))), share
+        return replace(required, memory=int(min(required.memory, self._largest("memory")))), share
 
     def too_large(self, resources: dict[str, float]) -> str | None:
-        """Why no node will ever have room for a run; None when one may."""
-        for name, key, what in (
+        """Return why no node can ever hold a run, None if one may."""
+        for name, key, text in (
             ("num_cpus", "CPU", "cores; fewer with runtime.threads=…"),
             ("num_gpus", "GPU", "GPU; without one: runtime.device=cpu"),
         ):
-            if resources[name] > self._most(key):
-                return f"no node of the Ray cluster has {resources[name]:g} {what}"
+            if resources[name] > self._largest(key):
+                return f"no node of the Ray cluster has {resources[name]:g} {text}"
         return None
 
     def submit(self, order: Order, resources: dict[str, float], key: str) -> Any:
-        """Hand a run to Ray; max_retries=0 because the sweep itself sends it again."""
+        """Submit a run to Ray; max_retries=0 because the sweep itself submits it again."""
         options = {
             "max_retries": 0, "scheduling_strategy": "SPREAD", "name": f"deepstack {order.folder}"
         }  # fmt: skip
@@ -156,20 +156,20 @@ class OnRay(Launcher):
                 vars(order), self._mailbox, key
             )
 
-    def say(self, key: str, word: dict[str, Any]) -> None:
-        """Put a word for a task into the mailbox."""
+    def send(self, key: str, message: dict[str, Any]) -> None:
+        """Put a message for a task into the mailbox."""
         with self.cluster():
-            self.ray.get(self._mailbox.say.remote(key, word), timeout=ANSWER_SECONDS)
+            self.ray.get(self._mailbox.send.remote(key, message), timeout=ANSWER_SECONDS)
 
-    def heard(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
-        """What a task has said since the last time."""
+    def receive(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
+        """Return the messages of a task since the last call."""
         if now or time.monotonic() - self._collected > COLLECT_SECONDS:
             with self.cluster():
-                found = self.ray.get(self._mailbox.collect.remote(), timeout=ANSWER_SECONDS)
-            for other, word in found:
-                self._news.setdefault(other, []).append(word)
+                collected = self.ray.get(self._mailbox.collect.remote(), timeout=ANSWER_SECONDS)
+            for other, message in collected:
+                self._messages.setdefault(other, []).append(message)
             self._collected = time.monotonic()
-        return self._news.pop(key, [])
+        return self._messages.pop(key, [])
 
     @contextlib.contextmanager
     def cluster(self) -> Iterator[None]:
@@ -180,41 +180,41 @@ class OnRay(Launcher):
             raise ResourceError(f"the Ray cluster does not answer: {first_line(error)}") from error
 
     def _nodes(self) -> list[dict[str, Any]]:
-        """The nodes that are alive, asked for again from time to time."""
-        if time.monotonic() - self._looked > LOOK_SECONDS:
+        """Return the nodes that are alive, at most NODES_SECONDS ago."""
+        if time.monotonic() - self._asked_nodes > NODES_SECONDS:
             with self.cluster():
                 self._known = [node for node in self.ray.nodes() if node["Alive"]]
-            self._looked = time.monotonic()
+            self._asked_nodes = time.monotonic()
         return self._known
 
-    def _most(self, key: str) -> float:
-        """The most that one node has of a resource."""
+    def _largest(self, key: str) -> float:
+        """Return the most of a resource that one node has."""
         return max((node["Resources"].get(key, 0) for node in self._nodes()), default=0)
 
-    def _all(self, key: str) -> float:
-        """What the nodes have of a resource together."""
+    def _total(self, key: str) -> float:
+        """Return the sum of a resource over the nodes."""
         return sum(node["Resources"].get(key, 0) for node in self._nodes())
 
-    def _fit(self, cells: Sequence[Cell]) -> bool:
-        asked = [self.asked_by(cell) for cell in cells]
+    def _fits(self, cells: Sequence[Cell]) -> bool:
+        required = [self.requirements_of(cell) for cell in cells]
         return (
-            sum(needs.cores for needs, _ in asked) <= self._all("CPU")
-            and sum(needs.memory for needs, _ in asked) <= self._all("memory")
-            and sum(share for _, share in asked) <= self._all("GPU") + 1e-6
+            sum(run.cores for run, _ in required) <= self._total("CPU")
+            and sum(run.memory for run, _ in required) <= self._total("memory")
+            and sum(share for _, share in required) <= self._total("GPU") + 1e-6
         )
 
     def _capacity(self, cells: Sequence[Cell]) -> int:
-        """How many of the cells, the largest first, the cluster has room for at a time."""
+        """Return how many of the cells, the largest first, fit into the cluster at a time."""
         count = 0
         for cell in reversed(cells):
-            if not self._fit([*cells[len(cells) - count :], cell]):
+            if not self._fits([*cells[len(cells) - count :], cell]):
                 break
             count += 1
         return count
 
 
 class Process:
-    """A run on the cluster, started again where its node is lost."""
+    """A run on the cluster, submitted again when its node is lost."""
 
     def __init__(
         self,
@@ -226,12 +226,12 @@ class Process:
     ) -> None:
         self._cluster, self._folder, self._order = cluster, folder, order
         self._resources, self._number = resources, number
-        self._held = contextlib.ExitStack()
-        self._target: Target | None = None
+        self._lock = contextlib.ExitStack()
+        self._synced = False
         self._begun = False
         self._signal = 0
         self._code: int | None = None
-        self._said = ""
+        self._stderr = ""
         if problem := cluster.too_large(resources):
             self._end(ResourceError.exit_code, problem)
         else:
@@ -244,51 +244,51 @@ class Process:
         try:
             with self._cluster.cluster():
                 ended = bool(self._cluster.ray.wait([self._task], timeout=0)[0])
-            for word in self._cluster.heard(self._key, now=ended):
-                self._hear(word)
+            for message in self._cluster.receive(self._key, now=ended):
+                self._handle(message)
             if ended:
                 self._take_result()
-        except DeepstackError as error:  # the folder is another's, the disk full, the cluster gone
+        except DeepstackError as error:  # the folder is locked, the disk full, the cluster lost
             self._refuse(error)
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended; one that has not begun will not begin."""
+        """Send a signal, unless it has ended; a run that has not begun is cancelled."""
         if self._code is not None:
             return
         self._signal = number
-        self._cluster.say(self._key, {"signal": int(number)})
+        self._cluster.send(self._key, {"signal": int(number)})
         if not self._begun:
             self._cluster.ray.cancel(self._task)
 
     def stderr_text(self) -> str:
         """What it wrote to stderr."""
-        return self._said
+        return self._stderr
 
     @property
     def _key(self) -> str:
-        return f"{self._number}.{self._order.before}"
+        return f"{self._number}.{self._order.lost}"
 
     def _submit(self) -> None:
         self._begun = False
         self._task = self._cluster.submit(self._order, self._resources, self._key)
 
-    def _hear(self, word: dict[str, Any]) -> None:
-        if "shared" in word:
-            there = None
-            if not word["shared"]:
-                if self._target is None:
-                    self._held.enter_context(self._folder.lock())
-                    self._target = Target(self._folder)
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "shared" in message:
+            content = None
+            if not message["shared"]:
+                if not self._synced:
+                    self._lock.enter_context(self._folder.lock())
+                    self._synced = True
                 if self._folder.exists():
-                    there = vars(Source(self._folder).news())
+                    content = vars(Source(self._folder).changes())
             self._begun = True
-            self._cluster.say(self._key, {"begin": there})
-        if "news" in word and self._target is not None:
-            self._target.write(FolderChanges(**word["news"]))
+            self._cluster.send(self._key, {"begin": content})
+        if "changes" in message and self._synced:
+            write_changes(self._folder, FolderChanges(**message["changes"]))
 
     def _refuse(self, error: DeepstackError) -> None:
-        """Give the run up because of what its folder is like here."""
+        """End the run because of an error on the side of the sweep."""
         with contextlib.suppress(ResourceError):
             self.send_signal(signal.SIGTERM)
         self._end(error.exit_code, str(error))
@@ -297,8 +297,7 @@ class Process:
         ray = self._cluster.ray
         errors = ray.exceptions
         try:
-            code, said = ray.get(self._task)
-            self._end(code, said)
+            self._end(*ray.get(self._task))
         except errors.TaskCancelledError:
             self._end(128 + (self._signal or signal.SIGTERM), "")
         except errors.RayTaskError as error:
@@ -306,26 +305,26 @@ class Process:
         except errors.RayError as error:
             if self._signal:
                 self._end(128 + self._signal, "")
-            elif self._order.before >= LOST_AT_MOST:
+            elif self._order.lost >= LOST_AT_MOST:
                 text = f"lost {LOST_AT_MOST + 1} times with its node, last: {first_line(error)}"
                 self._end(128 + signal.SIGTERM, text)
             else:
-                self._cluster.say(self._key, {"signal": int(signal.SIGTERM)})  # if it is not gone
-                self._order = replace(self._order, before=self._order.before + 1)
+                self._cluster.send(self._key, {"signal": int(signal.SIGTERM)})  # if it still runs
+                self._order = replace(self._order, lost=self._order.lost + 1)
                 self._submit()
 
-    def _end(self, code: int, said: str) -> None:
-        self._code, self._said = code, said
-        self._held.close()
+    def _end(self, code: int, stderr: str) -> None:
+        self._code, self._stderr = code, stderr
+        self._lock.close()
 
 
-def share_of_gpu(needed: int, there: int | None) -> float:
-    """1/n of a GPU where n runs of this size fit together, else 1."""
-    if there is None:
+def share_of_gpu(needed: int, available: int | None) -> float:
+    """Return 1/n of a GPU if n runs of this size fit together, else 1."""
+    if available is None:
         return 1.0
-    return 1 / max(1, min(PER_GPU_AT_MOST, there // max(needed, 1)))
+    return 1 / max(1, min(PER_GPU_AT_MOST, available // max(needed, 1)))
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray says, without the pages that follow."""
+    """Return the first line of an error of Ray, without the pages that follow."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

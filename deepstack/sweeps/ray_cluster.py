@@ -1,4 +1,4 @@
-"""A Ray cluster that the user has started: how the sweep gets to it, and what it sends there."""
+"""The connection to a Ray cluster that the user has started, and the code that it receives."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ANSWER_SECONDS = 120.0
 
 
 def task(version: str) -> Callable[..., tuple[int, str]]:
-    """The function that Ray calls on a node: sent by value, so that it can say what is missing."""
+    """Return the function that Ray calls on a node; sent by value to report a missing deepstack."""
 
     def run_deepstack(order: dict[str, Any], mailbox: Any, key: str) -> tuple[int, str]:
         from importlib import import_module, metadata
 
         ray = import_module("ray")
         try:
-            found = metadata.version("deepstack")
-            if found != version:
-                raise ImportError(f"found {found}")
+            installed = metadata.version("deepstack")
+            if installed != version:
+                raise ImportError(f"found {installed}")
             node = import_module("deepstack.sweeps.ray_node")
         except ImportError as error:
             import socket
@@ -40,40 +40,40 @@ def task(version: str) -> Callable[..., tuple[int, str]]:
                 f"{error}"
             )
 
-        def talk(news: dict[str, Any]) -> Any:
-            return ray.get(mailbox.exchange.remote(key, news))
+        def exchange(message: dict[str, Any]) -> Any:
+            return ray.get(mailbox.exchange.remote(key, message))
 
-        result: tuple[int, str] = node.work(node.Order(**order), talk)
+        result: tuple[int, str] = node.work(node.Order(**order), exchange)
         return result
 
     return run_deepstack
 
 
 def mailbox_class() -> type:
-    """The actor between sweep and tasks, sent by value: it needs no deepstack and runs nothing."""
+    """Return the class of the actor between sweep and tasks; sent by value, without deepstack."""
 
     class Mailbox:
         def __init__(self) -> None:
-            self.heard: list[tuple[str, dict[str, Any]]] = []
-            self.words: dict[str, list[dict[str, Any]]] = {}
+            self.for_sweep: list[tuple[str, dict[str, Any]]] = []
+            self.for_tasks: dict[str, list[dict[str, Any]]] = {}
 
-        def exchange(self, key: str, news: dict[str, Any]) -> list[dict[str, Any]]:
-            if news:
-                self.heard.append((key, news))
-            return self.words.pop(key, [])
+        def exchange(self, key: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+            if message:
+                self.for_sweep.append((key, message))
+            return self.for_tasks.pop(key, [])
 
-        def say(self, key: str, word: dict[str, Any]) -> None:
-            self.words.setdefault(key, []).append(word)
+        def send(self, key: str, message: dict[str, Any]) -> None:
+            self.for_tasks.setdefault(key, []).append(message)
 
         def collect(self) -> list[tuple[str, dict[str, Any]]]:
-            found, self.heard = self.heard, []
-            return found
+            messages, self.for_sweep = self.for_sweep, []
+            return messages
 
     return Mailbox
 
 
 def connect(address: str | None) -> tuple[Any, bool]:
-    """(the module ray, whether it was this that connected it).  Never starts a cluster.
+    """Connect to a cluster, never start one; return the module ray and whether it was unconnected.
 
     Raises ResourceError where Ray is not installed or no cluster answers.
     """
@@ -87,25 +87,25 @@ def connect(address: str | None) -> tuple[Any, bool]:
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     how = "start one with `ray start --head`, then --ray ADDRESS with what it prints"
     refuse_silent(where, how)
-    mine = threading.current_thread() is threading.main_thread()
-    # Ray puts a handler of its own in the place of the one that lets runs save and end.
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # Ray replaces the handlers that let runs save and end.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         cause = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
         raise ResourceError(f"--ray: no Ray cluster at {where}: {cause}\n{how}") from error
     finally:
-        for number, handler in before.items() if mine else ():
+        for number, handler in handlers.items() if in_main_thread else ():
             signal.signal(number, handler)
     with contextlib.suppress(ImportError):
-        # A node that is lost would be told in eighty lines, on stdout, whatever was asked above.
+        # Despite log_to_driver=False, Ray prints eighty lines about a lost node on stdout.
         vars(import_module("ray._private.worker"))["_worker_logs_enabled"] = False
     return ray, True
 
 
 def refuse_silent(where: str, how: str) -> None:
-    """Raise ResourceError when nothing listens at host:port: Ray itself would try for minutes."""
+    """Raise ResourceError if nothing listens at host:port; Ray itself would try for minutes."""
     host, _, port = where.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
@@ -115,10 +115,10 @@ def refuse_silent(where: str, how: str) -> None:
         raise ResourceError(f"--ray: nothing answers at {where}: {error}\n{how}") from error
 
 
-def ask_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
-    """Bytes of the smallest GPU of the cluster, None where there is none or nobody can tell.
+def check_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
+    """Return the bytes of the cluster's smallest GPU, None if there is none or it is unknown.
 
-    Raises ConfigError, naming every node where this version of deepstack cannot be imported.
+    Raises ConfigError with the nodes where this version of deepstack cannot be imported.
     """
     version = metadata.version("deepstack")
 
@@ -129,24 +129,24 @@ def ask_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
         from importlib import metadata, util
 
         try:
-            found = metadata.version("deepstack") if util.find_spec("deepstack") else "none"
+            installed = metadata.version("deepstack") if util.find_spec("deepstack") else "none"
         except ImportError:
-            found = "none"
+            installed = "none"
         try:
-            words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-            said = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
-            sizes = [int(line) * 2**20 for line in said.split()]
+            query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
+            sizes = [int(line) * 2**20 for line in answer.split()]
         except (OSError, ValueError, subprocess.TimeoutExpired):
             sizes = []
-        return socket.gethostname(), sys.executable, found, sizes
+        return socket.gethostname(), sys.executable, installed, sizes
 
-    asked = [
+    queries = [
         ray.remote(facts).options(num_cpus=0, scheduling_strategy=pinned(node["NodeID"])).remote()
         for node in nodes
     ]
     answers = []
-    for answer in ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0]:
-        with contextlib.suppress(ray.exceptions.RayError):  # a node that has just been lost
+    for answer in ray.wait(queries, num_returns=len(queries), timeout=ANSWER_SECONDS)[0]:
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that was just lost
             answers.append(ray.get(answer))
     if wrong := [answer for answer in answers if answer[2] != version]:
         lines = [f"  {host}: {python} has {found}" for host, python, found, _ in wrong]
@@ -157,17 +157,17 @@ def ask_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
 
 
 def pinned(node: str) -> Any:
-    """The scheduling strategy for one node and no other."""
+    """Return the scheduling strategy for one node and no other."""
     strategies = import_module("ray.util.scheduling_strategies")
     return strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
 
 
 def plugin_files() -> list[tuple[str, str, bytes]]:
-    """Name, sha256 and content of the plugins loaded here.
+    """Return name, sha256 and content of the loaded plugins.
 
-    Raises PluginError when one is no longer the file that was loaded.
+    Raises PluginError for a file that has changed since it was loaded.
     """
-    found = []
+    loaded = []
     for path in plugins.PATHS:
         try:
             content = path.read_bytes()
@@ -176,5 +176,5 @@ def plugin_files() -> list[tuple[str, str, bytes]]:
         digest = hashlib.sha256(content).hexdigest()
         if digest != plugins.LOADED[path.name]:
             raise PluginError(f"--plugin {path} has changed since it was loaded")
-        found.append((path.name, digest, content))
-    return found
+        loaded.append((path.name, digest, content))
+    return loaded
