@@ -28,10 +28,10 @@ from deepstack.sweeps import (
     expand,
     is_wanted,
     plan,
-    probe,
     seconds_per_run,
+    time_estimate,
 )
-from deepstack.sweeps.plan import Bare
+from deepstack.sweeps.plan import OptionStripper
 from deepstack.training import run_name
 
 STUDY = """
@@ -121,7 +121,7 @@ def test_a_gpu_study_is_not_timed_where_there_is_no_gpu(
         raise AssertionError("nothing is to be trained for this plan")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(probe, "step_seconds", never)
+    monkeypatch.setattr(time_estimate, "step_seconds", never)
     shown = dry_run(file, "runtime.device=cuda", "--json")
     assert {row["minutes"] for row in json.loads(shown.stdout)} == {None}
     assert "no times for 3 runs: runtime.device=cuda, and there is no GPU here" in shown.stderr
@@ -144,7 +144,9 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     module = sys.modules["deepstack.sweeps.plan"]
     for name in ("build_model", "task_of", "without_defaults"):
         monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
-    monkeypatch.setattr(probe, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth))
+    monkeypatch.setattr(
+        time_estimate, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth)
+    )
     seeds, rates = list(range(20)), [i * 1e-4 for i in range(1, 11)]
     grid = {"model.scheme": ["post_ln", "deepnorm"], "seed": seeds, "train.lr": rates}
     base = with_overrides(parse_study(STUDY).base, {"task.mask_split": [1, 0, 0]})
@@ -168,9 +170,9 @@ def test_the_steps_that_are_timed_are_those_of_the_run(
         asked.append(config)
         yield from map(float, range(config.train.steps))
 
-    monkeypatch.setattr(probe, "timed_steps", timed)
+    monkeypatch.setattr(time_estimate, "timed_steps", timed)
     settings = {"train.steps": steps, "runtime.replay": replay, "runtime.device": "cpu"}
-    assert probe.step_seconds(with_overrides(Config(), settings), 3) == expected
+    assert time_estimate.step_seconds(with_overrides(Config(), settings), 3) == expected
     (given,) = asked
     assert given.model.depth == 3 and given.train.steps <= 50
 
@@ -178,7 +180,7 @@ def test_the_steps_that_are_timed_are_those_of_the_run(
 def test_what_there_is_no_patience_for_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "step_seconds", lambda config, depth: 1.0)
+    monkeypatch.setattr(time_estimate, "step_seconds", lambda config, depth: 1.0)
     cells = plan(parse_study(STUDY), study="s", out=tmp_path)
     assert seconds_per_run(cells, patience=-1.0) == [None] * 3
     assert None not in seconds_per_run(cells)
@@ -196,10 +198,10 @@ def test_what_there_is_no_patience_for_is_not_timed(
 )
 def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
     config = with_overrides(Config(), values)
-    bare = Bare()
+    strip = OptionStripper()
     for seed in (0, 1):
         cell = with_overrides(config, {"seed": seed})
-        assert conf.run_name(bare(cell)) == run_name(cell)
+        assert conf.run_name(strip(cell)) == run_name(cell)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps import Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
-from deepstack.sweeps.pool import last_words
+from deepstack.sweeps.pool import error_line
 
 BASE = with_overrides(Config(), {"model.depth": 1, "model.d_model": 8})
 
@@ -205,8 +205,8 @@ SAID = {
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_the_last_words_of_a_run_are_its_error_whole(said: str) -> None:
-    assert last_words(said) == SAID[said]
+def test_the_error_line_of_a_run_are_its_error_whole(said: str) -> None:
+    assert error_line(said) == SAID[said]
 
 
 def test_a_run_that_leaves_in_the_midst_without_an_error_has_failed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from deepstack.sweeps.local import Local, default_workers, local_resources, most
 # The command line imports these two by other names.
 from deepstack.sweeps.local import local_resources as room_here
 from deepstack.sweeps.plan import (
-    FINISHED,
     RUN_AGAIN,
     Cell,
     expand,
@@ -21,7 +20,6 @@ from deepstack.sweeps.run import sweep
 from deepstack.sweeps.time_estimate import seconds_per_run
 
 __all__ = [
-    "FINISHED",
     "RUN_AGAIN",
     "Cell",
     "Launcher",

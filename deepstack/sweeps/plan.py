@@ -22,16 +22,15 @@ from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
 MOST_CELLS = 100_000
-FINISHED = ENDED
 RUN_AGAIN = ("failed", "out_of_memory")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: its configuration, its folder, and what it will take.
+    """One cell of a sweep's grid: its configuration, its folder and its estimated size.
 
-    state: 'new', or that of the folder's run; parameters: a number; memory: bytes.  values: the
-    swept keys' own; overridden: what an override of the sweep's file set besides.
+    state: 'new', or the state of the folder's run; parameters: a number; memory: bytes.
+    values: of the swept keys; overridden: further keys that an override of the sweep's file set.
     """
 
     config: conf.Config
@@ -44,14 +43,14 @@ class Cell:
 
     @property
     def work(self) -> int:
-        """Layers times tokens times steps: what the cells are ordered by, cheap first."""
+        """Layers times tokens times steps: cells are ordered by it, cheap first."""
         train, model = self.config.train, self.config.model
         per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
         layers = sum(conf.depths(self.config))
         return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
 
     def claim(self) -> None:
-        """Let a folder whose name has a number say whose it is, so that `train` finds it too.
+        """Write the configuration to a folder with a numbered name, so that `train` finds it.
 
         Another run has the name without the number.  Raises ResourceError as `train` would.
         """
@@ -62,14 +61,14 @@ class Cell:
 
 
 def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
-    """Whether a sweep runs the cell: not what is done or damaged, what failed only if asked to."""
+    """False for finished or damaged runs, and for failed ones unless `retry` names them."""
     if cell.state == "damaged":
         return False
-    return cell.state not in FINISHED and (cell.state not in RUN_AGAIN or cell.state in retry)
+    return cell.state not in ENDED and (cell.state not in RUN_AGAIN or cell.state in retry)
 
 
 def retry_states(text: str | None) -> frozenset[str]:
-    """The states that `--retry` names: failed, out_of_memory, or all; several with commas.
+    """Return the states that `--retry` names: failed, out_of_memory, or all, with commas.
 
     Raises ConfigError for any other word.
     """
@@ -84,16 +83,16 @@ def retry_states(text: str | None) -> frozenset[str]:
 def expand(
     base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None = None
 ) -> list[conf.Config]:
-    """Every cell of a study, or every combination of a grid's values, as configurations.
+    """Return the configuration of every cell of a study or grid, equal ones once.
 
-    Equal ones occur once.  Raises ConfigError for an empty list of values, a value that is not
-    allowed, or a grid so large that it must be a mistake.
+    Raises ConfigError for an empty list of values, a value that is not allowed, or more than
+    MOST_CELLS cells.
     """
-    return [config for config, _, _ in _expanded(base, grid)]
+    return [config for config, _, _ in _cells(base, grid)]
 
 
 def axis(key: str, values: object) -> list[Any]:
-    """The values of one axis of a grid; ConfigError where it is a value alone."""
+    """Return the values of one axis of a grid; ConfigError for a single value."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(
             f"sweep.grid.{key}: found {values!r}; allowed a list of values, such as [{values!r}]"
@@ -101,10 +100,10 @@ def axis(key: str, values: object) -> list[Any]:
     return list(values)
 
 
-def _expanded(
+def _cells(
     base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None
 ) -> list[tuple[conf.Config, str, conf.Combination]]:
-    """(configuration, run's name, what makes it differ) of every cell."""
+    """Return configuration, name of the run and swept values of every cell, equal ones once."""
     if isinstance(base, conf.Config):
         base = conf.Study(base, {key: axis(key, values) for key, values in (grid or {}).items()})
     for key, values in base.grid.items():
@@ -117,50 +116,49 @@ def _expanded(
             "give fewer values"
         )
     cells: list[tuple[conf.Config, str, conf.Combination]] = []
-    called: dict[str, list[conf.Config]] = {}  # six digits of a hash: two cells may be called alike
-    bare_of = Bare()
+    by_name: dict[str, list[conf.Config]] = {}  # two cells may share the six digits of a hash
+    strip = OptionStripper()
     for combination in base.combinations():
-        with of_the_run(combination):
-            cell = conf.with_overrides(base.base, combination.settings)
-            conf.refuse_absurd(cell)
-        bare = bare_of(cell)
-        name = conf.run_name(bare)
-        alike = called.setdefault(name, [])
-        if not any(conf.same_experiment(bare, other) for other in alike):
-            alike.append(bare)
-            cells.append((cell, name, combination))
+        with named_in_errors(combination):
+            config = conf.with_overrides(base.base, combination.settings)
+            conf.refuse_absurd(config)
+        stripped = strip(config)
+        name = conf.run_name(stripped)
+        same_name = by_name.setdefault(name, [])
+        if not any(conf.same_experiment(stripped, other) for other in same_name):
+            same_name.append(stripped)
+            cells.append((config, name, combination))
     return cells
 
 
 @contextmanager
-def of_the_run(combination: conf.Combination) -> Iterator[None]:
-    """Add what makes a run differ from the others to the errors that it meets."""
+def named_in_errors(combination: conf.Combination) -> Iterator[None]:
+    """Add the values of a cell to a ConfigError of the block."""
     try:
         yield
     except PluginError:
         raise
     except ConfigError as error:
-        said = ", ".join(f"{key}={value}" for key, value in combination.values.items())
-        where = f"in the run of {said}: " if said else ""
+        values = ", ".join(f"{key}={value}" for key, value in combination.values.items())
+        where = f"in the run of {values}: " if values else ""
         raise ConfigError(f"{where}{error}", key=error.key) from None
 
 
-class Bare:
-    """`without_defaults`, without asking the same task and scheme for their defaults again."""
+class OptionStripper:
+    """Calls `without_defaults` once for every distinct task, scheme and options."""
 
     def __init__(self) -> None:
         self._known: dict[str, conf.Config] = {}
 
     def __call__(self, config: conf.Config) -> conf.Config:
-        # what is left of the options depends on nothing else
+        # the options without defaults depend on nothing else
         task, model = config.task, config.model
         key = f"{task!r} {model.scheme} {json.dumps(model.scheme_options, sort_keys=True)}"
-        bare = self._known.get(key)
-        if bare is None:
-            bare = self._known[key] = without_defaults(config)
-        options = {"scheme_options": bare.model.scheme_options}
-        model = model.model_copy(update=options)
-        return config.model_copy(update={"task": bare.task, "model": model})
+        if key not in self._known:
+            self._known[key] = without_defaults(config)
+        stripped = self._known[key]
+        model = model.model_copy(update={"scheme_options": stripped.model.scheme_options})
+        return config.model_copy(update={"task": stripped.task, "model": model})
 
 
 def plan(
@@ -170,23 +168,23 @@ def plan(
     study: str,
     out: Path,
 ) -> list[Cell]:
-    """The cells of a sweep, cheap first, each with its folder and present state.
+    """Return the cells of a sweep, cheap first, each with its folder and present state.
 
     base: a study, or a configuration together with a grid, {dotted key: values}.
     """
-    estimated = Estimates()
-    there = names_in(out / study)
+    estimates = Estimates()
+    existing = names_in(out / study)
     cells = []
     taken: set[str] = set()
-    for config, name, combination in _expanded(base, grid):
+    for config, name, combination in _cells(base, grid):
         state = "new"
-        with of_the_run(combination):
-            vocab_size = estimated.vocab_size(config)
-            parameters = estimated.parameters(config, vocab_size)
-        if name in there:
+        with named_in_errors(combination):
+            vocab_size = estimates.vocab_size(config)
+            parameters = estimates.parameters(config, vocab_size)
+        if name in existing:
             try:
                 refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, estimated.task(config), taken)
+                folder = choose_folder(config, out / study, estimates.task(config), taken)
                 state = Run(folder.path).state if folder.exists() else "new"
             except ResourceError:
                 folder, state = RunFolder(out / study / name), "damaged"
@@ -208,16 +206,16 @@ def plan(
 
 
 def names_in(study: Path) -> set[str]:
-    """The names of runs in a study's folder, without the numbers of those called alike."""
+    """Return the names of runs in a study's folder, with and without a number at the end."""
     try:
-        found = os.listdir(study)
+        names = os.listdir(study)
     except OSError:
         return set()
-    return {*found, *(re.sub(r"-\d+$", "", name) for name in found)}
+    return {*names, *(re.sub(r"-\d+$", "", name) for name in names)}
 
 
 class Estimates:
-    """Tasks and numbers of parameters, each built once for all the cells that share it."""
+    """Caches tasks and numbers of parameters that cells share."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
@@ -225,27 +223,27 @@ class Estimates:
         self._shapes: dict[str, tuple[int, int, int]] = {}
 
     def task(self, config: conf.Config) -> Task:
-        """The task of a configuration."""
+        """Return the task of a configuration."""
         key = f"{config.task!r} {config.seed} {config.model.family}"
         if key not in self._tasks:
             self._tasks[key] = task_of(config)
         return self._tasks[key]
 
     def vocab_size(self, config: conf.Config) -> int:
-        """The task's vocabulary, which no seed changes."""
+        """Return the size of the task's vocabulary, which does not depend on the seed."""
         key = f"{config.task!r} {config.model.family}"
         if key not in self._vocabularies:
             self._vocabularies[key] = self.task(config).vocab_size
         return self._vocabularies[key]
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
-        """The exact number of parameters, from three shallow stacks without storage.
+        """Return the exact number of parameters, extrapolated from three shallow stacks.
 
-        It is linear in depth, or quadratic where a layer weighs all layers before it.
+        It is linear in depth, or quadratic if a layer has a weight for each earlier layer.
         """
         shape = _shape(config, vocab_size)
         if shape not in self._shapes:
-            one, two, three = (count_at(config, vocab_size, depth) for depth in (1, 2, 3))
+            one, two, three = (count_parameters(config, vocab_size, depth) for depth in (1, 2, 3))
             self._shapes[shape] = one, two, three
         one, two, three = self._shapes[shape]
         more = config.model.depth - 1
@@ -253,18 +251,13 @@ class Estimates:
 
 
 def _shape(config: conf.Config, vocab_size: int) -> str:
-    """All that the number of parameters depends on but for the depth."""
+    """Return a key for all settings that change the number of parameters, except the depth."""
     model = config.model.model_copy(update={"depth": 1})
     return f"{model!r} {vocab_size} {config.task.seq_len} {config.train.trainable}"
 
 
-def count_at(config: conf.Config, vocab_size: int, depth: int) -> int:
-    """The number of parameters of the same stack at another depth."""
+def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:
+    """Return the number of parameters of the same stack at another depth, built without storage."""
     shallow = conf.with_overrides(config, {"model.depth": depth})
     built = build_model(shallow, vocab_size=vocab_size, device=torch.device("meta"))
     return sum(built.banks.count().values())
-
-
-def count_parameters(config: conf.Config, vocab_size: int) -> int:
-    """The exact number of parameters of one configuration."""
-    return Estimates().parameters(config, vocab_size)

@@ -1,4 +1,4 @@
-"""The runs of a plan, in order, wherever a launcher starts them; nothing done twice."""
+"""Runs the cells of a plan in order, with any launcher, and skips finished ones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 from deepstack import config as conf
 from deepstack.errors import ResourceError
 from deepstack.model import with_defaults
-from deepstack.records import Run, RunFolder
+from deepstack.records import ENDED, Run, RunFolder
 from deepstack.sweeps.launcher import Launcher, Process
-from deepstack.sweeps.plan import FINISHED, Cell, is_wanted
+from deepstack.sweeps.plan import Cell, is_wanted
 
 POLL_SECONDS = 0.1
-# From the request to save and end to the kill: of a run that took too long, of a sweep that stops.
+# From the request to save and end to the kill: for a run over its time, for a sweep that stops.
 GRACE_SECONDS = 30.0
 STOP_GRACE_SECONDS = 120.0
 # `train` ends with 128 + one of these after it has saved.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# ... and when it refused to begin or go on; the folder then says what it said before.
+# ... and with one of these if it refused to begin or resume; its folder is then unchanged.
 REFUSED = (2, 5, 6)
 
 
 @dataclass
 class Progress:
-    """One cell while the sweep goes on: what its folder says, and its process while it has one.
+    """The progress of one cell: the content of its folder, and its process while it runs.
 
-    began, ended: seconds of the monotonic clock.  ending: when it is killed if it has not ended.
+    began, ended: seconds of the monotonic clock.  kill_at: when it is killed if it has not ended.
     """
 
     cell: Cell
@@ -37,7 +37,7 @@ class Progress:
     process: Process | None = None
     began: float = 0.0
     ended: float = 0.0
-    ending: float | None = None
+    kill_at: float | None = None
     late: bool = False
     step: int = 0
     loss: float | None = None
@@ -47,20 +47,20 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the pace of this process so far; None before its first step."""
-        made = self.step - self.first_step
-        if self.process is None or made <= 0:
+        """Estimated from the steps of this process; None before its first one."""
+        steps = self.step - self.first_step
+        if self.process is None or steps <= 0:
             return None
-        return (time.monotonic() - self.began) / made * (self.cell.config.train.steps - self.step)
+        return (time.monotonic() - self.began) / steps * (self.cell.config.train.steps - self.step)
 
 
 @dataclass
 class Pool:
-    """Runs cells in processes of their own; what one of them does to itself stays its own.
+    """Runs each cell in a process of its own, so that a crash affects no other cell.
 
-    retry: the states (failed, out_of_memory) that are run again.  max_seconds: after them nothing
-    new starts, and what runs is asked to save and end.  run_timeout: seconds of wall-clock time
-    after which a run that was started is ended and counts as failed.
+    retry: the states (failed, out_of_memory) that are run again.  max_seconds: time limit; then
+    nothing new starts, and running cells save and end.  run_timeout: seconds of wall-clock time
+    of one start of a run, which is then ended and counts as failed.
     """
 
     cells: Sequence[Cell]
@@ -80,9 +80,9 @@ class Pool:
                 entry.message = Run(entry.cell.folder.path).damage() or ""
 
     def run(self) -> list[Progress]:
-        """Run what is not done, in order; returns when no process is left.
+        """Run the unfinished cells in order and return when no process is left.
 
-        A stop request is handed on to the running processes, which save and end.
+        A request to stop is sent to the running processes, which save and end.
         """
         waiting = [p for p in self.progress if self._wanted(p)]
         for entry in waiting:
@@ -96,14 +96,14 @@ class Pool:
                     number = self.stop() or self._time_is_up(began)
                     if number and not stopping:
                         stopping = True
-                        self._let_go(waiting)
+                        self._release(waiting)
                         for entry in self._running():
                             self._end(entry, number, STOP_GRACE_SECONDS)
-                    while waiting and self._has_room(waiting[0]):
+                    while waiting and self._has_capacity(waiting[0]):
                         self._start(waiting.pop(0))
                     time.sleep(POLL_SECONDS)
                     for entry in self._running():
-                        self._look_at(entry)
+                        self._check(entry)
                     self.show(self.progress)
             finally:
                 for entry in self._running():
@@ -112,7 +112,7 @@ class Pool:
         return self.progress
 
     def _wanted(self, entry: Progress) -> bool:
-        if entry.state in FINISHED:
+        if entry.state in ENDED:
             self._read(entry)
         return is_wanted(entry.cell, self.retry)
 
@@ -125,11 +125,11 @@ class Pool:
     def _running(self) -> list[Progress]:
         return [p for p in self.progress if p.process is not None]
 
-    def _has_room(self, entry: Progress) -> bool:
+    def _has_capacity(self, entry: Progress) -> bool:
         return self.launcher.has_capacity(entry.cell, [p.cell for p in self._running()])
 
-    def _let_go(self, waiting: list[Progress]) -> None:
-        """What has not begun is as it was before."""
+    def _release(self, waiting: list[Progress]) -> None:
+        """Give the waiting cells their former state back."""
         for entry in waiting:
             entry.state = entry.cell.state
         waiting.clear()
@@ -137,66 +137,66 @@ class Pool:
     def _start(self, entry: Progress) -> None:
         self._read(entry)
         entry.first_step = entry.step
-        with contextlib.suppress(ResourceError):  # the run will say so itself
+        with contextlib.suppress(ResourceError):  # the run itself will report it
             entry.cell.claim()
         try:
             entry.process = self.launcher.start(entry.cell)
-        except ResourceError as error:  # no space for its temporary files: the next may have some
+        except ResourceError as error:  # no space for temporary files; the next cell may have it
             entry.state, entry.message = "failed", str(error)
             return
         entry.state, entry.began = "running", time.monotonic()
 
     def _end(self, entry: Progress, number: int, grace: float) -> None:
-        """Ask a run to save and end; after the grace it is killed."""
-        if entry.process is not None and entry.ending is None:
+        """Ask a run to save and end; it is killed after `grace` seconds."""
+        if entry.process is not None and entry.kill_at is None:
             entry.process.send_signal(number)
-            entry.ending = time.monotonic() + grace
+            entry.kill_at = time.monotonic() + grace
 
-    def _look_at(self, entry: Progress) -> None:
+    def _check(self, entry: Progress) -> None:
         assert entry.process is not None
         code = entry.process.poll()
         self._read(entry)
         now = time.monotonic()
         if code is not None:
-            self._ended(entry, code)
-        elif entry.ending is not None:
-            if now > entry.ending:
+            self._record_end(entry, code)
+        elif entry.kill_at is not None:
+            if now > entry.kill_at:
                 entry.process.send_signal(signal.SIGKILL)
         elif self.run_timeout is not None and now - entry.began > self.run_timeout:
             entry.late = True
             self._end(entry, signal.SIGTERM, GRACE_SECONDS)
 
-    def _ended(self, entry: Progress, code: int) -> None:
-        """Say how a run ended, and let its folder say the same."""
+    def _record_end(self, entry: Progress, code: int) -> None:
+        """Record how a run ended, here and in its folder."""
         assert entry.process is not None
-        said = last_words(entry.process.stderr_text()) or f"ended with exit code {code}"
+        message = error_line(entry.process.stderr_text()) or f"ended with exit code {code}"
         entry.process, entry.ended = None, time.monotonic()
         run = Run(entry.cell.folder.path)
-        there = run.folder.exists()
-        entry.state = run.state if there else "new"
-        asked = code - 128 in STOP_SIGNALS or -code in STOP_SIGNALS
-        if entry.state in FINISHED:
+        exists = run.folder.exists()
+        entry.state = run.state if exists else "new"
+        stopped = code - 128 in STOP_SIGNALS or -code in STOP_SIGNALS
+        if entry.state in ENDED:
             return
         if entry.state == "out_of_memory":
-            entry.message = said
+            entry.message = message
             return
         if entry.late:
-            self._failed(entry, f"took longer than --run-timeout, {self.run_timeout:g} s")
-        elif entry.ending is not None or asked:
+            self._fail(entry, f"took longer than --run-timeout, {self.run_timeout:g} s")
+        elif entry.kill_at is not None or stopped:
             entry.state = "interrupted" if entry.state == "running" else entry.state
         elif code < 0:
-            self._failed(entry, f"killed by {signal.Signals(-code).name}")
+            self._fail(entry, f"killed by {signal.Signals(-code).name}")
         elif code in REFUSED:
-            entry.message = said
-            entry.state = entry.state if there else "failed"
-        else:  # with code 0, something has ended it in the midst of training
-            self._failed(entry, said, known=entry.state == "failed")
+            entry.message = message
+            entry.state = entry.state if exists else "failed"
+        else:  # also with code 0: something ended it before its last step
+            self._fail(entry, message, recorded=entry.state == "failed")
 
-    def _failed(self, entry: Progress, why: str, known: bool = False) -> None:
-        """Write it to the run's folder too, unless it says so or somebody else works there."""
+    def _fail(self, entry: Progress, why: str, recorded: bool = False) -> None:
+        """Record the failure in the run's folder too, unless another process holds the folder."""
         entry.state, entry.message = "failed", why
         folder = entry.cell.folder
-        if known:
+        if recorded:
             return
         try:
             with folder.lock():
@@ -207,26 +207,26 @@ class Pool:
             entry.message = f"{why}; its folder could not be told: {error}"
 
     def _read(self, entry: Progress) -> None:
-        """Step, loss and model update from the last row on disk; no lock is needed for that."""
+        """Read step, loss and model update from the last row on disk, which needs no lock."""
         with contextlib.suppress(ValueError, ResourceError):
             entry.step, entry.loss, entry.model_update = last_row(entry.cell.folder)
 
 
-def last_words(said: str) -> str:
-    """The error that a process ended with, in one line, from what it wrote to stderr.
+def error_line(stderr: str) -> str:
+    """Return the error of a process in one line, from its stderr.
 
-    It is what deepstack says at the end, or what stands below the last traceback.
+    It is the last message of deepstack, or the text below the last traceback.
     """
-    lines = said.strip().splitlines()
-    begins = [i for i, line in enumerate(lines) if line.startswith("deepstack: ")]
+    lines = stderr.strip().splitlines()
+    messages = [i for i, line in enumerate(lines) if line.startswith("deepstack: ")]
     indented = [i for i, line in enumerate(lines[:-1]) if line.startswith("  ")]
-    traced = indented[-1] + 1 if any(line.startswith("Traceback") for line in lines) else 0
-    first = max(begins[-1:], default=traced or len(lines) - 1)
+    after_traceback = indented[-1] + 1 if any(line.startswith("Traceback") for line in lines) else 0
+    first = max(messages[-1:], default=after_traceback or len(lines) - 1)
     return "; ".join(line.strip() for line in lines[max(first, 0) :] if line.strip())
 
 
 def last_row(folder: RunFolder) -> tuple[int, float, float]:
-    """(step, loss, model update) of the last whole row of steps.csv; ValueError for none."""
+    """Return step, loss and model update of the last whole row of steps.csv; ValueError if none."""
     row = folder.last_row()
     if not {"loss", "model_update"} <= row.keys():
         raise ValueError(f"{folder.steps_path}: no whole row")

@@ -33,24 +33,24 @@ def sweep(
     stop: Stop | None = None,
     show: Callable[[Sequence[Progress]], None] = lambda progress: None,
 ) -> list[Run]:
-    """Train every combination of the grid's values, {dotted key: values}, and return the runs.
+    """Train every cell of the grid, {dotted key: values}, and return the runs.
 
-    A study (`deepstack.config.load_study`) may stand in place of a configuration and a grid.  What
-    is done already is not trained again, what was interrupted goes on; failed runs are left as
-    they are unless retry names them: 'failed', 'out_of_memory' or 'all'.  Each run is a process of
-    its own, `workers` at a time (default: as many as there are cores for), as long as they fit
-    into `memory` ('8GB', a share such as '0.5'; default: most of what is free).  After max_hours
-    nothing new starts and what runs saves and ends; a run that takes longer than run_timeout, in
-    seconds a start, is ended and counts as failed.  stop: asked while it runs; a signal number has
-    every run save and ends the sweep; without it Ctrl-C does so and raises KeyboardInterrupt, a
-    second one at once.  show: given how far every run is, again and again, for a
-    progress bar (`p.cell.folder.name`, `p.state`, `p.step` of each).  Returns a Run for each cell
-    that has a folder, whatever its state.
+    config: a configuration, or a study (`deepstack.config.load_study`) without a grid.
+    retry: failed runs to run again: 'failed', 'out_of_memory' or 'all'.  Finished runs are skipped
+    and interrupted ones resume.
+    workers: processes at a time, one a run (default: as many as there are cores for).
+    memory: for all runs together, '8GB' or a share such as '0.5' (default: most of the free one).
+    max_hours: after this time nothing new starts, and running processes save and end.
+    run_timeout: seconds of one start of a run, which is then ended and counts as failed.
+    stop: called while the sweep runs; if it returns a signal number, all runs save and the sweep
+    ends.  Without it Ctrl-C does so and raises KeyboardInterrupt; a second one raises at once.
+    show: called repeatedly with the progress (`p.cell.folder.name`, `p.state`, `p.step`) of all
+    cells, for a progress bar.
 
-    Raises ConfigError before anything runs when
-    a cell is not valid, or names a scheme or a task that this process alone has registered
-    (those of one's own reach a run by `deepstack.plugins.load_plugins`), and at the end where a
-    run's process has refused to begin.
+    Returns a Run for each cell that has a folder, in any state.  Raises ConfigError before anything
+    runs if a cell is not valid, or names a scheme, task or norm that only this process has
+    registered (`deepstack.plugins.load_plugins` registers it for the runs too), and at the end if
+    a run's process refused to begin.
     """
     plugins.refuse_while_loading("deepstack.sweep")
     base = config.base if isinstance(config, conf.Study) else conf.checked_config(config)
@@ -73,7 +73,7 @@ def sweep(
 
 
 def refuse_local(cells: Sequence[Cell]) -> None:
-    """Raise ConfigError for a scheme, task or norm that the runs' own processes would not know."""
+    """Raise ConfigError for a scheme, task or norm that the processes of the runs do not know."""
     for cell in cells:
         model, task = cell.config.model, cell.config.task.name
         for kind, name, owner in (

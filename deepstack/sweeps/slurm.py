@@ -1,4 +1,4 @@
-"""A sweep as a job array of Slurm: a script that the user can read, change and submit."""
+"""Writes a sweep as a job array of Slurm: a script that the user can read, change and submit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepstack.sweeps.launcher import train_arguments
 from deepstack.sweeps.plan import Cell
 from deepstack.sweeps.requirements import config_yaml, requirements_of
 
-# Before its time is up, Slurm tells the script: as long as this many seconds for the run to save.
+# Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
 STARTS_AT_MOST = 5
 CONFIG = '"$here/$run.yaml"'
@@ -86,10 +86,10 @@ def write_array(
 ) -> Path:
     """Write <out>/<study>/slurm/: the cells' configurations and a script, whose path it returns.
 
-    One task of the array a run, each with the cores, memory and GPU of the largest; `workers` of
-    them at a time.  hours: the time limit of one start of a run; a run that needs longer saves
-    when it is up, and comes back.  directives: more options of sbatch, as '--partition=x'.  Raises
-    ConfigError for one that is none, and for a folder that sbatch could not name.
+    Each run is one task of the array, with the cores, memory and GPU of the largest run; `workers`
+    tasks run at a time.  hours: time limit of one start; a run that needs longer saves and is
+    requeued.  directives: more options of sbatch, as '--partition=x'.  Raises ConfigError for an
+    invalid option, and for a folder that sbatch could not name.
     """
     for line in directives:
         if not line.startswith("-") or not line.isprintable():
@@ -101,9 +101,9 @@ def write_array(
         cell.claim()
         files.replace(folder / f"{cell.folder.name}.yaml", config_yaml(cell).encode())
     script = free_name(folder)
-    words = [sys.executable, "-m", "deepstack"]
-    words += train_arguments(CONFIG, out=out.absolute(), study=study)
-    command = " ".join(CONFIG if word == CONFIG else shlex.quote(word) for word in words)
+    arguments = [sys.executable, "-m", "deepstack"]
+    arguments += train_arguments(CONFIG, out=out.absolute(), study=study)
+    command = " ".join(a if a == CONFIG else shlex.quote(a) for a in arguments)
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     limit = f"%{workers}" if workers else ""
     lines = [
@@ -133,7 +133,7 @@ def write_array(
 
 
 def free_name(folder: Path) -> Path:
-    """A name for the script that no array before it has: one may still be waiting."""
+    """Return an unused name for the script: an earlier array may still be queued."""
     number = 1
     while (path := folder / f"array-{number}.sh").exists():
         number += 1
@@ -141,24 +141,24 @@ def free_name(folder: Path) -> Path:
 
 
 def resources(cells: Sequence[Cell]) -> list[str]:
-    """Options of sbatch for the cores, memory (MiB) and GPU of the largest of the cells."""
+    """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell."""
     import torch
 
     # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
     has_gpu = torch.cuda.is_available()
     required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
     memory = math.ceil(max(run.memory for run in required) / 2**20)
-    lines = [f"--cpus-per-task={max(run.cores for run in required)}", f"--mem={memory}M"]
-    return [*lines, "--gres=gpu:1"] if any(run.gpu_memory for run in required) else lines
+    options = [f"--cpus-per-task={max(run.cores for run in required)}", f"--mem={memory}M"]
+    return [*options, "--gres=gpu:1"] if any(run.gpu_memory for run in required) else options
 
 
 def submit(script: Path) -> str:
-    """Hand the script to sbatch; the job's number.  Raises ResourceError when it refuses."""
+    """Submit the script with sbatch and return the job's number; ResourceError if that fails."""
     command = f"sbatch {shlex.quote(str(script))}"
     if shutil.which("sbatch") is None:
         raise ResourceError(f"there is no sbatch here; on a machine of the cluster: {command}")
-    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        raise ResourceError(f"{command}: {said}")
-    return done.stdout.strip().split(";")[0]
+    result = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
+    if result.returncode:
+        error = result.stderr.strip() or f"exit code {result.returncode}"
+        raise ResourceError(f"{command}: {error}")
+    return result.stdout.strip().split(";")[0]

@@ -1,4 +1,4 @@
-"""How long a run will take: a few steps of two shallow stacks, extrapolated in depth."""
+"""Estimates the time of a run from a few steps of two shallow stacks, extrapolated in depth."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from deepstack.sweeps.plan import Cell
 from deepstack.training import choose_device, device_is_here, timed_steps
 
 DEPTHS = (2, 10)
-# Steps that are timed, and those before them where a step is compiled, captured or recorded.
+# Timed steps, and steps before them if a step is compiled, captured or recorded.
 STEPS, UNSETTLED = 4, 5
-# Beyond this the steps of further shapes are not timed: a plan is to be read soon.
+# After this time no further shapes are timed, so that the plan appears soon.
 PATIENCE_SECONDS = 60.0
-# What changes no step's time: the seed is not in these sections.
-NO_MATTER = {
+# Settings that do not change the time of a step; the seed is not in these sections.
+IRRELEVANT = {
     "steps": 1, "lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "schedule": "constant", "max_loss": 1.0,
     "warmup_steps": 0, "decay_period": None, "lr_factors": {}, "eval_every": 0, "eval_batches": 1,
 }  # fmt: skip
@@ -28,10 +28,10 @@ NO_MATTER = {
 def seconds_per_run(
     cells: Sequence[Cell], *, patience: float = PATIENCE_SECONDS
 ) -> list[float | None]:
-    """Estimated seconds of every cell: steps times (a + b * depth), start-up left out.
+    """Return the estimated seconds of every cell: steps times (a + b * depth), without start-up.
 
-    a and b come from timing the two depths above once for every distinct shape of the cells.  None
-    for a cell whose device is not here, and for shapes that are left when patience (in seconds) is.
+    a and b come from timing two depths once for every distinct shape of the cells.  None for a
+    cell whose device is not here, and for shapes not timed within `patience` seconds.
     """
     known: dict[str, tuple[float, float]] = {}
     seconds: list[float | None] = []
@@ -52,19 +52,19 @@ def seconds_per_run(
 
 
 def shape_of(config: conf.Config) -> str:
-    """All that the time of a step depends on, but for the depth."""
+    """Return a key for all settings that change the time of a step, except the depth."""
     model = config.model.model_copy(update={"depth": 1})
-    train = config.train.model_copy(update=NO_MATTER)
+    train = config.train.model_copy(update=IRRELEVANT)
     return repr((model, config.task, train, config.log, config.runtime))
 
 
 def step_seconds(config: conf.Config, depth: int) -> float:
-    """Median time of a training step with its probe at another depth, in seconds.
+    """Return the median seconds of a training step with its probe at another depth.
 
-    Of steps as the run makes most of them: after the first ones where those set something up.
+    The first steps do not count if they compile, capture or record the later ones.
     """
     ways = fast_paths_of(config, choose_device(config.runtime))
-    few = min(config.train.steps, FEW_STEPS)  # as many as make a run take the same ways
+    few = min(config.train.steps, FEW_STEPS)  # enough for the same fast paths as the run
     shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if ways.compiled or ways.captured or ways.replayed else 0
     with closing(timed_steps(shallow)) as steps:
