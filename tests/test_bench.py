@@ -219,7 +219,7 @@ def measured(*workers: FakeWorker, steps: int = 2) -> tuple[bool, list[str], lis
     """Whether they took turns, who was measured, and what was said."""
     FakeWorker.said = []
     lines: list[str] = []
-    together, left = measure.measured_rows(workers, steps, CPU, lines.append)
+    together, left = measure.measure_rows(workers, steps, CPU, lines.append)
     return together, [worker.row for worker in left], lines
 
 
@@ -310,11 +310,11 @@ def test_exponents_in_depth() -> None:
 
 def test_peers_that_are_built_otherwise_are_left_out() -> None:
     said: list[str] = []
-    assert measure.alike(conf.Config(), ["torch"], said.append) == ["torch"] and not said
+    assert measure.comparable_peers(conf.Config(), ["torch"], said.append) == ["torch"] and not said
     for key, value in (
         ("norm.kind", "rms"), ("activation", "tanh"), ("bias", False), ("gated", True),
         ("qk_norm", True), ("positions", "rotary"),
     ):  # fmt: skip
         given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
-        assert measure.alike(given, ["torch"], said.append) == ()
+        assert measure.comparable_peers(given, ["torch"], said.append) == ()
         assert said.pop().startswith("left out: all peers") and not said

@@ -1,4 +1,4 @@
-"""The rows as horizontal bars."""
+"""Draws the rows of a benchmark as horizontal bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def refuse_chart(path: Path) -> None:
-    """Raise ConfigError for a file that could not be written, before anything is measured."""
+    """Raise ConfigError for a file that could not be written; called before the measurement."""
     if path.suffix.lower() not in SUFFIXES:
         allowed = ", ".join(SUFFIXES)
         raise ConfigError(f"--chart {path}: found {path.suffix or 'no'} suffix; allowed {allowed}")
@@ -20,14 +20,14 @@ def refuse_chart(path: Path) -> None:
         raise ConfigError(f"--chart {path}: there is no folder {path.parent}")
 
 
-def draw_rows(found: Mapping[str, Any], path: Path) -> None:
-    """Median time of a step, a whisker from the lowest to the highest, and the limit as a line."""
+def draw_rows(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the median time of a step with its range, and the matrix products alone as a line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from deepstack.plots.style import COLOURS, GREY, PAGE, paper
 
-    rows = found["rows"]
+    rows = result["rows"]
     unit, scale = ("s", 1e-3) if max(row["step_ms"] for row in rows) >= 1000 else ("ms", 1.0)
     with paper():
         figure = Figure(figsize=(PAGE, 0.75 + 0.26 * len(rows)), layout="constrained")
@@ -35,34 +35,34 @@ def draw_rows(found: Mapping[str, Any], path: Path) -> None:
         axes = figure.add_subplot()
         axes.grid(False, axis="y")
         most = max(row["step_ms_high"] for row in rows) * scale
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             low, middle, high = (
                 scale * row[name] for name in ("step_ms_low", "step_ms", "step_ms_high")
             )
-            own = row["name"].startswith("deepstack")
-            last = place == len(rows) - 1
-            colour = COLOURS[0] if own else GREY if last else COLOURS[1]
-            axes.barh(place, middle, height=0.62, color=colour, alpha=1.0 if own else 0.75)
+            is_ours = row["name"].startswith("deepstack")
+            is_last = position == len(rows) - 1
+            colour = COLOURS[0] if is_ours else GREY if is_last else COLOURS[1]
+            axes.barh(position, middle, height=0.62, color=colour, alpha=1.0 if is_ours else 0.75)
             axes.errorbar(
-                middle, place, xerr=[[middle - low], [high - middle]],
+                middle, position, xerr=[[middle - low], [high - middle]],
                 color="black", linewidth=0.8, capsize=2, fmt="none",
             )  # fmt: skip
             memory = row["peak_memory_mb"]
-            held = "" if memory is None else f", {memory / 1000:.2f} GB"
-            axes.text(high + 0.012 * most, place, f"{middle:.3g} {unit}{held}", va="center")
+            suffix = "" if memory is None else f", {memory / 1000:.2f} GB"
+            axes.text(high + 0.012 * most, position, f"{middle:.3g} {unit}{suffix}", va="center")
         axes.axvline(scale * rows[-1]["step_ms"], color=GREY, linewidth=0.8, linestyle=(0, (3, 2)))
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.set_xlim(0, most * 1.22)
         axes.set_xlabel(f"time of a training step ({unit}; median, lowest to highest)")
-        axes.set_title(title_of(found))
+        axes.set_title(title_of(result))
         figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
-def title_of(found: Mapping[str, Any]) -> str:
-    """What was measured, and where."""
-    shape, machine = found["shape"], found["machine"]
+def title_of(result: Mapping[str, Any]) -> str:
+    """Return the title: shape, machine, version and date."""
+    shape, machine = result["shape"], result["machine"]
     return (
         f"{shape['depth']} layers of d_model {shape['d_model']}, "
         f"batch {shape['batch_size']} x {shape['seq_len']}, {shape['precision']}; "
@@ -71,7 +71,7 @@ def title_of(found: Mapping[str, Any]) -> str:
 
 
 def where(machine: Mapping[str, Any]) -> str:
-    """The GPU, or the processor and how much of it was used."""
+    """Return the GPU's name, or the CPU's with the number of threads."""
     if "gpu" in machine:
         return str(machine["gpu"])
     threads = machine["threads"]

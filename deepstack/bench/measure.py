@@ -1,4 +1,4 @@
-"""The measurement: every row in a process of its own, the rows taking turns."""
+"""Measures each row in a separate process; the rows take turns."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from deepstack import config as conf
 from deepstack.bench.peers import PEERS
 from deepstack.bench.process import WARM_UP, Worker, WorkerError
 from deepstack.bench.rows import LOGGED, OWN, label_of
-from deepstack.errors import ConfigError, DeepstackError, ResourceError
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import build_model
 from deepstack.tasks import task_of
 from deepstack.training import choose_device, choose_threads
+from deepstack.training.fingerprint import cpu
 
-# What a peer needs over deepstack's estimate for the same shape (1.06 to 1.21 at 1000 narrow
-# layers), and how much of the memory may be planned for; beyond it the rows follow one another.
+# The memory of a peer over deepstack's estimate for the same shape (1.06 to 1.21 at 1000 narrow
+# layers), and the share of the memory that all rows may use to be measured in turns.
 PEER_FACTOR, PART_OF_MEMORY = 1.25, 0.9
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured: the rows, at the configuration's depth and at others, and the facts.
+    """A measurement: rows at the configuration's depth and at other depths, and the machine.
 
-    interleaved: whether the rows took turns round by round, or one followed the other because
-    memory does not hold them all.  workers: ended processes with their numbers.
+    rows, depths: ended processes with their numbers.  interleaved: True if the rows took turns
+    round by round, False if memory did not hold them all at once.
     """
 
     facts: dict[str, Any]
@@ -56,9 +57,10 @@ def bench(
 ) -> Measured:
     """Time `steps` training steps of deepstack's stack and of its peers at the same shape.
 
-    peers: names in PEERS; None for all.  What is not installed or cannot have the shape is named to
-    `say` and left out.  depths: deepstack's own row once more at each of these depths.
-    Raises ConfigError for a name or shape that is not there, ResourceError for what is missing.
+    peers: names in PEERS; None for all.  Those that are not installed or cannot have the shape are
+    left out with a message to `say`.  depths: further depths at which deepstack alone is measured.
+    Raises ConfigError for an unknown name or an impossible shape, ResourceError for a missing
+    device or too little memory.
     """
     names = PEERS.names() if peers is None else list(dict.fromkeys(peers))
     for name in names:
@@ -67,23 +69,27 @@ def bench(
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
     others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
-    there = here(alike(config, names, say), say)
+    installed = installed_peers(comparable_peers(config, names, say), say)
     facts = facts_of(config, device)
-    facts["peers"] = {name: version_of(PEERS[name].package) for name in there if name != "torch"}
-    rows = [Worker(row, config) for row in (*OWN, *there)]
-    interleaved, found = measured_rows(rows, steps, device, say)
-    again, deep = measured_rows([Worker(LOGGED, c) for c in others], steps, device, say, False)
-    for worker in found:
+    facts["peers"] = {
+        name: version_of(PEERS[name].package) for name in installed if name != "torch"
+    }
+    rows = [Worker(row, config) for row in (*OWN, *installed)]
+    interleaved, measured = measure_rows(rows, steps, device, say)
+    also, deep = measure_rows([Worker(LOGGED, c) for c in others], steps, device, say, False)
+    for worker in measured:
         if worker.row in OWN:
             worker.parameters = parameters
     tokens = config.train.batch_size * config.task.seq_len
-    return Measured(facts, found, deep, interleaved and again, tokens)
+    return Measured(facts, measured, deep, interleaved and also, tokens)
 
 
-def alike(config: conf.Config, names: Sequence[str], say: Callable[[str], None]) -> Sequence[str]:
-    """The peers, or none where the stack has what none of them is built with, which is named."""
+def comparable_peers(
+    config: conf.Config, names: Sequence[str], say: Callable[[str], None]
+) -> Sequence[str]:
+    """Return the peers, or none, with a message, if the stack has a setting that no peer has."""
     model = config.model
-    theirs = {
+    shared = {
         "model.norm.kind=layer": model.norm.kind == "layer",
         "model.activation=relu or gelu": model.activation in ("relu", "gelu"),
         "model.bias=true": model.bias,
@@ -91,44 +97,44 @@ def alike(config: conf.Config, names: Sequence[str], say: Callable[[str], None])
         "model.qk_norm=false": not model.qk_norm,
         "model.positions=learned or sinusoidal": model.positions != "rotary",
     }
-    missing = [key for key, same in theirs.items() if not same]
+    missing = [key for key, same in shared.items() if not same]
     if names and missing:
         say(f"left out: all peers, which are compared under {' and '.join(missing)}")
     return () if missing else names
 
 
-def here(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """The peers that are installed; the others are named."""
-    found = []
+def installed_peers(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """Return the peers that are installed, with a message about each other one."""
+    installed = []
     for name in names:
         if PEERS[name].installed():
-            found.append(name)
+            installed.append(name)
         else:
             say(
                 f"left out: {PEERS[name].label}: {PEERS[name].package} is not installed; "
                 "pip install 'deepstack[bench]'"
             )
-    return found
+    return installed
 
 
 def version_of(package: str) -> str | None:
-    """The version of an installed package; None for one without, such as a plugin's own."""
+    """Return the version of an installed package; None for a package without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def measured_rows(
+def measure_rows(
     workers: Sequence[Worker],
     steps: int,
     device: torch.device,
     say: Callable[[str], None],
     products: bool = True,
 ) -> tuple[bool, list[Worker]]:
-    """Whether they took turns, and those rows that could be measured, with their numbers."""
-    together = fits_at_once(workers, device)
-    if not together:
+    """Return whether the rows took turns, and the rows that could be measured."""
+    in_turns = fits_at_once(workers, device)
+    if not in_turns:
         say("memory does not hold all rows at once: one follows the other")
     warm_up = WARM_UP[device.type]
 
@@ -153,19 +159,19 @@ def measured_rows(
         worker.end()
 
     try:
-        if not together:
-            return False, [worker for worker in workers if done(alone, worker, say)]
-        left = [worker for worker in workers if done(begin, worker, say)]
+        if not in_turns:
+            return False, [worker for worker in workers if succeeds(alone, worker, say)]
+        remaining = [worker for worker in workers if succeeds(begin, worker, say)]
         for _ in range(steps):
-            left = [worker for worker in left if done(one_round, worker, say)]
-        return True, left
+            remaining = [worker for worker in remaining if succeeds(one_round, worker, say)]
+        return True, remaining
     finally:
         for worker in workers:
             worker.end()
 
 
-def done(action: Callable[[Worker], None], worker: Worker, say: Callable[[str], None]) -> bool:
-    """Whether a row did what was asked; a peer that cannot is named, deepstack's own row must."""
+def succeeds(action: Callable[[Worker], None], worker: Worker, say: Callable[[str], None]) -> bool:
+    """Call the action; False and a message if it fails for a peer; raise for deepstack's rows."""
     try:
         action(worker)
         return True
@@ -180,13 +186,11 @@ def done(action: Callable[[Worker], None], worker: Worker, say: Callable[[str], 
             return False
         if error.exit_code == ResourceError.exit_code:
             raise ResourceError(message) from None
-        again = DeepstackError(message)
-        again.exit_code = error.exit_code
-        raise again from None
+        raise WorkerError(message, error.exit_code) from None
 
 
 def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
-    """Whether memory holds all rows, with the weights and gradients of their matrix products."""
+    """Return whether memory holds all rows and the weights and gradients of their products."""
     memory: float
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -201,7 +205,7 @@ def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
 
 
 def available_memory() -> float:
-    """Bytes that other processes leave, where the system says so; else infinity."""
+    """Return the bytes that other processes leave free; infinity if the system does not tell."""
     info = Path("/proc/meminfo")
     for line in info.read_text().splitlines() if info.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -210,10 +214,9 @@ def available_memory() -> float:
 
 
 def own_parameters(config: conf.Config) -> int:
-    """The number of parameters of deepstack's stack, from one without storage.
+    """Return the number of parameters of deepstack's stack, built without storage.
 
-    Raises ConfigError for a scheme or task that is not there, and for a family of models that the
-    peers are not.
+    Raises ConfigError for an unknown scheme or task, and for a family other than encoder.
     """
     if config.model.family != "encoder":
         raise ConfigError(
@@ -225,11 +228,11 @@ def own_parameters(config: conf.Config) -> int:
 
 
 def facts_of(config: conf.Config, device: torch.device) -> dict[str, Any]:
-    """Machine, versions and date; import_torch_s: seconds of a fresh process that imports torch."""
+    """Return machine, versions, date and import_torch_s, the seconds of `import torch`."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     facts: dict[str, Any] = {
-        "cpu": cpu_model(),
+        "cpu": cpu()["cpu_model"],
         "cores": os.cpu_count(),
         "threads": choose_threads(config),
         "device": device.type,
@@ -243,13 +246,3 @@ def facts_of(config: conf.Config, device: torch.device) -> dict[str, Any]:
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
     return facts
-
-
-def cpu_model() -> str:
-    """The processor's name, as the system has it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -21,7 +21,7 @@ from deepstack.registry import Registry
 
 @dataclass(frozen=True)
 class Shape:
-    """What every row of a benchmark has in common.
+    """The shape that all rows of a benchmark have in common.
 
     depth: layers, each attention and feed-forward.  tied: the output is the token table again.
     """
@@ -46,7 +46,7 @@ class Shape:
 
 
 def shape_of(config: conf.Config, vocab_size: int) -> Shape:
-    """The shape that a configuration describes."""
+    """Return the shape of a configuration."""
     model = config.model
     return Shape(
         depth=model.depth,
@@ -72,9 +72,9 @@ class PeerModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Peer:
-    """A library beside deepstack: what its row is called, what it is, and how it is built.
+    """Another library: the label of its row, a description, and a function that builds its model.
 
-    package: what it imports; where that is missing the peer is left out.
+    package: the package that it imports; without it the peer is left out.
     """
 
     label: str
@@ -83,7 +83,7 @@ class Peer:
     build: Callable[[Shape], PeerModel]
 
     def installed(self) -> bool:
-        """Whether its package is there; nothing is imported."""
+        """Return whether its package can be imported, without importing it."""
         return importlib.util.find_spec(self.package) is not None
 
 
@@ -93,9 +93,9 @@ Build = Callable[[Shape], PeerModel]
 
 
 def peer(name: str, *, label: str, package: str) -> Callable[[Build], Build]:
-    """Writing a function Shape -> PeerModel under `@peer(...)` registers it.
+    """Register the decorated function Shape -> PeerModel as a peer.
 
-    The first line of its docstring says what it is.  Raises PluginError where there is none.
+    The first line of its docstring is the description.  Raises PluginError without a docstring.
     """
 
     def register(build: Build) -> Build:
@@ -108,8 +108,8 @@ def peer(name: str, *, label: str, package: str) -> Callable[[Build], Build]:
     return register
 
 
-class Around(nn.Module):
-    """logits = head(stack(E[token] + P[position])), for stacks that come without the two ends.
+class WithEnds(nn.Module):
+    """logits = head(stack(E[token] + P[position])), for stacks without embedding and output layer.
 
     stack: (batch, seq, d_model) -> the same.
     """
@@ -124,8 +124,8 @@ class Around(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.stack(self.token(tokens) + self.position(places)))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.stack(self.token(tokens) + self.position(positions)))
 
 
 @peer("torch", label="nn.TransformerEncoder", package="torch")
@@ -141,7 +141,7 @@ def torch_encoder(shape: Shape) -> PeerModel:
         batch_first=True,
     )
     stack = nn.TransformerEncoder(layer, shape.depth, enable_nested_tensor=False)
-    return PeerModel(Around(shape, stack), stack)
+    return PeerModel(WithEnds(shape, stack), stack)
 
 
 @peer("torchscale", label="torchscale DeepNorm", package="torchscale")
@@ -169,7 +169,7 @@ def torchscale_encoder(shape: Shape) -> PeerModel:
     built = encoder.Encoder(
         settings, embed_tokens=tokens, embed_positions=positions, output_projection=head
     )
-    return PeerModel(_Picked(built, lambda found: found["encoder_out"]), built.layers)
+    return PeerModel(_Select(built, lambda output: output["encoder_out"]), built.layers)
 
 
 @peer("x_transformers", label="x-transformers", package="x_transformers")
@@ -219,12 +219,12 @@ def bert(shape: Shape) -> PeerModel:
     head = nn.Linear(shape.d_model, shape.vocab_size)
     if shape.tied:
         head.weight = built.get_input_embeddings().weight
-    hidden = _Picked(built, lambda found: found.last_hidden_state)
+    hidden = _Select(built, lambda output: output.last_hidden_state)
     return PeerModel(nn.Sequential(hidden, head), built.encoder)
 
 
-class _Picked(nn.Module):
-    """What one picks from the answer of a model."""
+class _Select(nn.Module):
+    """Applies a function to the output of a model."""
 
     def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -235,9 +235,9 @@ class _Picked(nn.Module):
 
 
 def _torchscale() -> Any:
-    """torchscale's encoder, also where timm cannot be imported.
+    """Import torchscale's encoder, even if timm cannot be imported.
 
-    timm needs a torchvision made for this very build of torch.  torchscale takes one function from
+    timm needs a torchvision for exactly this build of torch.  torchscale takes one function from
     it, for dropping whole layers at random, which is off here.
     """
     name = "torchscale.architecture.encoder"

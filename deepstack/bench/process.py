@@ -1,4 +1,4 @@
-"""A row's own process, seen from the one that takes its times."""
+"""The process of one row, controlled by the process that collects its times."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import DeepstackError
 
-# Steps that are made and not counted.  On a CPU deepstack records the second and the third, the
-# fourth touches fresh memory, and the fifth decides which calls do for batch and probe at once; on
-# a GPU it makes three steps one by one and captures the fourth.
+# Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
+# fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
+# eagerly and captures the fourth.
 WARM_UP = {"cpu": 5, "cuda": 5}
 
 
 class WorkerError(DeepstackError):
-    """A row's process could not do what it was asked; exit_code says of what kind it was."""
+    """The process of a row failed; exit_code tells the kind of the error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class WorkerError(DeepstackError):
 
 
 class Worker:
-    """One row in a process of its own, and what has been measured of it so far.
+    """One row in a separate process, with its measurements.
 
     steps, products: seconds, one number a round.  start: seconds from the start of the process to
     the end of its first step.  Memory in MB.
@@ -46,7 +46,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self, warm_up: int) -> None:
-        """Start the process and make the steps that are not counted.  WorkerError when it fails."""
+        """Start the process and run the steps that do not count; WorkerError if that fails."""
         began = time.perf_counter()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self._process = subprocess.Popen(
@@ -69,10 +69,9 @@ class Worker:
             self._step()
 
     def step(self) -> None:
-        """One step that counts.
+        """Run one step that counts.
 
-        The first one's peak of memory is the row's: what is held afterwards, for the products, is
-        not the step's.
+        The row's peak memory is taken at steps before the products, which need memory too.
         """
         answer = self._step()
         if not self.products:
@@ -81,17 +80,17 @@ class Worker:
         self.steps.append(answer["seconds"])
 
     def release(self) -> None:
-        """Free the model and what it needed."""
+        """Free the model."""
         self._ask("release")
 
     def time_products(self) -> None:
-        """The time of a step's matrix products."""
+        """Time a step's matrix products."""
         answer = self._ask("products")
         self.flops = answer["flops"]
         self.products.append(answer["seconds"])
 
     def end(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         if self._process is None:
             return
         self._process.kill()
@@ -108,18 +107,18 @@ class Worker:
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin and self._process.stdout
-        with contextlib.suppress(OSError):  # it has gone: its answer, or none, says why
+        with contextlib.suppress(OSError):  # it has died: its answer or exit code tells why
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-        said = self._process.stdout.readline()
-        if not said:
+        reply = self._process.stdout.readline()
+        if not reply:
             code = self._process.wait()
             self._errors.seek(0)
             lines = self._errors.read().strip().splitlines()
-            # The kernel ends what takes too much memory with signal 9.
+            # The kernel kills a process that uses too much memory with signal 9.
             why = lines[-1] if lines else "out of memory?" if code == -9 else "no word of it"
             raise WorkerError(f"its process ended with exit code {code}: {why}", 5)
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(reply)
         if "error" in answer:
             raise WorkerError(answer["error"], answer["exit_code"])
         return answer

@@ -1,4 +1,4 @@
-"""The matrix products of a training step and nothing else: the limit a step is held against."""
+"""The matrix products of a training step alone: the lower limit of its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Call = tuple[Callable[..., Tensor], Tensor, Tensor, Tensor]
 
 
 class Products:
-    """Every product of forward and backward, T = batch seq tokens, B = batch n_heads, e = d_head.
+    """All matrix products of forward and backward.
+
+    T = batch seq tokens, B = batch n_heads, e = d_head.
 
     | product  | forward                   | backward, to both factors                          |
     |----------|---------------------------|----------------------------------------------------|
@@ -27,9 +29,9 @@ class Products:
     | w2       | (T, d_ff) (d_ff, d)       | (T, d) (d, d_ff)          and (d, T) (T, d_ff)     |
     | head     | (T, d) (d, vocab)         | (T, vocab) (vocab, d)     and (vocab, T) (T, d)    |
 
-    Weights and their gradients are every layer's own, (depth, …), so that they are as cold in the
-    caches as in training; activations are shared by all layers.  All results go into memory that
-    is there already.  On a GPU the whole is one CUDA graph.
+    Each layer has separate weights and gradients, (depth, …), so that they are as cold in the
+    caches as in training; the layers share activations.  All results go into allocated memory.
+    On a GPU one CUDA graph holds all products.
     """
 
     def __init__(
@@ -40,18 +42,18 @@ class Products:
         inner = (1 + shape.gated) * d_ff
         tokens, heads, d_head = batch_size * seq, batch_size * shape.n_heads, d // shape.n_heads
 
-        def made(*size: int) -> Tensor:
-            # Of ordinary size: neither zeros nor denormals, which some processors treat apart.
+        def random(*size: int) -> Tensor:
+            # Neither zeros nor denormals, for which some processors take another time.
             return torch.randn(size, device=device, dtype=dtype) / size[-1] ** 0.5
 
         sizes = {"qkv": (3 * d, d), "o": (d, d), "w1": (inner, d), "w2": (d, d_ff)}
-        weights = {role: made(depth, *size) for role, size in sizes.items()}
+        weights = {role: random(depth, *size) for role, size in sizes.items()}
         grads = {role: torch.zeros_like(weight) for role, weight in weights.items()}
         # One tensor to read and one to write for every width that a layer's values have.
-        read = {width: made(tokens, width) for width in {d, 3 * d, inner, d_ff, shape.vocab_size}}
+        read = {width: random(tokens, width) for width in {d, 3 * d, inner, d_ff, shape.vocab_size}}
         write = {width: torch.zeros_like(value) for width, value in read.items()}
-        q, k, v = made(3, heads, seq, d_head).unbind(0)
-        a, one_head = made(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)
+        q, k, v = random(3, heads, seq, d_head).unbind(0)
+        a, one_head = random(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)
         scores = torch.zeros_like(a)
 
         def linear(weight: Tensor) -> list[Call]:
@@ -75,21 +77,21 @@ class Products:
             (torch.bmm, a.transpose(1, 2), q, one_head),  # by K
         ]
         for layer in range(depth):
-            own = {role: weight[layer] for role, weight in weights.items()}
-            forward += linear(own["qkv"]) + attend + linear(own["o"])
-            forward += linear(own["w1"]) + linear(own["w2"])
+            matrices = {role: weight[layer] for role, weight in weights.items()}
+            forward += linear(matrices["qkv"]) + attend + linear(matrices["o"])
+            forward += linear(matrices["w1"]) + linear(matrices["w2"])
         for layer in reversed(range(depth)):
             for role in ("w2", "w1", "o", "qkv"):
                 if role == "qkv":
                     backward += attend_back
                 backward += linear_back(weights[role][layer], grads[role][layer])
-        table = made(shape.vocab_size, d)
+        table = random(shape.vocab_size, d)
         head = linear(table) + linear_back(table, torch.zeros_like(table))
         self.calls = forward + head + backward
-        self.graph = self._captured() if device.type == "cuda" else None
+        self.graph = self._capture() if device.type == "cuda" else None
 
     def flops(self) -> int:
-        """Multiplications and additions of one pass."""
+        """Return the multiplications and additions of one pass."""
         total = 0
         for _, left, right, _ in self.calls:
             batches = left.shape[0] if left.ndim == 3 else 1
@@ -97,7 +99,7 @@ class Products:
         return total
 
     def seconds(self) -> float:
-        """The time of one pass."""
+        """Run one pass and return its time."""
         if self.graph is None:
             began = time.perf_counter()
             self._run()
@@ -113,11 +115,11 @@ class Products:
         for multiply, left, right, out in self.calls:
             multiply(left, right, out=out)
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._run()  # libraries set themselves up, which cannot be captured
+            self._run()  # libraries initialise themselves, which cannot be captured
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

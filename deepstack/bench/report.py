@@ -1,4 +1,4 @@
-"""What was measured, as rows, ratios and exponents: medians with their lowest and highest."""
+"""Summarises a measurement as rows, ratios and exponents: medians with their range."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deepstack.plots.fit import power_law
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:
-    """All of it as one JSON object.
+    """Return the measurement as one JSON object.
 
-    rows: one dict a row, see `row_of`.  ratios: 'a / b' -> the time of a's step over that of b's,
-    pair by pair.  exponents: of deepstack's own step time and memory in depth; only where other
-    depths were asked for.
+    rows: one dict a row, see `row_of`.
+    ratios: 'a / b' -> the time of a's step over that of b's, paired by round.
+    exponents: of deepstack's step time and memory in depth, if other depths were measured.
     """
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "config": source,
         "shape": {
             "depth": config.model.depth,
@@ -39,30 +39,28 @@ def report(config: conf.Config, measured: Measured, command: str, source: str) -
         "ratios": ratios_of(measured.rows),
     }
     if measured.depths:
-        found["exponents"] = exponents_of(measured.depths)
-    return found
+        result["exponents"] = exponents_of(measured.depths)
+    return result
 
 
 def rows_of(measured: Measured) -> list[dict[str, Any]]:
-    """Every row, and last the matrix products alone, in deepstack's own process."""
+    """Return all rows, the last for the matrix products alone, in deepstack's process."""
     rows = [row_of(worker, measured.tokens) for worker in measured.rows]
-    own = measured.rows[0]
-    spread = spread_of([1000 * seconds for seconds in own.products])
-    rows.append(_row(PRODUCTS_LABEL, spread, measured.tokens) | {"matmul_fraction": 1.0})
-    rows[-1]["gflop"] = own.flops / 1e9
-    return rows
+    first = measured.rows[0]
+    last = _row(PRODUCTS_LABEL, first.products, measured.tokens)
+    return [*rows, last | {"matmul_fraction": 1.0, "gflop": first.flops / 1e9}]
 
 
 def row_of(worker: Worker, tokens: int) -> dict[str, Any]:
-    """One row.
+    """Return one row.
 
     step_ms, step_ms_low, step_ms_high: median, lowest and highest of the rounds.
-    peak_memory_mb: of its process, or of what it allocated on the GPU; start_memory_mb of that
-    was held before anything was built.  matmul_fraction: median over the rounds of the time of the
-    matrix products alone, in the same process, over that of the step.
+    peak_memory_mb: of its process, or allocated on the GPU.  start_memory_mb: before the model is
+    built.  matmul_fraction: median over the rounds of the time of the matrix products alone, in
+    the same process, over that of the step.
     start_s: from the start of the process to the end of its first step.
     """
-    row = _row(label_of(worker.row), spread_of([1000 * s for s in worker.steps]), tokens)
+    row = _row(label_of(worker.row), worker.steps, tokens)
     shares = [p / s for p, s in zip(worker.products, worker.steps, strict=True)]
     return row | {
         "peak_memory_mb": round(worker.peak_memory, 1),
@@ -73,7 +71,8 @@ def row_of(worker: Worker, tokens: int) -> dict[str, Any]:
     }
 
 
-def _row(name: str, spread: dict[str, float], tokens: int) -> dict[str, Any]:
+def _row(name: str, seconds: Sequence[float], tokens: int) -> dict[str, Any]:
+    spread = summarise([1000 * s for s in seconds])
     median = spread["median"]
     return {
         "name": name,
@@ -89,12 +88,12 @@ def _row(name: str, spread: dict[str, float], tokens: int) -> dict[str, Any]:
 
 
 def ratios_of(workers: Sequence[Worker]) -> dict[str, dict[str, float]]:
-    """The step of deepstack's rows over that of each other row, and what logging costs."""
+    """Return step times of deepstack's rows over each other row, and of logged over unlogged."""
     by_row = {worker.row: worker.steps for worker in workers}
     pairs = [(LOGGED, UNLOGGED)]
-    pairs += [(own, other) for other in by_row if other not in OWN for own in OWN]
+    pairs += [(ours, other) for other in by_row if other not in OWN for ours in OWN]
     return {
-        f"{label_of(a)} / {label_of(b)}": spread_of(
+        f"{label_of(a)} / {label_of(b)}": summarise(
             [x / y for x, y in zip(by_row[a], by_row[b], strict=True)]
         )
         for a, b in pairs
@@ -102,7 +101,7 @@ def ratios_of(workers: Sequence[Worker]) -> dict[str, dict[str, float]]:
 
 
 def exponents_of(workers: Sequence[Worker]) -> dict[str, Any]:
-    """The power of depth by which step time and memory above the process's start grow.
+    """Return the powers of depth with which step time and memory above the start grow.
 
     Least squares in logarithms over the medians; standard_error is None for fewer than three.
     """
@@ -111,20 +110,20 @@ def exponents_of(workers: Sequence[Worker]) -> dict[str, Any]:
         "step_ms": [rounded(1000 * statistics.median(w.steps)) for w in workers],
         "memory_mb": [rounded(w.peak_memory - w.start_memory) for w in workers],
     }
-    found: dict[str, Any] = {"depth": depths}
+    result: dict[str, Any] = {"depth": depths}
     for name, value in values.items():
         fit = power_law(depths, value) if min(value) > 0 else None
         error = None if fit is None or fit.n < 3 else rounded(fit.standard_error)
-        found[name] = {
+        result[name] = {
             "exponent": None if fit is None else rounded(fit.exponent),
             "standard_error": error,
             "values": value,
         }
-    return found
+    return result
 
 
-def spread_of(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+def summarise(values: Sequence[float]) -> dict[str, float]:
+    """Return median, lowest and highest."""
     return {
         "median": rounded(statistics.median(values)),
         "low": rounded(min(values)),
@@ -133,5 +132,5 @@ def spread_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: more says nothing of a time."""
+    """Round to four significant digits, enough for a time."""
     return float(f"{value:.4g}")

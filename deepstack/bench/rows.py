@@ -1,4 +1,4 @@
-"""What is timed: deepstack's own step, or a peer's, made anew in the process that times it."""
+"""The timed steps: those of deepstack and those of a peer, built in the process that times them."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ PRODUCTS_LABEL = "matrix products alone"
 
 
 def label_of(row: str) -> str:
-    """What a row is called in tables and charts."""
+    """Return the label of a row in tables and charts."""
     return OWN[row] if row in OWN else PEERS[row].label
 
 
 class ShapeError(DeepstackError):
-    """A peer cannot have the shape that is asked for."""
+    """A peer cannot have the requested shape."""
 
 
 def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
-    """Seconds of one step after the other, as `deepstack train` makes them, until closed."""
+    """Yield the seconds of successive steps, as in `deepstack train`, until closed."""
     endless = conf.with_overrides(config, {"train.steps": 1_000_000})
     yield from timed_steps(endless, logged=logged)
 
 
 def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
-    """A peer on the device, in training mode, that has exactly the layers of the shape.
+    """Build a peer on the device, in training mode, with exactly the layers of the shape.
 
     Raises ShapeError when the weight matrices of its layers hold other than
     depth (4 d_model² + 2 d_model d_ff) numbers.
     """
     with device:
         built = PEERS[name].build(shape)
-    found = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
-    if found != shape.in_matrices:
+    count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
+    if count != shape.in_matrices:
         raise ShapeError(
-            f"the matrices of its layers hold {found:,} numbers, and {shape.in_matrices:,} make "
+            f"the matrices of its layers hold {count:,} numbers, and {shape.in_matrices:,} make "
             f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
         )
     built.model.train()
@@ -55,19 +55,18 @@ def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
 
 
 def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
-    """torch's optimizer as a user of another library makes it: every setting not named is torch's.
+    """Build torch's optimizer as users of another library do, with torch's default settings.
 
-    One group of all parameters; whether it is fused or goes tensor by tensor is torch's choice.
-    With Muon there are two: its own for the matrices of the layers, AdamW for all else.
+    One group holds all parameters.  Muon takes the matrices of the layers, AdamW all others.
     """
     parameters = list(built.model.parameters())
     if train.optimizer == "sgd":
         return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
-    found: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if train.optimizer == "muon":
         matrices = [p for p in built.stack.parameters() if p.ndim == 2]
         parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
-        found += [
+        optimizers += [
             torch.optim.Muon(
                 matrices,
                 lr=train.lr,
@@ -78,23 +77,23 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
             )
         ]
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-    others = kind(
+    main = kind(
         parameters,
         lr=train.lr,
         betas=(train.betas[0], train.betas[1]),
         eps=train.eps,
         weight_decay=train.weight_decay,
     )
-    return [*found, others]
+    return [*optimizers, main]
 
 
 def peer_steps(
     config: conf.Config, built: PeerModel, task: Task, device: torch.device
 ) -> Iterator[float]:
-    """Seconds of one step after the other: batch, zero_grad, forward, backward, clip, step.
+    """Yield the seconds of successive steps: batch, zero_grad, forward, backward, clip, step.
 
-    The batches are those of deepstack's own steps; nothing is logged.  On a GPU the time ends when
-    the work has ended.
+    The batches are those of deepstack's steps; nothing is logged.  On a GPU a step ends with a
+    synchronisation.
     """
     train, model = config.train, built.model
     optimizers = peer_optimizers(train, built)

@@ -1,8 +1,8 @@
-"""python -m deepstack.bench.worker: one row in a process of its own, a step at a time.
+"""Runs one row of a benchmark, step by step: python -m deepstack.bench.worker
 
-Line by line over stdin and stdout, as JSON.  The first line is the order: row, config, plugins.
-Then 'step' makes one step, 'release' frees what it needed, 'products' times the matrix products,
-each answered by one line; the end of stdin ends the process.
+Commands and answers are lines on stdin and stdout, the answers in JSON.  The first line is the
+order: row, config, plugins.  'step' runs one step, 'release' frees the model, 'products' times the
+matrix products; each is answered by one line.  The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deepstack.training import choose_device, torch_settings
 
 
 class Row:
-    """One row of the benchmark, built by its first step."""
+    """One row of the benchmark; its first step builds the model."""
 
     def __init__(self, name: str, config: conf.Config) -> None:
         self.name, self.config = name, config
@@ -40,11 +40,13 @@ class Row:
         self.steps: Iterator[float] | None = None
         self.parameters: int | None = None
         self.products: Products | None = None
-        if name not in OWN:  # so that the library is part of the process and not of its model
+        if (
+            name not in OWN
+        ):  # so that the library's memory counts for the process, not for the model
             importlib.import_module(PEERS[name].package)
 
     def step(self) -> dict[str, Any]:
-        """Seconds of one step, and the most memory held so far."""
+        """Run one step; return its seconds and the peak memory so far."""
         if self.steps is None:
             self.steps = self._start()
         return {
@@ -54,7 +56,7 @@ class Row:
         }
 
     def release(self) -> dict[str, Any]:
-        """Free the model, so that there is room for the products of a large one."""
+        """Free the model, which leaves memory for the products."""
         self.steps = None
         gc.unfreeze()
         gc.collect()
@@ -63,7 +65,7 @@ class Row:
         return {}
 
     def time_products(self) -> dict[str, Any]:
-        """Seconds of all matrix products of a step."""
+        """Return the seconds and flops of all matrix products of a step."""
         with torch_settings(self.config, self.device):
             if self.products is None:
                 half = self.config.train.precision == "bf16"
@@ -83,49 +85,49 @@ class Row:
 
 
 def memory_line(name: str) -> float:
-    """A line of /proc/self/status in MB: VmRSS now, VmHWM at the highest.
+    """Return a line of /proc/self/status in MB: VmRSS is the present memory, VmHWM its peak.
 
-    Not getrusage: its maximum counts the parent's memory from the moment of the fork.
+    The peak of getrusage also counts the parent's memory at the fork.
     """
     status = Path("/proc/self/status")
     if not status.exists():
         import resource
 
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return largest / (1e6 if sys.platform == "darwin" else 1e3)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (1e6 if sys.platform == "darwin" else 1e3)
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     return int(lines[name].split()[0]) * 1024 / 1e6
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """The most memory held so far: of a GPU what was allocated, else the process's own."""
+    """Return the peak memory so far: allocated on the GPU, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return memory_line("VmHWM")
 
 
-def root_of(error: BaseException) -> str:
-    """The first line of the error that began it, with its kind."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    said = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def root_cause(error: BaseException) -> str:
+    """Return class and first line of the first error in the chain."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def own_stdout() -> TextIO:
-    """stdout for answers alone; what libraries print goes to stderr."""
+def reserve_stdout() -> TextIO:
+    """Return stdout for the answers, and send the output of libraries to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 def main() -> None:
-    """Answer one command after the other; an error is an answer too, and the last."""
+    """Answer commands until the end of stdin; an error is the last answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    answers = own_stdout()
+    answers = reserve_stdout()
 
-    def answer(what: dict[str, Any]) -> None:
-        print(json.dumps(what), file=answers, flush=True)
+    def answer(content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=answers, flush=True)
 
     try:
         order = json.loads(sys.stdin.readline())
@@ -141,9 +143,9 @@ def main() -> None:
     except Exception as error:
         memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         memory = memory or "DefaultCPUAllocator" in str(error)
-        answer({"error": root_of(error), "exit_code": 5 if memory else 1})
+        answer({"error": root_cause(error), "exit_code": 5 if memory else 1})
         raise
-    os._exit(0)  # nothing is to be saved, and freeing a deep model takes time
+    os._exit(0)  # nothing needs saving, and freeing a deep model takes time
 
 
 if __name__ == "__main__":
