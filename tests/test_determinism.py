@@ -171,11 +171,11 @@ def test_everything_else_different_at_once(
     seen = bytearray()
     reader = threading.Thread(target=drain, args=(main, seen), daemon=True)
     reader.start()
-    with ForkServer() as starter:
+    with ForkServer() as server:
         processes = [
-            starter.start(broken, tmp_path / "broken.err", {}),
-            starter.start(words_of(tmp_path, "dropout", "-q"), tmp_path / "dropout.err", {}),
-            starter.start(words_of(tmp_path, "plain"), Path(os.ttyname(side)), {"TERM": "xterm"}),
+            server.start(broken, tmp_path / "broken.err", {}),
+            server.start(words_of(tmp_path, "dropout", "-q"), tmp_path / "dropout.err", {}),
+            server.start(words_of(tmp_path, "plain"), Path(os.ttyname(side)), {"TERM": "xterm"}),
         ]
         assert wait_for(processes) == [1, 0, 0], (tmp_path / "dropout.err").read_text()
     os.close(side)
@@ -225,9 +225,9 @@ def test_one_thing_different(
 ) -> None:
     for key, value in ENVIRONMENTS[name](tmp_path).items():
         monkeypatch.setenv(key, value)
-    with ForkServer() as starter:
+    with ForkServer() as server:
         for config in CONFIGS:
-            process = starter.start(words_of(tmp_path, config), tmp_path / "err", {})
+            process = server.start(words_of(tmp_path, config), tmp_path / "err", {})
             assert wait_for([process]) == [0], (tmp_path / "err").read_text()
     check(tmp_path / "out", references)
 

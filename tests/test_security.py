@@ -37,7 +37,7 @@ TINY = {
 }  # fmt: skip
 
 # A sitecustomize.py: every Python process that has it on its path is watched from its first line
-# on, the starter of a sweep and the runs that are forked from it too.
+# on, the fork server of a sweep and the runs that are forked from it too.
 WATCH = """
 import os, sys
 DATA = os.environ["WATCHED"]
@@ -48,7 +48,7 @@ FORBIDDEN = ("pickle.find_class", "socket.connect", "socket.getaddrinfo", "socke
              "os.posix_spawn", "os.spawn", "pty.spawn")
 LOOKED_AT = ("marshal.loads", "import", "compile", "exec", "subprocess.Popen", "ctypes.dlopen",
              "open")
-STARTER = "from deepstack.sweeps.fork_server import serve; serve("
+FORK_SERVER = "from deepstack.sweeps.fork_server import serve; serve("
 
 def say(*words):
     os.write(LOG, (" ".join(map(str, words))[:300].replace("\\n", " ") + "\\n").encode())
@@ -98,8 +98,8 @@ def hook(event, args):
         words = list(map(str, args[1])) if not isinstance(args[1], str) else [args[1]]
         name = os.path.basename(words[0])
         git = name == "git" and words[1] == "-C"
-        starter = words[:2] == [sys.executable, "-c"] and STARTER in words[2]
-        if not (git or starter or name == "fc-list"):  # matplotlib's, where it has no cache
+        fork_server = words[:2] == [sys.executable, "-c"] and FORK_SERVER in words[2]
+        if not (git or fork_server or name == "fc-list"):  # matplotlib's, where it has no cache
             say("found", event, words)
     elif event == "ctypes.dlopen":
         if is_data(args[0]):
@@ -192,7 +192,7 @@ def test_every_command_ran_and_nothing_forbidden_was_seen(told: tuple[Path, Path
     assert [run.state for run in runs] == ["done"] * 3
     assert any((run.path / "log.txt").read_text().count("steps 2 to 6") for run in runs)
     lines = log.read_text().splitlines()
-    assert len([line for line in lines if line.startswith("watching")]) >= 2  # the starter too
+    assert len([line for line in lines if line.startswith("watching")]) >= 2  # the fork server too
     assert [line for line in lines if not line.startswith("watching")] == []
 
 

@@ -250,12 +250,12 @@ def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     logs = [tmp_path / name for name in ("missing", "killed", "plan")]
     missing = tmp_path / "missing.yaml"
-    with ForkServer(str(tmp_path)) as starter:
-        first = starter.start(["train", str(missing)], logs[0], {})
-        second = starter.start([*words_of(tmp_path, 100_000)], logs[1], {})
+    with ForkServer(str(tmp_path)) as server:
+        first = server.start(["train", str(missing)], logs[0], {})
+        second = server.start([*words_of(tmp_path, 100_000)], logs[1], {})
         until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
         second.send_signal(signal.SIGKILL)
-        third = starter.start(["list", "schemes"], logs[2], {})
+        third = server.start(["list", "schemes"], logs[2], {})
         until(lambda: None not in (first.poll(), second.poll(), third.poll()))
     assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
     assert "missing.yaml" in logs[0].read_text()

@@ -6,13 +6,13 @@ that executes `deepstack train` with the usual arguments.
 
     ForkServer (in the sweep) -- lines of JSON --> serve() (in the server) -- fork --> a run
 
-A run gets SIGTERM, so that it saves and ends, when its sweep or the server dies: the server reads
-the end of its input, and the kernel signals a run whose parent died.  The server kills a run that
-has not ended after GRACE_SECONDS, so no process outlives the sweep for long.
+If the sweep dies, the server reads the end of its input and sends SIGTERM to the runs, which save
+and end.  If the server dies, the kernel sends it.  The server kills a run that has not ended after
+GRACE_SECONDS, so no process outlives the sweep for long.
 
-The forkserver of `multiprocessing` does not fit: it imports the user's script again, which starts
-a second sweep in a script without a main guard; it unpickles what it runs and listens on a socket;
-it keeps the environment of the first sweep; and it does not kill runs that hang after SIGTERM.
+The forkserver of `multiprocessing` does not fit.  It imports the user's script again, which fails
+in a script without a main guard.  It sends pickles through a socket.  It keeps the environment of
+the first sweep.  It does not kill runs that hang after SIGTERM.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ IMPORTED = ("deepstack.training", "deepstack.cli", "deepstack.cli.display", "dee
 class ForkServer:
     """Starts `deepstack <arguments>` in processes forked from one that has imported it already.
 
-    Close it, or leave its `with` block, after the last run; a run that still works saves and ends.
-    folder: temporary files of the runs; removed with the server.
+    `close` or the end of a `with` block ends it and the remaining runs, which save.
+    folder: temporary files of the runs, removed with the server.
     here: the working directory of the runs, if that folder exists; default the present one.
     """
 

@@ -26,12 +26,12 @@ class Process(Protocol):
         ...
 
     def stderr_text(self) -> str:
-        """Return what it wrote to stderr."""
+        """Return its stderr."""
         ...
 
 
 class Launcher(ABC):
-    """Starts each run in a process of its own while there are resources for it.
+    """Starts each run in a separate process while there are resources for it.
 
     A `with` block starts it and, at the end, ends all processes.
     """

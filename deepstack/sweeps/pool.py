@@ -56,11 +56,11 @@ class Progress:
 
 @dataclass
 class Pool:
-    """Runs each cell in a process of its own, so that a crash affects no other cell.
+    """Runs each cell in a separate process, so that a crash affects no other cell.
 
-    retry: the states (failed, out_of_memory) that are run again.  max_seconds: time limit; then
-    nothing new starts, and running cells save and end.  run_timeout: seconds of wall-clock time
-    of one start of a run, which is then ended and counts as failed.
+    retry: the states (failed, out_of_memory) that are run again.
+    max_seconds: time limit, after which nothing new starts, and running cells save and end.
+    run_timeout: seconds of one start of a run, which is then ended and counts as failed.
     """
 
     cells: Sequence[Cell]

@@ -262,7 +262,7 @@ class Process:
             self._cluster.ray.cancel(self._task)
 
     def stderr_text(self) -> str:
-        """What it wrote to stderr."""
+        """Return its stderr."""
         return self._stderr
 
     @property

@@ -149,7 +149,7 @@ def check_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
         with contextlib.suppress(ray.exceptions.RayError):  # a node that was just lost
             answers.append(ray.get(answer))
     if wrong := [answer for answer in answers if answer[2] != version]:
-        lines = [f"  {host}: {python} has {found}" for host, python, found, _ in wrong]
+        lines = [f"  {host}: {python} has {other}" for host, python, other, _ in wrong]
         raise ConfigError(
             f"--ray: every node needs deepstack {version}: install it there\n" + "\n".join(lines)
         )

@@ -40,10 +40,10 @@ _server: ForkServer | None = None
 class Order:
     """The order to train one run on a node.
 
-    config: YAML; folder: its name in the sweep's study; name: its name in a folder of its own;
-    study, out: as for the sweep; here: its working directory; token: a file of the sweep and its
-    content; plugins: name, sha256 and content of each; cores, memory in bytes, gpu: its share of
-    the node; lost: how often its node was lost before.
+    config: YAML.  folder: its name in the sweep's study.  name: its name in a folder that is not
+    shared.  study, out: as for the sweep.  here: its working directory.
+    token: a file of the sweep and its content.  plugins: name, sha256 and content of each.
+    cores, memory in bytes, gpu: its share of the node.  lost: how often its node was lost.
     """
 
     config: str
@@ -121,21 +121,15 @@ def is_shared(order: Order) -> bool:
     """Return whether this node has the sweep's folder: the same token at a writable path."""
     path, content = Path(order.token[0]), order.token[1]
     deadline = time.monotonic() + TOKEN_SECONDS
-    while True:
-        try:
-            same = path.read_text() == content
-            break
-        except OSError:
-            if time.monotonic() > deadline or not Path(order.out).is_dir():
-                return False
-            time.sleep(POLL_SECONDS)
-    if same:
-        try:
-            with tempfile.TemporaryFile(dir=path.parent):
-                return True
-        except OSError:
-            pass
-    return False
+    while not os.path.exists(path):
+        if time.monotonic() > deadline or not os.path.isdir(order.out):
+            return False
+        time.sleep(POLL_SECONDS)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path.read_text() == content
+    except OSError:
+        return False
 
 
 def wait_until_free(folder: RunFolder) -> None:

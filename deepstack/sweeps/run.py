@@ -55,14 +55,14 @@ def sweep(
     plugins.refuse_while_loading("deepstack.sweep")
     base = config.base if isinstance(config, conf.Study) else conf.checked_config(config)
     name = base.name or "sweep" if study is None else conf.checked_study(study)
-    again = retry_states(retry)
+    retried = retry_states(retry)
     budget = memory_budget(memory)
     cells = plan(config, grid, study=name, out=Path(out))
     refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
-    with stop_requests(stop) as asked:
-        progress = Pool(cells, launcher, again, asked, show, seconds, run_timeout).run()
+    with stop_requests(stop) as stop_signal:
+        progress = Pool(cells, launcher, retried, stop_signal, show, seconds, run_timeout).run()
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
     if refused:
         raise ConfigError(
