@@ -74,7 +74,7 @@ FAULTS = (
         "test_report_marks.py",
     ),
     Fault(
-        "deviation_as_standard_error", "reports",
+        "deviation_as_standard_error", "analysis",
         "error = (spread.mean - spread.low) / math.sqrt(spread.n)",
         "error = (spread.mean - spread.low)",
         "test_reports.py::test_a_difference_is_taken_seed_by_seed",

@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from plot_runs import LABELS, make_chart, make_run, rows, words
 
+from deepstack.analysis.captions import caption_of
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.settings import value_text
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
-from deepstack.plots.fit import Fit
 from deepstack.plots.page import CAPTION, wrap
-from deepstack.plots.series import caption_of, text
 from deepstack.plots.style import PAGE
 from deepstack.records import find_runs
 from deepstack.records.cells import counted
@@ -67,7 +68,9 @@ def test_a_caption_counts_one_as_one(tmp_path: Path) -> None:
 
 
 def test_lists_are_written_as_people_write_them() -> None:
-    assert text([0.9, 0.98]) == "(0.9,\u00a00.98)" and text(["v", "w1"]) == "(v,\u00a0w1)"
+    assert (
+        value_text([0.9, 0.98]) == "(0.9,\u00a00.98)" and value_text(["v", "w1"]) == "(v,\u00a0w1)"
+    )
 
 
 # --- colours -------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch, Rectangle
 from plot_runs import make_run
 
 from deepstack.plots import CHARTS, Chart, Options
-from deepstack.plots.draw import numbers
-from deepstack.plots.outcomes import OUTCOMES
+from deepstack.plots.draw import csv_bytes
+from deepstack.plots.outcomes import OUTCOME_COLOURS
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
 
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def csv_of(chart: Chart) -> pd.DataFrame:
     """The CSV of a chart, read back; columns that it leaves out are empty."""
-    table = pd.read_csv(io.BytesIO(numbers(chart)))
+    table = pd.read_csv(io.BytesIO(csv_bytes(chart)))
     return table.reindex(columns=table.columns.union(["panel", "x", "y", "low", "high"]))
 
 
@@ -217,7 +217,7 @@ def check_map(chart: Chart, name: str) -> None:
             assert isinstance(box, Rectangle)
             x, y = (round(v) for v in (box.get_x() + box.get_width() / 2, box.get_y() + 0.4))
             assert abs(box.get_y() + box.get_height() / 2 - y) < 0.01
-            (kind,) = [k for k in OUTCOMES if colours.get(k) == to_hex(box.get_facecolor())]
+            (kind,) = [k for k in OUTCOME_COLOURS if colours.get(k) == to_hex(box.get_facecolor())]
             shares[float(columns[x]), lines[y], kind] = box.get_width()
         wanted: dict[tuple[float, str, str], float] = {}
         outcomes = rows[rows["kind"] != "frontier"]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from deepstack.analysis.settings import value_text
 from deepstack.cli import app, main
 from deepstack.plots.page import LONGEST, wrap
-from deepstack.plots.series import text
 from deepstack.records import RunFolder
 
 QUICK = str(Path(__file__).parents[1] / "configs" / "quick.yaml")
@@ -165,8 +165,8 @@ def test_a_report_names_a_study_that_is_not_utf8(trained: Path, tmp_path: Path) 
 def test_a_chart_draws_no_100_000_letters() -> None:
     for letters in ("a" * 100_000, "a " * 50_000):
         assert len("".join(wrap(letters, 7, 2.0))) <= LONGEST + 1
-        assert len(text(letters)) < LONGEST and len(text([letters])) < LONGEST
-    assert text("a" * 300) == "a" * 300
+        assert len(value_text(letters)) < LONGEST and len(value_text([letters])) < LONGEST
+    assert value_text("a" * 300) == "a" * 300
 
 
 def test_a_sweep_without_space_for_its_temporary_files_says_so(

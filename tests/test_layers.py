@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,20 +14,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "deepstack"
 
 FLOORS = [
-    {
-        "ending",
-        "errors",
-        "gc_control",
-        "interrupts",
-        "registry",
-        "options",
-        "plugins",
-        "yaml_reader",
-    },
+    {"ending", "errors", "gc_control", "interrupts", "registry", "options", "plugins"},
+    {"yaml_reader"},
     {"config", "records", "parameters"},
-    {"distributed", "schemes", "tasks", "plots"},
-    {"model", "reports"},
-    {"fast"},
+    {"distributed", "schemes", "tasks", "analysis"},
+    {"model", "plots"},
+    {"fast", "reports"},
     {"diagnostics"},
     {"training"},
     {"theory", "sweeps", "bench"},
@@ -86,7 +80,7 @@ def test_a_benchmark_imports_what_is_there(path: Path) -> None:
                 assert there, f"{node.module} has no {alias.name}"
 
 
-@pytest.mark.parametrize("room", ["config", "records", "plots", "reports"])
+@pytest.mark.parametrize("room", ["config", "records", "analysis", "plots", "reports"])
 def test_these_rooms_need_no_torch(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -94,3 +88,16 @@ def test_these_rooms_need_no_torch(room: str) -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             assert not any(n.split(".")[0] == "torch" for n in [*names, module]), path
+
+
+def test_analysis_needs_no_matplotlib() -> None:
+    code = (
+        "import sys, pkgutil, importlib, deepstack.analysis as a\n"
+        "for m in pkgutil.iter_modules(a.__path__, 'deepstack.analysis.'):\n"
+        "    importlib.import_module(m.name)\n"
+        "print({'torch', 'matplotlib'} & set(sys.modules))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "set()\n"

@@ -11,10 +11,11 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from plot_runs import make_chart, make_run, rows, words
 
+from deepstack.analysis.outcomes import CLEAR, margin, outcome
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import draw
 from deepstack.plots.frontier import EDGE
-from deepstack.plots.outcomes import CLEAR, GAP, OUTCOMES, margin, outcome
+from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS
 from deepstack.records import EVALS_COLUMNS, Run
 
 UNIGRAM = 2.5
@@ -135,7 +136,7 @@ def test_a_box_is_divided_as_its_seeds_are(tmp_path: Path) -> None:
     cell = [box for box in boxes(low) if box.get_x() > 0.5 and box.get_y() > 0.5]
     assert [box.get_width() for box in cell] == pytest.approx([(1 - GAP) * 2 / 3, (1 - GAP) / 3])
     colours = [to_hex(box.get_facecolor()) for box in cell]
-    assert colours == [OUTCOMES["trained"].lower(), OUTCOMES["stalled"].lower()]
+    assert colours == [OUTCOME_COLOURS["trained"].lower(), OUTCOME_COLOURS["stalled"].lower()]
     assert len(boxes(low)) == 5
 
 

@@ -9,21 +9,18 @@ import pytest
 from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
 from typer.testing import CliRunner
 
+from deepstack.analysis.captions import caption_of, depth_words, seeds_note, title_of
+from deepstack.analysis.fit import power_law, power_law_of_seeds
+from deepstack.analysis.series import (
+    choose_series,
+    evenly_spaced,
+    is_ordered,
+    left_out_note,
+    split_series,
+)
 from deepstack.cli import app
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
-from deepstack.plots.fit import power_law, power_law_of_seeds
-from deepstack.plots.series import (
-    caption_of,
-    chosen,
-    depth_words,
-    left_out,
-    ordered,
-    seeds_note,
-    split,
-    spread,
-    title_of,
-)
 from deepstack.plots.style import line_style, shade
 from deepstack.records import RunFolder, find_runs
 
@@ -256,7 +253,7 @@ def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
         for lr in (1e-3, 2e-3):
             # d_ff is determined by depth: it must not tear the lines apart.
             make_run(tmp_path / "study", depth=depth, lr=lr, d_ff=depth, seed=depth)
-    series, follows = split(find_runs(tmp_path))
+    series, follows = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["lr\u00a00.001", "lr\u00a00.002"]
     assert [s.depths for s in series] == [[6, 18], [6, 18]]
     assert follows == ["model.d_ff"]
@@ -266,7 +263,7 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
     for i, digest in enumerate(("2d9ce6d7", "127aac50", "127aac50")):
         path = make_run(tmp_path, depth=(6, 6, 18)[i], lr=i, config={"train.lr": 1e-3})
         RunFolder(path).write_meta({"data": {"sha256": digest}})
-    series, follows = split(find_runs(tmp_path))
+    series, follows = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
     assert [s.depths for s in series] == [[6, 18], [6]] and follows == []
 
@@ -274,7 +271,7 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
 def test_schemes_always_split(tmp_path: Path) -> None:
     make_run(tmp_path / "study", depth=6)
     make_run(tmp_path / "study", depth=18, scheme="post_ln", lr=2e-3)
-    series, _ = split(find_runs(tmp_path))
+    series, _ = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
 
 
@@ -292,7 +289,7 @@ def test_an_option_is_said_where_it_was_set(tmp_path: Path) -> None:
                 tmp_path / name, scheme="hyper_connections", lr=1e-3 * (seed + 1),
                 config=options | {"train.lr": 1e-3}, defaults=defaults,
             )  # fmt: skip
-        return [series.label for series in split(find_runs(tmp_path / name))[0]]
+        return [series.label for series in split_series(find_runs(tmp_path / name))[0]]
 
     assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
     assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
@@ -335,7 +332,7 @@ def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
     assert depth_words(find_runs(tmp_path)) == ["20 + 5"]
     make_run(tmp_path, depth=6, config=both | {"model.decoder_depth": None})
     runs = find_runs(tmp_path)
-    title = title_of(runs, split(runs)[0]).replace("\u00a0", " ")
+    title = title_of(runs, split_series(runs)[0]).replace("\u00a0", " ")
     assert title.startswith("DeepNorm on text, N = 6 + 6 to 20 + 5")
 
 
@@ -344,14 +341,14 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
     for name in names:
         make_run(tmp_path, scheme=name, layers=np.ones((2, 6)))
-    series, _ = split(find_runs(tmp_path))
-    kept, notes = chosen(series, 4)
+    series, _ = split_series(find_runs(tmp_path))
+    kept, notes = choose_series(series, 4)
     assert [s.label for s in kept] == ["admin", "DeepNorm", "Post-LN", "Pre-LN"]
     assert notes == ["left out: b2t; keel; peri_ln; ReZero"]
-    assert chosen(series, 8) == (series, [])
-    assert len(chosen(series, 2)[0]) == 2 and len(chosen(series, 3)[0]) == 3
+    assert choose_series(series, 8) == (series, [])
+    assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
     assert "left out: " in " ".join(words(make_chart("grad_norm_by_layer", tmp_path)))
-    assert left_out([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
+    assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
 
 
 def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: Path) -> None:
@@ -363,13 +360,13 @@ def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: 
     assert line_style(3, 12, ordered=True)["color"] == shade(3, 12)
     for lr in range(1, 10):
         make_run(tmp_path, lr=lr)
-    series, _ = split(find_runs(tmp_path))
-    assert ordered(series)
+    series, _ = split_series(find_runs(tmp_path))
+    assert is_ordered(series)
     make_run(tmp_path, scheme="post_ln")
-    assert not ordered(split(find_runs(tmp_path))[0])
+    assert not is_ordered(split_series(find_runs(tmp_path))[0])
 
 
 def test_spread_keeps_both_ends() -> None:
-    assert spread([1, 2], 1) == [1] and spread([1, 2], 0) == []
-    assert spread(range(10), 4) == [0, 3, 6, 9]
-    assert spread([1, 2], 4) == [1, 2]
+    assert evenly_spaced([1, 2], 1) == [1] and evenly_spaced([1, 2], 0) == []
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
+    assert evenly_spaced([1, 2], 4) == [1, 2]

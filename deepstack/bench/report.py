@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.analysis.fit import power_law
 from deepstack.bench.measure import Measured
 from deepstack.bench.process import Worker
 from deepstack.bench.rows import LOGGED, OWN, PRODUCTS_LABEL, UNLOGGED, label_of
-from deepstack.plots.fit import power_law
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:

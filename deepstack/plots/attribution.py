@@ -11,24 +11,23 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, diverged_note, title_of
+from deepstack.analysis.fit import Fit, exponent_title, power_law_of_seeds
+from deepstack.analysis.series import Series, choose_panels, choose_series, split_series
+from deepstack.analysis.statistics import (
+    SATURATED,
+    Spread,
+    has_diverged,
+    spread_of,
+    unrelated_distance,
+)
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
-from deepstack.plots.fit import Fit, add_fit, exponent_title, power_law_of_seeds
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import Series, caption_of, chosen, panels, split, title_of
 from deepstack.plots.style import GREY, depth_axis, log_axis, shade, step_axis
-from deepstack.plots.update import unrelated
-from deepstack.plots.values import (
-    SATURATED,
-    Spread,
-    diverged,
-    diverged_seeds,
-    draw_band,
-    log_extent,
-    spread_of,
-)
+from deepstack.plots.values import add_fit, draw_band, log_extent
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against depth, with the exponent of each part."""
     tables = tables_of(runs)
     used = list(tables)
-    whole = [run for run in used if not diverged(run)] or used
+    whole = [run for run in used if not has_diverged(run)] or used
     shared = set.intersection(*(set(tables[run]["step"].tolist()) for run in whole))
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step in attribution.csv")
@@ -191,8 +190,8 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({int(run.get("model.depth", 0)) for run in used})
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
-    series, follows = split(used)
-    shown, left = chosen(series, MOST_PANELS)
+    series, follows = split_series(used)
+    shown, left = choose_series(series, MOST_PANELS)
     stacks, drawn = [], []
     for s in shown:
         one = stack(s.label, [(depth, joined(s.at(depth), rows)) for depth in s.depths])
@@ -218,7 +217,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     notes = [f"step {step}", *left, *notes_of(), *caption_of(used, follows)]
     if left_out:
         notes.append("depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits")
-    notes += diverged_seeds((f"{s.label}, N = {n}", s.at(n)) for s in drawn for n in s.depths)
+    notes += diverged_note((f"{s.label}, N = {n}", s.at(n)) for s in drawn for n in s.depths)
     if len(used) < len(runs):
         notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
     title = "Where the model update comes from, against depth"
@@ -238,9 +237,9 @@ def in_order(one: Stacked, s: Series) -> list[int]:
     """Which of a panel's points are below saturation, with no seed that diverged: their places."""
     found = []
     for i, (depth, value) in enumerate(zip(one.x, one.whole, strict=True)):
-        if any(map(diverged, s.at(depth))):
+        if any(map(has_diverged, s.at(depth))):
             continue
-        levels = [unrelated(run, "model_update") for run in s.at(depth)]
+        levels = [unrelated_distance(run, "model_update") for run in s.at(depth)]
         if value <= SATURATED * float(np.mean(levels)):
             found.append(i)
     return found
@@ -284,8 +283,8 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     tables = tables_of(runs)
     used = list(tables)
-    series, follows = split(used)
-    shown, notes = panels(series, MOST_PANELS)
+    series, follows = split_series(used)
+    shown, notes = choose_panels(series, MOST_PANELS)
     stacks = []
     for name, members in shown:
         rows = joined(members, tables)
@@ -293,7 +292,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
         stacks.append(stack(name, [(step, rows[rows["step"] == step]) for step in steps]))
     if still := [one.name for one in stacks if len(one.x) < 2]:
         notes.append(f"moved at fewer than two steps: {'; '.join(still)}")
-    notes += diverged_seeds((name, members) for name, members in shown if name not in still)
+    notes += diverged_note((name, members) for name, members in shown if name not in still)
     stacks = [one for one in stacks if len(one.x) > 1]
     if not stacks:
         raise NothingMatchedError(

@@ -12,33 +12,31 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.fit import Fit, exponent_title, fit_points
+from deepstack.analysis.series import split_series
+from deepstack.analysis.settings import depth_of, scheme_label
+from deepstack.analysis.statistics import (
+    SATURATED,
+    Point,
+    has_diverged,
+    has_diverged_by,
+    points_of,
+    unrelated_distance,
+    with_steps,
+)
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
-from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import (
-    caption_of,
-    depth_of,
-    line_styles,
-    scheme_label,
-    seeds_note,
-    split,
-    title_of,
-)
 from deepstack.plots.style import GREY, depth_axis, log_axis
-from deepstack.plots.update import unrelated
 from deepstack.plots.values import (
     ALL_DIVERGED,
-    SATURATED,
-    Point,
-    diverged,
-    diverged_by,
+    add_points,
     draw_points,
+    line_styles,
     log_extent,
     mark_handles,
-    points_of,
-    with_steps,
 )
 from deepstack.records import Run
 
@@ -137,7 +135,7 @@ def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
     A run without one there, because it left the theorem's form on the way, does not hold back the
     others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
     """
-    whole = [run for run in tables if not diverged(run)] or list(tables)
+    whole = [run for run in tables if not has_diverged(run)] or list(tables)
     looks = [
         set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
         for run in whole
@@ -168,9 +166,9 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         found = tables[run][tables[run]["step"] == step][column]
         return float(found.iloc[0]) if len(found) else None
 
-    gone = partial(diverged_by, step=step)
+    gone = partial(has_diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
-    series, follows = split(list(tables))
+    series, follows = split_series(list(tables))
     table = Table()
     page = Page(1, 2, height=1.9)
     both, quotient = page.axes
@@ -185,7 +183,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             s.depths,
             s.at,
             partial(value, column="measured"),
-            lambda run: SATURATED * unrelated(run, "model_update"),
+            lambda run: SATURATED * unrelated_distance(run, "model_update"),
             gone,
         )
         if not measured:
@@ -203,7 +201,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         fitted += fits.values()
         for name, points in found.items():
             drawn[name] += points
-            record(table, name, s.label, points, fits[name])
+            add_points(table, name, s.label, points, fits[name])
         label = f"{s.label}: {fits['measured'] or 'no fit'}, dotted {fits[RIGHT] or 'no fit'}"
         entries.append(Line2D([], [], **style, label=label))
     both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))

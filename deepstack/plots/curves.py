@@ -12,29 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.series import Series, choose_series, evenly_spaced, split_series
+from deepstack.analysis.settings import depth_of
+from deepstack.analysis.statistics import has_diverged
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import (
-    Series,
-    caption_of,
-    chosen,
-    depth_of,
-    line_styles,
-    seeds_note,
-    split,
-    spread,
-    title_of,
-)
-from deepstack.plots.style import (
-    DIVERGED_MARKER,
-    GREY,
-    log_axis,
-    plain_axis,
-    shade,
-    step_axis,
-)
-from deepstack.plots.values import diverged, draw_band, log_extent, mark_handles, overlay
+from deepstack.plots.style import DIVERGED_MARKER, GREY, log_axis, plain_axis, shade, step_axis
+from deepstack.plots.values import draw_band, draw_reference, line_styles, log_extent, mark_handles
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -93,14 +79,14 @@ def curves_of(series: Sequence[Series]) -> list[Curve]:
     for i, s in enumerate(series):
         for depth in s.depths:
             members = s.at(depth)
-            fine = tuple(run for run in members if not diverged(run))
+            fine = tuple(run for run in members if not has_diverged(run))
             if fine:
                 curves.append(Curve(i, depth, fine, False))
-            curves += [Curve(i, depth, (run,), True) for run in members if diverged(run)]
+            curves += [Curve(i, depth, (run,), True) for run in members if has_diverged(run)]
     return curves
 
 
-class Look:
+class CurveStyles:
     """Which colour and which panel a curve has.
 
     Where depth and something else vary, the one with fewer values makes the panels: depths are
@@ -118,7 +104,7 @@ class Look:
     def panels(self, curves: Sequence[Curve], most: int) -> list[tuple[str | None, list[Curve]]]:
         """Name (None for an only one) and curves of each panel, at most `most` panels."""
         if self.by_depth and len(self.series) > 1:
-            kept, self.left_out = chosen(self.series, most)
+            kept, self.left_out = choose_series(self.series, most)
             return [
                 (s.label, [curve for curve in curves if self.series[curve.series] is s])
                 for s in kept
@@ -126,7 +112,7 @@ class Look:
         if not self.by_depth and len(self.depths) > 1:
             return [
                 (f"N = {depth}", [curve for curve in curves if curve.depth == depth])
-                for depth in spread(self.depths, most)
+                for depth in evenly_spaced(self.depths, most)
             ]
         return [(None, list(curves))]
 
@@ -148,11 +134,11 @@ class Look:
         """One legend entry a colour of these curves, a dozen at most."""
         entries: list[Handle] = []
         if self.by_depth:
-            for depth in spread(sorted({curve.depth for curve in curves}), MOST_ENTRIES):
+            for depth in evenly_spaced(sorted({curve.depth for curve in curves}), MOST_ENTRIES):
                 style = self.style(Curve(0, depth, (), False))
                 entries.append(Line2D([], [], **style, label=f"N = {depth}"))
         else:
-            for i in spread(sorted({curve.series for curve in curves}), MOST_ENTRIES):
+            for i in evenly_spaced(sorted({curve.series for curve in curves}), MOST_ENTRIES):
                 style = self.style(Curve(i, self.depths[0], (), False))
                 entries.append(Line2D([], [], **style, label=self.series[i].label))
         return entries
@@ -209,7 +195,7 @@ def draw_curve(
         )
 
 
-def thin(points: np.ndarray) -> tuple[np.ndarray, int]:
+def thin_out(points: np.ndarray) -> tuple[np.ndarray, int]:
     """At most MOST_POINTS points: every k-th and the last. Returns them and k."""
     stride = math.ceil(len(points) / MOST_POINTS)
     if stride <= 1:
@@ -240,8 +226,8 @@ def draw_curves(
 
     Both axes are logarithmic; that of values is plain where some are negative or none is positive.
     """
-    series, follows = split(runs)
-    look = Look(runs, series, options)
+    series, follows = split_series(runs)
+    look = CurveStyles(runs, series, options)
     panels = look.panels(curves_of(series), MOST_PANELS)
     points = {curve: curve.points(column, source) for _, curves in panels for curve in curves}
     points = {curve: found[found[:, 0] > 0] for curve, found in points.items()}
@@ -263,10 +249,10 @@ def draw_curves(
         panel = Panel(axes, name, table)
         prepare(panel)
         for curve in curves:
-            drawable, every = thin(points[curve])
+            drawable, every = thin_out(points[curve])
             stride = max(stride, every)
             draw_curve(panel, curve, look.label(curve), drawable, look.style(curve))
-        published = overlay(axes, options, chart, table, name) or published
+        published = draw_reference(axes, options, chart, table, name) or published
     drawn = [row for row in table.rows if row.get("x") is not None]
     steps = [row["x"] for row in drawn]
     ends = [row[key] for row in table.rows for key in ("y", "low", "high") if key in row]

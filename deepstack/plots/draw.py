@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepstack.analysis.studies import find_studies
 from deepstack.errors import (
     BrokenChartError,
     ConfigError,
@@ -20,16 +20,15 @@ from deepstack.errors import (
 )
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plugins import bug_in
-from deepstack.records import Run, RunFolder, find_runs
+from deepstack.records import Run, RunFolder
 from deepstack.records.files import replace
-from deepstack.records.run import NOT_THE_EXPERIMENT
 
 if TYPE_CHECKING:
     import pandas as pd
 
 REFERENCE_COLUMNS = ("chart", "x", "y", "label")
 # Forms of a figure -> what matplotlib would write into it that another day or version changes.
-UNSAID = {
+CHANGING_METADATA = {
     "pdf": ("CreationDate", "Creator", "Producer"),
     "png": ("Software",),
     "svg": ("Date", "Creator"),
@@ -63,7 +62,7 @@ def draw(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies, skipped = studies_in(folders)
+    studies, skipped = find_studies(folders)
     written: list[Path] = []
     broken: list[str] = []
     several = len(studies) > 1
@@ -75,7 +74,7 @@ def draw(
         options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
         where = f"{study.name}: " if several else ""
         for name, function in functions.items():
-            found = attempt(name, function, members, options)
+            found = try_chart(name, function, members, options)
             if isinstance(found, DeepstackError):
                 said = broken if isinstance(found, BrokenChartError) else skipped
                 said.append(f"{where}{found}")
@@ -94,31 +93,7 @@ def draw(
     return written
 
 
-def studies_in(
-    folders: Sequence[str | os.PathLike[str]],
-) -> tuple[dict[Path, list[Run]], list[str]]:
-    """The runs that are looked at together, by study, and a sentence for each that is left out.
-
-    Those of several folders are looked at as one study, `Path()`; of runs with one configuration,
-    seed included, the first alone is taken.
-    """
-    together = len(folders) > 1
-    studies: dict[Path, list[Run]] = {}
-    skipped: list[str] = []
-    seen: dict[str, Run] = {}
-    for run in [run for folder in folders for run in find_runs(folder)]:
-        members = studies.setdefault(Path() if together else run.path.parent, [])
-        if together and (same := seen.setdefault(experiment_of(run), run)) is not run:
-            if same.path.resolve() != run.path.resolve():
-                skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
-        elif wrong := run.damage(layers=True):
-            skipped.append(f"run {run.name} is left out: {wrong}")
-        else:
-            members.append(run)
-    return studies, skipped
-
-
-def attempt(
+def try_chart(
     name: str, function: ChartFunction, runs: Sequence[Run], options: Options
 ) -> Chart | DeepstackError:
     """The chart of these runs, or why there is none: NothingMatchedError where they do not have
@@ -130,43 +105,39 @@ def attempt(
     except Exception as error:
         if isinstance(error, DeepstackError) and not isinstance(error, PluginError):
             raise
-        return BrokenChartError(f"{name} is not drawn: its code has failed: {said_of(error)}", [])
+        return BrokenChartError(
+            f"{name} is not drawn: its code has failed: {describe_error(error)}", []
+        )
 
 
 def save(chart: Chart, folder: Path, name: str) -> list[Path]:
     """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes."""
     paths = []
-    for kind in UNSAID:
+    for kind in CHANGING_METADATA:
         paths.append(folder / f"{name}.{kind}")
-        replace(paths[-1], picture(chart, kind))
+        replace(paths[-1], render(chart, kind))
     paths.append(folder / f"{name}.csv")
-    replace(paths[-1], numbers(chart))
+    replace(paths[-1], csv_bytes(chart))
     return paths
 
 
-def picture(chart: Chart, kind: str) -> bytes:
+def render(chart: Chart, kind: str) -> bytes:
     """The figure as a pdf, png or svg."""
     from deepstack.plots.style import paper
 
     buffer = io.BytesIO()
     with paper():
-        chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(UNSAID[kind]))
+        chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(CHANGING_METADATA[kind]))
     return buffer.getvalue()
 
 
-def numbers(chart: Chart) -> bytes:
+def csv_bytes(chart: Chart) -> bytes:
     """What is drawn, as CSV."""
     table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     return table.encode("utf-8", "backslashreplace")
 
 
-def experiment_of(run: Run) -> str:
-    """What makes a run this one: its configuration, seed included, without names and `runtime`."""
-    kept = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
-    return json.dumps([kept, run.meta.get("plugins", [])], sort_keys=True, default=str)
-
-
-def said_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The line of a plugin, or the innermost one, and what it says."""
     if isinstance(error, DeepstackError):
         return str(error)

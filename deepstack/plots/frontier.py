@@ -8,22 +8,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from deepstack.analysis.captions import caption_of, title_of
+from deepstack.analysis.outcomes import Cell, cell_of, map_cells, runs_with_outcome
+from deepstack.analysis.settings import depth_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid
-from deepstack.plots.outcomes import (
-    Cell,
-    add_rows,
-    cell_of,
-    draw_cell,
-    judged,
-    map_axes,
-    map_notes,
-    outcome_handles,
-    places,
-)
+from deepstack.plots.outcomes import add_rows, draw_cell, map_axes, map_notes, outcome_handles
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import caption_of, depth_of, title_of
 from deepstack.plots.style import number
 from deepstack.records import Run
 
@@ -39,11 +31,11 @@ def lr_of(run: Run) -> float:
 @chart("frontier")
 def frontier(runs: list[Run], *, options: Options) -> Chart:
     """The largest learning rate at which every seed trains, against depth, and the map around."""
-    shown = judged(runs)
+    shown = runs_with_outcome(runs)
     rates = sorted({lr_of(run) for run in shown}, reverse=True)
     if len(rates) < 2:
         raise NothingMatchedError("needs finished runs of two learning rates or more")
-    where = places(shown, but=[LR])
+    where = map_cells(shown, but=[LR])
     groups: dict[tuple[str, int, float], list[Run]] = {}
     for run in shown:
         place = where[str(run.path)]

@@ -12,13 +12,15 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from deepstack.analysis.captions import caption_of, title_of
+from deepstack.analysis.series import choose_panels, evenly_spaced, split_series
+from deepstack.analysis.settings import SEED
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import SEED, caption_of, panels, split, spread, title_of
 from deepstack.plots.style import extent, log_axis, number, round_stride, shade
-from deepstack.plots.values import axis_label, overlay, say_empty
+from deepstack.plots.values import axis_label, draw_reference, write_no_value
 from deepstack.records import Run
 from deepstack.registry import nearest
 
@@ -56,8 +58,8 @@ def pick(runs: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[Run],
             f"no run has the per-layer diagnostic {diagnostic!r}; "
             f"{hint}there are: {', '.join(known)}"
         )
-    series, _ = split(usable)
-    shown, notes = panels(series, MOST_RUNS)
+    series, _ = split_series(usable)
+    shown, notes = choose_panels(series, MOST_RUNS)
     picks = [(label, members[0]) for label, members in shown]
     seeds = {int(run.get(SEED, 0)) for _, run in picks}
     if len(usable) > len(picks) and len(seeds) == 1:
@@ -79,7 +81,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
     picked, usable, notes = pick(runs, "grad_norm")
     all_steps = sorted({int(step) for one in picked for step in one.steps})
-    steps = spread(all_steps, MOST_STEPS)
+    steps = evenly_spaced(all_steps, MOST_STEPS)
     table = Table()
     rows, columns = grid(len(picked))
     page = Page(rows, columns, panels=len(picked), height=1.9 if len(picked) == 1 else 1.5)
@@ -108,9 +110,11 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
                     panel=one.label, series=f"step {step}", kind="line", x=int(layer), y=value
                 )
         if not any(row["panel"] == one.label for row in table.rows):
-            say_empty(axes)
+            write_no_value(axes)
         _layer_axis(axes, len(layers), "x")
-        published = overlay(axes, options, "grad_norm_by_layer", table, one.label) or published
+        published = (
+            draw_reference(axes, options, "grad_norm_by_layer", table, one.label) or published
+        )
     if not any(row["kind"] == "line" for row in table.rows):
         raise NothingMatchedError("grad_norm: no value is finite and above 0")
     low, high = extent([row["y"] for row in table.rows])
@@ -125,7 +129,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     if zeros:
         notes.append("zeros and values that are not finite are not drawn")
     title = "Gradient norm by layer"
-    series, follows = split(usable)
+    series, follows = split_series(usable)
     caption = notes + sides_note(usable) + caption_of(usable, follows)
     figure = page.finish(title, title_of(usable, series), caption, handles + published)
     return Chart(figure, table.frame(), title)
@@ -169,7 +173,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
         )
         axes.set_facecolor("#DDDDDD")
         axes.grid(False)
-        places = spread(range(records), 6)
+        places = evenly_spaced(range(records), 6)
         axes.xaxis.set_major_locator(FixedLocator(places))
         axes.xaxis.set_ticklabels([str(int(one.steps[i])) for i in places])
         axes.set_xlabel("step t of the snapshot")
@@ -195,7 +199,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
         notes.append("grey: zero or not finite")
     words = words_of(name)
     title = f"{words[0].upper()}{words[1:]} by layer and step"
-    series, follows = split(usable)
+    series, follows = split_series(usable)
     caption = notes + sides_note(usable) + caption_of(usable, follows)
     figure = page.finish(title, title_of(usable, series), caption)
     return Chart(figure, table.frame(), title)

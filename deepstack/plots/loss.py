@@ -10,103 +10,63 @@ from typing import Any
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.losses import (
+    final_value,
+    has_mask_loss,
+    mask_note,
+    training_levels,
+    validation_levels,
+)
+from deepstack.analysis.series import Series, split_series
+from deepstack.analysis.settings import TASK, depth_of
+from deepstack.analysis.statistics import (
+    points_of,
+    with_steps,
+)
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import (
     Curve,
-    Look,
+    CurveStyles,
     Panel,
     band_handle,
     curves_of,
     draw_curve,
     grid,
-    thin,
+    thin_out,
 )
-from deepstack.plots.fit import record
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import (
-    TASK,
-    Series,
-    caption_of,
-    depth_of,
-    line_styles,
-    seeds_note,
-    split,
-    title_of,
-)
-from deepstack.plots.style import (
-    GREY,
-    depth_axis,
-    log_axis,
-    plain_axis,
-    step_axis,
-)
+from deepstack.plots.style import GREY, depth_axis, log_axis, plain_axis, step_axis
 from deepstack.plots.values import (
     ALL_DIVERGED,
-    Spread,
-    diverged,
+    add_points,
     draw_levels,
     draw_points,
-    last_row,
+    draw_reference,
     level_handles,
+    line_styles,
     log_extent,
     mark_handles,
-    overlay,
-    points_of,
-    reference_levels,
-    spread_of,
-    with_steps,
 )
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
 TRAINING, VALIDATION = "training loss", "validation loss"
-ON_MASK = " on [MASK]"
 MOST_ROWS = 6
 JOINT = 3  # curves up to which training and validation loss share one panel
-
-
-def masked(runs: Sequence[Run]) -> bool:
-    """Whether all runs measured the validation loss where [MASK] is shown."""
-    measured = [run for run in runs if len(run.evals)]
-    return bool(measured) and all(
-        last_row(run.evals, ["loss_masked"]) is not None for run in measured
-    )
-
-
-def where(runs: Sequence[Run]) -> str:
-    """Words for the positions of the loss, where these are not all that is predicted."""
-    evals = [run.evals for run in runs if len(run.evals)]
-    parts = any(last_row(rows, ["loss"]) != last_row(rows, ["loss_masked"]) for rows in evals)
-    return ON_MASK if masked(runs) and parts else ""
-
-
-def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """What the validation loss is compared with: on [MASK] alone nothing can be copied."""
-    first = "unigram_entropy" if masked(runs) else "context_free_entropy"
-    found = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
-    return found or reference_levels(runs, ["unigram_entropy"])
-
-
-def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """What the training loss, over all predicted positions, is compared with."""
-    found = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
-    unigram = reference_levels(runs, ["unigram_entropy"])
-    # Where all that is predicted shows [MASK] the two are one level: one line, one name.
-    same = {value for _, value in found} == {value for _, value in unigram}
-    return unigram if same or not found else found
 
 
 @chart("loss_vs_step")
 def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = with_steps(runs)
-    series, follows = split(runs)
-    look = Look(runs, series, options)
+    series, follows = split_series(runs)
+    look = CurveStyles(runs, series, options)
     curves = curves_of(series)
     shown = look.panels(curves, MOST_ROWS)
-    on_mask = masked(runs)
-    validation = VALIDATION + where(runs)
+    on_mask = has_mask_loss(runs)
+    validation = VALIDATION + mask_note(runs)
     both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
     if len(curves) <= JOINT and len(shown) == 1:
         cells = [(shown[0], both)]
@@ -142,7 +102,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         for curve in members:
             label, style = look.label(curve), look.style(curve)
             if TRAINING in quantities:
-                points, every = thin(curve.points("loss"))
+                points, every = thin_out(curve.points("loss"))
                 stride = max(stride, every)
                 draw_curve(panel, curve, label, points, style, kind="training")
                 drawn += [curve] if len(points) else []
@@ -166,7 +126,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                     band=not joint,
                     ends=False,  # the last evaluation is not where it diverged
                 )
-        published = overlay(axes, options, "loss_vs_step", table, name) or published
+        published = draw_reference(axes, options, "loss_vs_step", table, name) or published
     _axes(page, table)
     entries = look.handles(drawn) if len(curves) > 1 else []
     if len(cells) == 1:
@@ -194,17 +154,6 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     return Chart(figure, table.frame(), title)
 
 
-def final_value(run: Run, column: str) -> float | None:
-    """The last finite validation loss."""
-    return last_row(run.evals, [column])
-
-
-def final_loss(runs: Sequence[Run], column: str) -> Spread:
-    """The mean over the seeds that did not diverge: those have no final loss."""
-    found = [final_value(run, column) for run in runs if not diverged(run)]
-    return spread_of([loss for loss in found if loss is not None])
-
-
 @chart("final_loss_vs_depth")
 def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Validation loss at the end of training against depth, on [MASK] positions where there are.
@@ -219,7 +168,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(
             f"needs finished runs of two depths or more; all have N = {depths[0]}"
         )
-    series, follows = split(final)
+    series, follows = split_series(final)
     tasks: dict[str, list[tuple[Series, dict[str, Any]]]] = {}
     for s, style in zip(series, line_styles(series, options.runs), strict=True):
         tasks.setdefault(str(s.runs[0].get(TASK, "?")), []).append((s, style))
@@ -233,7 +182,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         panel = f"task {task}" if len(tasks) > 1 else None
         axes.set_title(panel or "")
         here = [run for s, _ in members for run in s.runs]
-        column = "loss_masked" if masked(here) else "loss"
+        column = "loss_masked" if has_mask_loss(here) else "loss"
         levels += (known := validation_levels(here))
         draw_levels(axes, known, table, panel)
         for s, style in members:
@@ -244,12 +193,12 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             handles.append(Line2D([], [], **style, label=s.label))
             counts += [p.value.n for p in points if p.mark != "diverged"]
             marks |= {p.mark for p in points}
-            record(table, panel, s.label, points)
-        published = overlay(axes, options, "final_loss_vs_depth", table, panel) or published
+            add_points(table, panel, s.label, points)
+        published = draw_reference(axes, options, "final_loss_vs_depth", table, panel) or published
         depth_axis(axes, depths)
         rows = [row for row in table.rows if row.get("panel") == panel]
         _loss_axis([axes], rows, _far_apart(rows))
-        axes.set_ylabel(f"validation loss{where(here)} (nats)")
+        axes.set_ylabel(f"validation loss{mask_note(here)} (nats)")
     if not marks:
         raise NothingMatchedError("no finished run has a finite validation loss")
     handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)

@@ -13,21 +13,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from deepstack.analysis.captions import caption_of, diverged_note, title_of
+from deepstack.analysis.series import Series, choose_series, left_out_note, split_series
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.layers import sides_note
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.series import (
-    Series,
-    caption_of,
-    chosen,
-    left_out,
-    split,
-    title_of,
-)
 from deepstack.plots.style import COLOURS, DASHES, GREY, log_axis, number, round_stride
-from deepstack.plots.values import diverged_seeds, draw_band, log_extent, overlay, say_empty
+from deepstack.plots.values import draw_band, draw_reference, log_extent, write_no_value
 from deepstack.records import Run
 
 MOST_ROWS = 4
@@ -74,15 +68,15 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
     if not usable:
         raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
-    series, follows = split(usable)
+    series, follows = split_series(usable)
     found = {s.label: quantities(s) for s in series}
     if not any(found.values()):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
     # A setting with something to show in every panel comes first, one without any has none.
     whole = [s for s in series if len({symbol for _, symbol in found[s.label]}) == len(WORDS)]
     partly = [s for s in series if found[s.label] and s not in whole]
-    kept, _ = chosen(whole, MOST_ROWS)
-    kept += chosen(partly, MOST_ROWS - len(kept))[0]
+    kept, _ = choose_series(whole, MOST_ROWS)
+    kept += choose_series(partly, MOST_ROWS - len(kept))[0]
     shown = [s for s in series if s in kept]
     page = Page(len(shown), 3, height=1.25)
     table = Table()
@@ -106,10 +100,10 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
         vanished += gaps(label, found[one.label])
         for panel, symbol in zip(axes, WORDS, strict=True):
             if not any(known == symbol for _, known in found[one.label]):
-                say_empty(panel)
+                write_no_value(panel)
         for panel, symbol in zip(axes, WORDS, strict=True):
             name = f"{label}: {symbol}"
-            published = overlay(panel, options, "gradient_ratios", table, name) or published
+            published = draw_reference(panel, options, "gradient_ratios", table, name) or published
     for column, symbol in enumerate(WORDS):
         low, high = log_extent([r for r in table.rows if r["panel"].endswith(f": {symbol}")])
         for panel in page.axes[column::3]:
@@ -120,11 +114,11 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     notes = sides_note(usable) + caption_of(usable, follows)
     if any(len(one.depths) > 1 for one in shown):
         notes.insert(0, "each at its greatest depth")
-    notes = left_out([s.label for s in series if s not in shown]) + notes
+    notes = left_out_note([s.label for s in series if s not in shown]) + notes
     if vanished:
         notes.append(f"no ratio where the gradient is 0: {'; '.join(vanished)}")
     title = "Gradient ratios by layer"
-    notes += diverged_seeds(
+    notes += diverged_note(
         (f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}", s.at(s.depths[-1])) for s in shown
     )
     entries = handles(kinds, sorted(looks[0]), sorted(looks[1]), table)

@@ -8,24 +8,19 @@ from typing import Any
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.losses import final_loss, has_mask_loss, mask_note, validation_levels
+from deepstack.analysis.outcomes import map_cells
+from deepstack.analysis.series import one_run_per_seed
+from deepstack.analysis.settings import depth_of
+from deepstack.analysis.statistics import SOME_DIVERGED, Spread, has_diverged
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid
 from deepstack.plots.frontier import LR, lr_of
-from deepstack.plots.loss import final_loss, masked, validation_levels, where
-from deepstack.plots.outcomes import places
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import caption_of, depth_of, one_a_seed, seeds_note, title_of
 from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
-from deepstack.plots.values import (
-    SOME_DIVERGED,
-    Spread,
-    diverged,
-    draw_band,
-    draw_levels,
-    level_handles,
-    mark_handles,
-)
+from deepstack.plots.values import draw_band, draw_levels, level_handles, mark_handles
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -36,15 +31,15 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
     if len({lr_of(run) for run in final}) < 2:
         raise NothingMatchedError("needs finished runs of two learning rates or more")
-    column = "loss_masked" if masked(final) else "loss"
-    names = places(final, but=[LR])
+    column = "loss_masked" if has_mask_loss(final) else "loss"
+    names = map_cells(final, but=[LR])
     panels: dict[str, dict[int, dict[float, list[Run]]]] = {}
     for run in sorted(final, key=lambda run: (depth_of(run), lr_of(run))):
         place = names[str(run.path)]
         name = ", ".join(part for part in (place.row, place.panel) if part)
         panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
         members = panels[name][depth_of(run)][lr_of(run)]
-        members[:] = one_a_seed([*members, run])
+        members[:] = one_run_per_seed([*members, run])
     unfinished = [name for name, by_depth in panels.items() if not any(
         final_loss(runs, column).n for by_rate in by_depth.values() for runs in by_rate.values())
     ]  # fmt: skip
@@ -62,14 +57,14 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         draw_levels(axes, here, table, panel)
         for depth, by_rate in by_depth.items():
             found = {rate: final_loss(members, column) for rate, members in by_rate.items()}
-            partly = {r for r in found if any(map(diverged, by_rate[r]))}
+            partly = {r for r in found if any(map(has_diverged, by_rate[r]))}
             whole = [r for r in found if found[r].n and r not in partly]
             best = min(whole, key=lambda r: found[r].mean, default=None)
             colour = shade(len(depths) - 1 - depths.index(depth), len(depths))
             draw(axes, found, best, partly, colour)
             counts += [spread.n for spread in found.values() if spread.n]
             for rate, spread in found.items():
-                gone = sum(map(diverged, by_rate[rate]))
+                gone = sum(map(has_diverged, by_rate[rate]))
                 table.add(panel=panel, series=f"N = {depth}", kind="best" if rate == best else
                           "point", x=rate, y=spread.mean, low=spread.low, high=spread.high,
                           n=spread.n, mark=f"{gone} diverged" if gone else None)  # fmt: skip
@@ -81,7 +76,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         log_axis(axes, "x", low, high)
         plain_axis(axes, finite)
         axes.set_xlabel("learning rate")
-        axes.set_ylabel(f"validation loss{where(final)} (nats)")
+        axes.set_ylabel(f"validation loss{mask_note(final)} (nats)")
     page.outer_labels_only()
     handles: list[Handle] = [
         Line2D([], [], marker="o", color=shade(len(depths) - 1 - i, len(depths)), label=f"N = {n}")
@@ -98,7 +93,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         label = f"± 1 standard deviation, {note}"
         handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
     notes = caption_of(final)
-    if gone := sum(map(diverged, final)):
+    if gone := sum(map(has_diverged, final)):
         left = counted("{} diverged runs", gone)
         notes.append(f"left out: {left}; best is among rates without one")
     if unfinished:

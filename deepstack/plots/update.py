@@ -10,67 +10,38 @@ from typing import Any
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.fit import Fit, exponent_title, fit_points
+from deepstack.analysis.series import Series, split_series
+from deepstack.analysis.settings import depth_of
+from deepstack.analysis.statistics import (
+    SATURATED,
+    has_diverged,
+    has_diverged_by,
+    points_of,
+    shared_steps,
+    unrelated_distance,
+    update_column,
+    value_at,
+    with_steps,
+)
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
-from deepstack.plots.fit import Fit, exponent_title, fit_points, record
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.series import (
-    Series,
-    caption_of,
-    depth_of,
-    line_styles,
-    seeds_note,
-    split,
-    title_of,
-)
 from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.values import (
     ALL_DIVERGED,
-    SATURATED,
+    add_points,
     axis_label,
-    diverged,
-    diverged_by,
     draw_points,
-    last_row,
+    draw_reference,
+    line_styles,
     log_extent,
     mark_handles,
-    overlay,
-    points_of,
-    say_empty,
-    shared_steps,
-    with_steps,
+    write_no_value,
 )
 from deepstack.records import Run
-
-
-def normalised(run: Run) -> bool:
-    """Whether F leaves a norm, so that ‖F‖ has a scale of its own."""
-    return bool(run.columns.get("scheme", {}).get("normalised", True))
-
-
-def measure_of(runs: Sequence[Run]) -> str:
-    """The column that compares these runs: relative where one has no last norm."""
-    return "model_update" if all(map(normalised, runs)) else "model_update_rel"
-
-
-def unrelated(run: Run, column: str) -> float:
-    """How far two unrelated states are apart; infinite where F has no scale of its own."""
-    if not normalised(run):
-        return math.inf
-    if column == "model_update_rel":
-        return math.sqrt(2)
-    return math.sqrt(2) * float(run.columns.get("f0_norm", math.inf))
-
-
-def value_at(run: Run, column: str, step: int) -> float | None:
-    """The value at a step; of a run that had diverged by then, the last finite one before it."""
-    rows = run.steps[run.steps["step"] <= step]
-    if diverged_by(run, step):
-        return last_row(rows, [column])
-    if not len(rows) or rows["step"].iloc[-1] != step:
-        return None
-    return float(rows[column].iloc[-1])
 
 
 @chart("update_vs_depth")
@@ -80,7 +51,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({depth_of(run) for run in runs})
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
-    shared = shared_steps([run for run in runs if not diverged(run)] or runs)
+    shared = shared_steps([run for run in runs if not has_diverged(run)] or runs)
     if options.at_step is not None and not any(
         options.at_step in run.steps["step"].to_numpy() for run in runs
     ):
@@ -89,16 +60,16 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("the runs share no step")
     last = shared[-1] if options.at_step is None else options.at_step
     steps = sorted({1, last})
-    series, follows = split(runs)
-    column = measure_of(runs)
+    series, follows = split_series(runs)
+    column = update_column(runs)
     lines = [
         [
             points_of(
                 s.depths,
                 s.at,
                 partial(value_at, column=column, step=step),
-                lambda run: SATURATED * unrelated(run, column),
-                partial(diverged_by, step=step),
+                lambda run: SATURATED * unrelated_distance(run, column),
+                partial(has_diverged_by, step=step),
             )
             for s in series
         ]
@@ -107,7 +78,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     styles = line_styles(series, options.runs)
     table = Table()
     page = Page(1, len(steps), height=1.9)
-    levels = _distinct([unrelated(run, column) for run in runs])
+    levels = _distinct([unrelated_distance(run, column) for run in runs])
     published: list[Handle] = []
     for i, (axes, step) in enumerate(zip(page.axes, steps, strict=True)):
         panel = f"step {step}"
@@ -119,10 +90,10 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         for s, points, fit, style in zip(series, lines[i], fits, styles, strict=True):
             drawable = [p for p in points if p.value.mean > 0]
             draw_points(axes, drawable, style)
-            record(table, panel, s.label, drawable, fit)
+            add_points(table, panel, s.label, drawable, fit)
         if not any(row["kind"] == "point" and row["panel"] == panel for row in table.rows):
-            say_empty(axes)
-        published = overlay(axes, options, "update_vs_depth", table, panel) or published
+            write_no_value(axes)
+        published = draw_reference(axes, options, "update_vs_depth", table, panel) or published
         depth_axis(axes, depths)
         page.legend_below(i, _entries(series, fits, styles), exponent_title(fits))
     if not any(row["kind"] == "point" for row in table.rows):
@@ -153,7 +124,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if any(p.value.mean == 0 for row in lines for points in row for p in points):
         notes.append("zeros are not drawn")
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        but = ", but for those that diverged" if any(map(diverged, runs)) else ""
+        but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
         notes.append(f"step {last} is the last one that all runs share{but}")
     title = "Model update against depth"
     figure = page.finish(title, title_of(runs, series), notes, handles + published)
@@ -164,8 +135,8 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Model update against the step, from the first step on."""
     runs = with_steps(runs)
-    column = measure_of(runs)
-    levels = _distinct([unrelated(run, column) for run in runs])
+    column = update_column(runs)
+    levels = _distinct([unrelated_distance(run, column) for run in runs])
 
     def prepare(panel: Panel) -> None:
         for level in levels:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from deepstack.errors import NothingMatchedError
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.series import Series, is_ordered, split_series
+from deepstack.analysis.statistics import SOME_DIVERGED, Point
 from deepstack.plots.chart import Options, Table
 from deepstack.plots.page import Handle, typeset
-from deepstack.plots.style import DIVERGED_MARKER, GREY, extent
+from deepstack.plots.style import DIVERGED_MARKER, GREY, extent, line_style
 from deepstack.records import Run
-from deepstack.records.cells import counted
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import ArrayLike
 
-# Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
-# state has lost most of what it was, and an update can hardly grow any more.
-SATURATED = 0.3
-SOME_DIVERGED = "some diverged"
 ALL_DIVERGED = "all seeds diverged: last finite value"
 
 LEVELS: dict[str, tuple[str, Any]] = {
@@ -34,105 +29,6 @@ LEVELS: dict[str, tuple[str, Any]] = {
     "uniform_entropy": ("uniform guess", (0, (5, 1.4, 1.2, 1.4))),
     "bayes_loss": ("Bayes optimum", "-"),
 }
-
-
-class Spread(NamedTuple):
-    """Mean over n seeds and mean ± one standard deviation; one seed has no spread."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
-class Point:
-    """The seeds of one series at one depth: what is drawn there, its mark if it has one, and the
-    finite values that it is drawn of."""
-
-    depth: int
-    value: Spread
-    mark: str
-    by_seed: dict[int, float] = field(default_factory=dict)
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    found = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
-    if not len(found):
-        return Spread(math.nan, math.nan, math.nan, 0)
-    mean = float(found.mean())
-    if len(found) == 1:
-        return Spread(mean, math.nan, math.nan, 1)
-    deviation = float(found.std(ddof=1))
-    return Spread(mean, mean - deviation, mean + deviation, len(found))
-
-
-def diverged(run: Run) -> bool:
-    return run.state == "diverged"
-
-
-def diverged_by(run: Run, step: int) -> bool:
-    """Whether a run had diverged when this step was made: the last of its rows is where it did."""
-    return diverged(run) and int(run.steps["step"].iloc[-1]) <= step
-
-
-def diverged_seeds(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
-    """A note on which of some means, by name, have seeds that diverged."""
-    said = []
-    for name, runs in shown:
-        if gone := sum(map(diverged, runs)):
-            said.append(f"{name} ({gone} of {counted('{} seeds', len(runs))})")
-    return [f"diverged: {'; '.join(said)}"] if said else []
-
-
-def with_steps(runs: Sequence[Run]) -> list[Run]:
-    """The runs that have made a step. Raises NothingMatchedError when there is none."""
-    found = [run for run in runs if len(run.steps)]
-    if not found:
-        raise NothingMatchedError("no run has a step in steps.csv yet")
-    return found
-
-
-def shared_steps(runs: Sequence[Run]) -> list[int]:
-    """The steps that all these runs have a row for."""
-    shared = set(runs[0].steps["step"].tolist())
-    for run in runs[1:]:
-        shared &= set(run.steps["step"].tolist())
-    return sorted(int(step) for step in shared)
-
-
-def points_of(
-    depths: Sequence[int],
-    members: Callable[[int], list[Run]],
-    value: Callable[[Run], float | None],
-    ceiling: Callable[[Run], float] = lambda _: math.inf,
-    gone: Callable[[Run], bool] = diverged,
-) -> list[Point]:
-    """The mean over the seeds of each depth that are not `gone`; where the value is None, of the
-    others.
-
-    A point is marked where some seeds are gone, and saturated when it lies above `ceiling`.  Where
-    all are gone it is diverged: their last finite values, if `value` has them, and no mean of
-    measurements.
-    """
-    points = []
-    for depth in depths:
-        there = members(depth)
-        whole = [run for run in there if not gone(run)]
-        found = [(run, v) for run in whole or there if (v := value(run)) is not None]
-        mean = spread_of([v for _, v in found])
-        if not mean.n:
-            continue
-        mark = ""
-        if not whole:
-            mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
-        elif len(whole) < len(there):
-            mark = SOME_DIVERGED
-        elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
-            mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in found if math.isfinite(v)}
-        points.append(Point(depth, mean, mark, by_seed))
-    return points
 
 
 def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
@@ -178,7 +74,7 @@ def log_extent(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return extent([*middle, *(max(edge, least) for edge in edges if math.isfinite(edge))])
 
 
-def say_empty(axes: Axes) -> None:
+def write_no_value(axes: Axes) -> None:
     """Words in a panel that has nothing to draw."""
     axes.text(0.5, 0.5, "no value", color=GREY, ha="center", transform=axes.transAxes)
 
@@ -210,19 +106,6 @@ def axis_label(runs: Sequence[Run], name: str, words: str) -> str:
     return words
 
 
-def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
-    """The levels of these runs, name and value: one a distinct value, at most three a name."""
-    levels: list[tuple[str, float]] = []
-    for name in names:
-        found: list[float] = []
-        for run in runs:
-            value = _reference(run, name)
-            if value is not None and not any(abs(v / value - 1) < 0.01 for v in found if value):
-                found.append(value)
-        levels += [(name, value) for value in found[:3]]
-    return levels
-
-
 def draw_levels(
     axes: Axes, levels: Sequence[tuple[str, float]], table: Table, panel: str | None
 ) -> None:
@@ -250,7 +133,7 @@ def level_handles(levels: Sequence[tuple[str, float]]) -> list[Handle]:
     ]
 
 
-def overlay(
+def draw_reference(
     axes: Axes, options: Options, chart: str, table: Table, panel: str | None
 ) -> list[Handle]:
     """Published values on top of the runs' own, as crosses; their legend entries."""
@@ -277,19 +160,40 @@ def overlay(
     return handles
 
 
-def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
-    """The last finite value of the first of these columns that has one."""
-    for name in names:
-        if name in table:
-            found = table[name].to_numpy(dtype=float)
-            found = found[np.isfinite(found)]
-            if len(found):
-                return float(found[-1])
-    return None
+def line_styles(series: Sequence[Series], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Colour, line and marker of each series: those that it has among all runs of the folder.
+
+    A chart that can show some of the runs only gives none of them another's colour.
+    """
+    every = split_series(runs)[0]
+    home = {run: i for i, s in enumerate(every) for run in s.runs}
+    places = [home.get(s.runs[0], -1) for s in series]
+    if -1 in places or len(set(places)) < len(series):  # here something else tells them apart
+        every, places = list(series), list(range(len(series)))
+    return [line_style(i, len(every), is_ordered(every)) for i in places]
 
 
-def _reference(run: Run, name: str) -> float | None:
-    if name == "bayes_loss" and "optimal_loss" in run.evals:
-        return last_row(run.evals, ["optimal_loss"])
-    value = run.columns.get("references", {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else None
+def add_points(
+    table: Table,
+    panel: str | None,
+    series: str,
+    points: Sequence[Point],
+    fit: Fit | None = None,
+) -> None:
+    """The rows of one line, and of its fit."""
+    for point in points:
+        mean, low, high, n = point.value
+        table.add(
+            panel=panel, series=series, kind="point", x=point.depth, y=mean, low=low, high=high,
+            n=n, mark=point.mark or None,
+        )  # fmt: skip
+    add_fit(table, panel, series, fit)
+
+
+def add_fit(table: Table, panel: str | None, series: str, fit: Fit | None) -> None:
+    """The row of a fit, if there is one."""
+    if fit is not None:
+        table.add(
+            panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
+            standard_error=fit.standard_error, seeds=fit.seeds,
+        )  # fmt: skip

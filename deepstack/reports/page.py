@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from deepstack.analysis.captions import title_of
+from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.series import split_series
+from deepstack.analysis.settings import TASK
+from deepstack.analysis.statistics import update_column
+from deepstack.analysis.studies import find_studies
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.draw import attempt, numbers, picture, read_reference, studies_in
-from deepstack.plots.series import TASK, split, title_of
-from deepstack.plots.update import measure_of
+from deepstack.plots.draw import csv_bytes, read_reference, render, try_chart
 from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.run import NOT_THE_EXPERIMENT
-from deepstack.reports.comparison import comparisons
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
@@ -101,7 +104,7 @@ def report(
     path = Path(folders[0]) / "report.html" if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
-    studies, skipped = studies_in(folders)
+    studies, skipped = find_studies(folders)
     whole = {study: runs for study, runs in studies.items() if runs}
     if not whole:
         raise ResourceError("\n".join(skipped))
@@ -113,7 +116,7 @@ def report(
         asked = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
         for chart in dict.fromkeys([*FIRST, *CHARTS]):
             say(f"{name}: {chart}")
-            found = attempt(chart, CHARTS[chart], runs, asked)
+            found = try_chart(chart, CHARTS[chart], runs, asked)
             if isinstance(found, Chart):
                 section.pictures.append(picture_of(chart, found))
                 continue
@@ -150,14 +153,14 @@ def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, 
     states = Counter(run.state for run in runs)
     return Section(
         name=name,
-        title=title_of(runs, split(runs)[0]),
+        title=title_of(runs, split_series(runs)[0]),
         states=", ".join(f"{number} {state}" for state, number in states.most_common()),
         rows=rows,
         runs=listed,
         environments=environments(runs),
         shared=shared(runs),
         example=shlex.quote(str(runs[0].path)),
-        measure="‖ΔF‖" if measure_of(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
+        measure="‖ΔF‖" if update_column(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
         notes=notes_on(runs),
     )
 
@@ -208,8 +211,8 @@ def picture_of(name: str, chart: Chart) -> Picture:
     return Picture(
         name=name,
         title=chart.title,
-        svg=address("image/svg+xml", picture(chart, "svg")),
-        csv=address("text/csv", numbers(chart)),
+        svg=address("image/svg+xml", render(chart, "svg")),
+        csv=address("text/csv", csv_bytes(chart)),
         width=round(float(chart.figure.get_figwidth()) * PIXELS),
     )
 

@@ -1,4 +1,4 @@
-"""Powers of depth: the line through points in logarithms, and how sure its slope is."""
+"""Fits powers of depth: least squares in logarithms, with a standard error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepstack.plots.chart import Table
-from deepstack.plots.values import Point
+from deepstack.analysis.statistics import Point
 
 
 class Fit(NamedTuple):
@@ -97,29 +96,3 @@ def exponent_title(fits: Sequence[Fit | None]) -> str:
     if 1 in seeds:
         return "exponent of N, ± standard error over seeds or of the line"
     return f"exponent of N, ± standard error over {'–'.join(map(str, sorted(seeds)))} seeds"
-
-
-def record(
-    table: Table,
-    panel: str | None,
-    series: str,
-    points: Sequence[Point],
-    fit: Fit | None = None,
-) -> None:
-    """The rows of one line, and of its fit."""
-    for point in points:
-        mean, low, high, n = point.value
-        table.add(
-            panel=panel, series=series, kind="point", x=point.depth, y=mean, low=low, high=high,
-            n=n, mark=point.mark or None,
-        )  # fmt: skip
-    add_fit(table, panel, series, fit)
-
-
-def add_fit(table: Table, panel: str | None, series: str, fit: Fit | None) -> None:
-    """The row of a fit, if there is one."""
-    if fit is not None:
-        table.add(
-            panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,
-            standard_error=fit.standard_error, seeds=fit.seeds,
-        )  # fmt: skip

@@ -11,27 +11,24 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from deepstack.config.write import one_line
-from deepstack.errors import ConfigError, ResourceError
-from deepstack.plots.draw import studies_in
-from deepstack.plots.loss import final_value, masked
-from deepstack.plots.outcomes import loss_and_floor, outcome
-from deepstack.plots.series import (
+from deepstack.analysis.captions import depth_words
+from deepstack.analysis.losses import final_value, has_mask_loss
+from deepstack.analysis.outcomes import loss_and_floor, outcome
+from deepstack.analysis.series import Series, one_run_per_seed, split_series
+from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
     SEED,
-    Series,
     depth_of,
-    depth_words,
     determines,
-    differing,
-    one_a_seed,
     owner_of,
-    setting,
-    split,
+    setting_value,
+    varying_settings,
 )
-from deepstack.plots.update import measure_of, value_at
-from deepstack.plots.values import Spread, spread_of
+from deepstack.analysis.statistics import Spread, spread_of, update_column, value_at
+from deepstack.analysis.studies import find_studies
+from deepstack.config.write import one_line
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run
 from deepstack.registry import unknown
 
@@ -88,7 +85,7 @@ def compare(
     import pandas as pd
 
     folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
-    studies, skipped = studies_in(folders)
+    studies, skipped = find_studies(folders)
     whole = {study: runs for study, runs in studies.items() if runs}
     if not whole:
         raise ResourceError("\n".join(skipped))
@@ -110,7 +107,7 @@ def comparisons(
 ) -> dict[Path, list[dict[str, Any]]]:
     """The rows of each study.  One in which the baseline is not, or a key does not vary, has rows
     without them; where that is so in all of them, ConfigError."""
-    vary = {study: differing(runs) for study, runs in studies.items()}
+    vary = {study: varying_settings(runs) for study, runs in studies.items()}
     for key in best:
         if not any(key in keys for keys in vary.values()):
             every = dict.fromkeys(key for keys in vary.values() for key in keys)
@@ -134,13 +131,13 @@ def comparison(
     """The rows of `compare` for the runs of one study."""
     chosen = [
         (label_of(s), choice)
-        for s in split(runs, but=best)[0]
+        for s in split_series(runs, but=best)[0]
         for depth in s.depths
         for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
     ]
     taken = [run for _, choice in chosen for run in choice.runs]
     base = None if against is None else Baseline(taken, against, best)
-    measure = measure_of(runs)
+    measure = update_column(runs)
     rows = []
     for label, choice in chosen:
         there, column = choice.runs, column_of(choice.runs)
@@ -187,8 +184,8 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     """The runs of one setting and depth at the values of these keys that do best, one a seed."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(one_line(setting(run, key)) for key in keys), []).append(run)
-    groups = {values: one_a_seed(members) for values, members in groups.items()}
+        groups.setdefault(tuple(one_line(setting_value(run, key)) for key in keys), []).append(run)
+    groups = {values: one_run_per_seed(members) for values, members in groups.items()}
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
     column = column_of(runs)
@@ -203,15 +200,18 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     found = groups[min(losses, key=lambda values: losses[values])]
     edges = []
     for key in keys:
-        tried = [value for run in runs if isinstance(value := setting(run, key), int | float)]
-        if len(set(tried)) > 1 and (own := setting(found[0], key)) in (min(tried), max(tried)):
+        tried = [value for run in runs if isinstance(value := setting_value(run, key), int | float)]
+        if len(set(tried)) > 1 and (own := setting_value(found[0], key)) in (
+            min(tried),
+            max(tried),
+        ):
             edges.append("lowest" if own == min(tried) else "highest")
-    return Choice(found, {k: setting(found[0], k) for k in keys}, ", ".join(edges))
+    return Choice(found, {k: setting_value(found[0], k) for k in keys}, ", ".join(edges))
 
 
 def column_of(runs: Sequence[Run]) -> str:
     """The validation loss where [MASK] is shown, if all of them have it."""
-    return "loss_masked" if masked(runs) else "loss"
+    return "loss_masked" if has_mask_loss(runs) else "loss"
 
 
 def loss_of(runs: Sequence[Run], column: str) -> Spread:
@@ -240,10 +240,10 @@ class Baseline:
     def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
         key, _, value = against.rpartition("=")
         self.key = key or SCHEME
-        varying = [name for name in differing(runs) if name not in chosen]
+        varying = [name for name in varying_settings(runs) if name not in chosen]
         if self.key not in varying:
             raise ConfigError(f"against: {unknown('key', self.key, varying)}, which vary")
-        words = {one_line(setting(run, self.key)): run for run in runs}
+        words = {one_line(setting_value(run, self.key)): run for run in runs}
         if value not in words:
             raise ConfigError(f"against: {unknown(self.key, value, words)}")
         kept = [k for k in varying if k != self.key and owner_of(k) != self.key]
@@ -254,12 +254,12 @@ class Baseline:
         self.runs = {
             self.place(run): run
             for run in runs
-            if one_line(setting(run, self.key)) == value and run.state == "done"
+            if one_line(setting_value(run, self.key)) == value and run.state == "done"
         }
 
     def place(self, run: Run) -> tuple[str, ...]:
         """What a run and its partner have in common."""
-        return tuple(repr(setting(run, key)) for key in self.keys)
+        return tuple(repr(setting_value(run, key)) for key in self.keys)
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
         """Of runs that are done: the final validation loss minus the partner's."""

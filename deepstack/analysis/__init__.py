@@ -1,0 +1,1 @@
+"""Statistics of runs for charts, `compare` and reports: pandas and numpy, no matplotlib."""

@@ -1,0 +1,164 @@
+"""Titles and captions: the settings that the runs of a figure share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.analysis.series import Series
+from deepstack.analysis.settings import (
+    DEPTH,
+    OBSERVATION,
+    SCHEME,
+    SEED,
+    TASK,
+    _hashable,
+    depth_of,
+    scheme_label,
+    setting_value,
+    short_key,
+    value_text,
+    varying_settings,
+)
+from deepstack.analysis.statistics import has_diverged
+from deepstack.records import ENDED, Run, varying
+from deepstack.records.cells import counted
+
+# What a title or the beginning of a caption says.
+SAID = {
+    "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
+    "model.n_heads", "model.d_ff", "train.batch_size", "train.optimizer", "train.lr",
+    "train.schedule", "train.warmup_steps", "train.clip",
+}  # fmt: skip
+
+
+SAID_SECTIONS = ("train.lr_factors", "train.trainable")
+
+
+FORMS = {
+    "model.family": "{}",
+    "model.activation": "{}",
+    "model.norm.kind": "{} norm",
+    "model.init.distribution": "init {}",
+    "train.precision": "{}",
+    "train.steps": "{} steps",
+}
+
+
+def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
+    """What was run: `DeepNorm, Post-LN on text, N = 6 to 1000, 3 seeds`."""
+    labels = list(dict.fromkeys(scheme_label(run) for run in runs))
+    schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
+    tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
+    words = f"{schemes} on {', '.join(tasks)}"
+    depths = [words.replace(" ", "\u00a0") for words in depth_words(runs)]
+    words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
+    seeds = {run.get(SEED, 0) for run in runs}
+    words += f", {len(seeds)}\u00a0seeds" if len(seeds) > 1 else ""
+    return words + (f", {len(series)} settings" if len(series) > len(labels) else "")
+
+
+def depth_words(runs: Sequence[Run]) -> list[str]:
+    """The depths of these runs, `6`, or `20 + 5` where there are an encoder and a decoder."""
+    found = set()
+    for run in runs:
+        both = run.get("model.family") == "encoder_decoder"
+        decoder = [int(run.get("model.decoder_depth") or depth_of(run))] if both else []
+        found.add((depth_of(run), *decoder))
+    return [" + ".join(map(str, depths)) for depths in sorted(found)]
+
+
+def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
+    """What all runs share, for the caption, what follows depth, and how many have not ended.
+
+    Width, batch and rate are always said, of the rest what is not the default.
+    """
+    different = set(varying(runs))
+
+    def value(key: str) -> str | None:
+        found = runs[0].get(key)
+        return None if key in different or found is None else value_text(found)
+
+    width = _join(
+        (value("model.d_model"), "d_model {}"),
+        (value("model.n_heads"), "n_heads {}"),
+        (value("model.d_ff"), "d_ff {}"),
+    )
+    size, tokens = value("train.batch_size"), value("task.seq_len")
+    batch = _join((size, "batch {}"), (tokens, "× {} tokens" if size else "sequences of {} tokens"))
+    rate = _join(
+        (value("train.optimizer"), "{}"),
+        (value("train.lr"), "lr {}"),
+        (value("train.schedule"), "{} schedule"),
+        (value("train.warmup_steps"), "{} warm-up steps"),
+    )
+    items = [width, batch.replace(", ×", " ×"), rate]
+    if "train.clip" in runs[0].flat_config and "train.clip" not in different:
+        clip = runs[0].get("train.clip")
+        items.append("no clip" if clip is None else f"clip {value_text(clip)}")
+    factors = runs[0].get("train.lr_factors") or {}
+    if factors and not any(key.startswith("train.lr_factors") for key in different):
+        words = ", ".join(f"{role} × {value_text(f)}" for role, f in factors.items())
+        items.append(f"lr of {words}")
+    roles = runs[0].get("train.trainable", "all")
+    if roles != "all" and not any(key.startswith("train.trainable") for key in different):
+        items.append(f"trained: {' '.join(map(str, roles))}")
+    for key in _set_otherwise(runs[0]):
+        if key not in different:
+            form = FORMS.get(key, f"{short_key(key)} {{}}")
+            # Of a file its name, not where it lies.
+            items.append(counted(form, value_text(runs[0].flat_config[key]).rpartition("/")[2]))
+    items += [f"{short_key(key)} follows N" for key in follows]
+    if left := _repeated(runs):
+        items.append(f"left out: {counted('{} runs', left)} with the seed of another")
+    if going := sum(run.state not in ENDED for run in runs):
+        items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
+    # A line may end after a comma; a name and its value stay together.
+    return [re.sub("(?<!,) ", "\u00a0", item) for item in items if item]
+
+
+def _join(*parts: tuple[str | None, str]) -> str:
+    return ", ".join(counted(form, value) for value, form in parts if value is not None)
+
+
+def _repeated(runs: Sequence[Run]) -> int:
+    """How many runs have setting, depth and seed of another."""
+    keys = [DEPTH, SEED, *varying_settings(runs)]
+    return len(runs) - len({tuple(_hashable(setting_value(run, k)) for k in keys) for run in runs})
+
+
+def _set_otherwise(run: Run) -> list[str]:
+    """The settings of a run that change what is computed, are not the default and not said yet."""
+    usual = _usual() | run.columns.get("defaults", {})
+    skipped = (*OBSERVATION, *SAID_SECTIONS, "runtime.")
+    return [
+        key
+        for key, value in run.flat_config.items()
+        if key not in SAID and not key.startswith(skipped)
+        if value not in (None, "", {}) and value != usual.get(key)
+    ]
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return conf.values(conf.Config())
+
+
+def seeds_note(counts: Iterable[int]) -> str:
+    """How many seeds a band stands on."""
+    found = sorted(set(counts))
+    if not found or found[-1] == 1:
+        return ""
+    return f"n = {found[0]}" if len(found) == 1 else f"n = {found[0]} to {found[-1]}"
+
+
+def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
+    """A note on which of some means, by name, have seeds that diverged."""
+    said = []
+    for name, runs in shown:
+        if gone := sum(map(has_diverged, runs)):
+            said.append(f"{name} ({gone} of {counted('{} seeds', len(runs))})")
+    return [f"diverged: {'; '.join(said)}"] if said else []

@@ -1,0 +1,72 @@
+"""Validation losses of runs, and the reference losses that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepstack.analysis.statistics import Spread, has_diverged, last_row, spread_of
+from deepstack.records import Run
+
+ON_MASK = " on [MASK]"
+
+
+def has_mask_loss(runs: Sequence[Run]) -> bool:
+    """Whether all runs measured the validation loss where [MASK] is shown."""
+    measured = [run for run in runs if len(run.evals)]
+    return bool(measured) and all(
+        last_row(run.evals, ["loss_masked"]) is not None for run in measured
+    )
+
+
+def mask_note(runs: Sequence[Run]) -> str:
+    """Words for the positions of the loss, where these are not all that is predicted."""
+    evals = [run.evals for run in runs if len(run.evals)]
+    parts = any(last_row(rows, ["loss"]) != last_row(rows, ["loss_masked"]) for rows in evals)
+    return ON_MASK if has_mask_loss(runs) and parts else ""
+
+
+def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """What the validation loss is compared with: on [MASK] alone nothing can be copied."""
+    first = "unigram_entropy" if has_mask_loss(runs) else "context_free_entropy"
+    found = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
+    return found or reference_levels(runs, ["unigram_entropy"])
+
+
+def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """What the training loss, over all predicted positions, is compared with."""
+    found = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
+    unigram = reference_levels(runs, ["unigram_entropy"])
+    # Where all that is predicted shows [MASK] the two are one level: one line, one name.
+    same = {value for _, value in found} == {value for _, value in unigram}
+    return unigram if same or not found else found
+
+
+def final_value(run: Run, column: str) -> float | None:
+    """The last finite validation loss."""
+    return last_row(run.evals, [column])
+
+
+def final_loss(runs: Sequence[Run], column: str) -> Spread:
+    """The mean over the seeds that did not diverge: those have no final loss."""
+    found = [final_value(run, column) for run in runs if not has_diverged(run)]
+    return spread_of([loss for loss in found if loss is not None])
+
+
+def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
+    """The levels of these runs, name and value: one a distinct value, at most three a name."""
+    levels: list[tuple[str, float]] = []
+    for name in names:
+        found: list[float] = []
+        for run in runs:
+            value = _reference(run, name)
+            if value is not None and not any(abs(v / value - 1) < 0.01 for v in found if value):
+                found.append(value)
+        levels += [(name, value) for value in found[:3]]
+    return levels
+
+
+def _reference(run: Run, name: str) -> float | None:
+    if name == "bayes_loss" and "optimal_loss" in run.evals:
+        return last_row(run.evals, ["optimal_loss"])
+    value = run.columns.get("references", {}).get(name)
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,160 @@
+"""Judges runs as trained, stalled, above or diverged, and places them in maps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deepstack.analysis.series import one_run_per_seed
+from deepstack.analysis.settings import (
+    DATA,
+    DEPTH,
+    SCHEME,
+    TASK,
+    owners_to_label,
+    scheme_label,
+    setting_label,
+    setting_value,
+    varying_settings,
+)
+from deepstack.analysis.statistics import last_row
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
+
+OUTCOMES = ("trained", "stalled", "above", "diverged")
+# Nats between a loss and the unigram's on the same positions that count as a difference.
+CLEAR = 0.1
+
+
+OPTION = "model.scheme_options."
+
+
+def margin(run: Run) -> float | None:
+    """L - L_0: the final validation loss minus what a predictor without context pays, in nats.
+
+    None without an evaluation or anything to compare with.
+    """
+    loss, floor = loss_and_floor(run)
+    return None if loss is None or floor is None else loss - floor
+
+
+def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
+    """L and L_0: the final validation loss, and what a predictor without context pays, in nats.
+
+    L is taken where [MASK] is shown, L_0 is the unigram's loss on the same positions, of the same
+    row of evals.csv.  A run that has no such column, or no [MASK], is compared with the entropies
+    that it states.  None for what a run does not have.
+    """
+    if not len(run.evals):
+        return None, None
+    row = run.evals.iloc[[-1]]
+    stated = run.columns.get("references", {})
+    loss = last_row(row, ["loss_masked"])
+    if loss is not None:
+        floor = last_row(row, ["unigram_loss"]) or stated.get("unigram_entropy")
+    else:
+        loss = last_row(row, ["loss"])
+        floor = stated.get("context_free_entropy") or stated.get("uniform_entropy")
+    return loss, None if floor is None else float(floor)
+
+
+def outcome(run: Run) -> str | None:
+    """One of OUTCOMES for a run that came to its end, None for one that did not."""
+    if run.state == "diverged":
+        return "diverged"
+    difference = margin(run) if run.state == "done" else None
+    if difference is None:
+        return None
+    if difference < -CLEAR:
+        return "trained"
+    return "stalled" if difference <= CLEAR else "above"
+
+
+class MapCell(NamedTuple):
+    """Where a run stands in a map: its panel's name, its row's, and what panels are sorted by."""
+
+    panel: str
+    row: str
+    order: tuple[tuple[bool, float, str], ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The seeds of one cell: their outcomes, and their distances from the unigram in nats.
+
+    A seed that diverged has no distance: its last evaluation was before it did.
+    """
+
+    outcomes: tuple[str, ...]
+    margins: tuple[float | None, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many seeds have each outcome, in the order of OUTCOMES; zeros left out."""
+        found = Counter(self.outcomes)
+        return {name: found[name] for name in OUTCOMES if found[name]}
+
+    @property
+    def all_trained(self) -> bool:
+        return set(self.outcomes) == {"trained"}
+
+
+def cell_of(runs: Sequence[Run]) -> Cell:
+    """The cell of runs that have an outcome each."""
+    runs = one_run_per_seed(runs)
+    return Cell(
+        tuple(outcome(run) or "" for run in runs),
+        tuple(margin(run) if run.state == "done" else None for run in runs),
+    )
+
+
+def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have an outcome. Raises NothingMatchedError when there is none."""
+    found = [run for run in runs if outcome(run)]
+    if not found:
+        raise NothingMatchedError(
+            "no finished run has a validation loss that can be compared with a unigram's"
+        )
+    return found
+
+
+def map_cells(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, MapCell]:
+    """Panel and row of each run, by its name.
+
+    A row is a scheme, and its options where it has several.  A panel is what else varies besides
+    depth, seed and the keys in `but`, and does not follow from scheme, depth and these: a learning
+    rate that was chosen for each scheme makes no panel.  A task, or other data, always does.
+    """
+    import pandas as pd
+
+    names = [key for key in varying_settings(runs) if key not in (SCHEME, *but)]
+    keys = [DEPTH, SCHEME, *but, *names]
+    frame = pd.DataFrame([[repr(setting_value(run, k)) for k in keys] for run in runs])
+    frame.columns = pd.Index(keys)
+    options = [key for key in names if key.startswith(OPTION)]
+    given = [DEPTH, SCHEME, *but, *options]
+    for key in names:
+        varies = frame.groupby(given)[key].nunique().max() > 1
+        if key not in options and (varies or key in (TASK, DATA)):
+            given.append(key)
+    panels = [key for key in given if key in names and key not in options]
+    told = {key: owners_to_label(key, runs) for key in options}
+
+    found = {}
+    for run in runs:
+        own = [key for key in options if run.get(SCHEME) in told[key]]
+        found[str(run.path)] = MapCell(
+            ", ".join(setting_label(run, key) for key in panels),
+            ", ".join([scheme_label(run), *(setting_label(run, key) for key in own)]),
+            tuple(_order(setting_value(run, key)) for key in panels),
+        )
+    return found
+
+
+def _order(value: object) -> tuple[bool, float, str]:
+    """Numbers by size, and before everything else."""
+    if isinstance(value, int | float):
+        return (False, float(value), "")
+    return (True, 0.0, str(value))

@@ -1,0 +1,166 @@
+"""Groups runs into series: the runs that differ in depth and seed only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepstack.analysis.settings import (
+    DATA,
+    DEPTH,
+    SCHEME,
+    SEED,
+    TASK,
+    _hashable,
+    depth_of,
+    determines,
+    owner_of,
+    owners_to_label,
+    scheme_label,
+    setting_label,
+    setting_value,
+    varying_settings,
+)
+from deepstack.records import ENDED, Run
+
+# Schemes that stay in a figure which has no room for all.
+COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
+
+
+MOST_NAMES = 12
+
+
+# These mark different experiments even where each depth happens to have only one of them.
+NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK, DATA)
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs that differ in depth and seed only: one line of a chart.
+
+    label: what tells it from the others. numeric: the one number that does, if it is one.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    numeric: float | None = None
+
+    @property
+    def depths(self) -> list[int]:
+        return sorted({depth_of(run) for run in self.runs})
+
+    def at(self, depth: int) -> list[Run]:
+        """Its runs of one depth, by seed, one a seed."""
+        found = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
+        return sorted(found, key=lambda run: int(run.get(SEED, 0)))
+
+
+def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
+    """Of runs of one setting and depth one a seed: the last that came to an end, or else the last.
+
+    A run that was only looked at otherwise is no further sample of what is averaged.
+    """
+    ended = sorted(runs, key=lambda run: run.state in ENDED)
+    return list({run.get(SEED): run for run in ended}.values())
+
+
+def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:
+    """One series for each value of what varies besides depth and seed, and what follows depth.
+
+    A key that others determine does not split, but a label says it (a learning rate chosen for
+    each scheme; d_ff, which follows d_model, goes without saying).  One that depth determines (a
+    learning rate chosen for each depth) does not split either and is named in the second list.
+    Keys in `but` never split.
+    """
+    keys = sorted(
+        (k for k in varying_settings(runs) if k not in but), key=lambda key: key != SCHEME
+    )
+    kept: list[str] = []
+    for key in keys:
+        if not determines(kept, key, runs):
+            kept.append(key)
+    said = [key for key in keys if key not in kept and key != "model.d_ff"]
+    follows: list[str] = []
+    for key in reversed(kept.copy()):
+        others = [k for k in kept if k != key]
+        if not key.startswith(NEVER_FOLLOWS_DEPTH) and determines([DEPTH, *others], key, runs):
+            kept.remove(key)
+            follows.append(key)
+    told = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(_hashable(setting_value(run, k)) for k in kept), []).append(run)
+    series = []
+    for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
+        members = groups[values]
+        first = members[0]
+        # An option of another scheme says nothing about this one, and a default nothing new.
+        own = [k for k in (*kept, *said) if k not in told or first.get(str(owner_of(k))) in told[k]]
+        parts = [scheme_label(first) if key == SCHEME else setting_label(first, key) for key in own]
+        number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
+        label = ", ".join(parts) or scheme_label(first)
+        series.append(Series(label, tuple(members), number))
+    return series, follows
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return (1, float(value), "")
+    return (0 if value is None else 2, 0.0, str(value))
+
+
+def is_ordered(series: Sequence[Series]) -> bool:
+    """Whether one number tells each of the series from the others."""
+    return all(s.numeric is not None for s in series)
+
+
+def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str]]:
+    """At most `limit` of the series, and a note that names the others.
+
+    Of names those that others are compared with stay; numbers, and the rest, are taken evenly.
+    """
+    first = [s for s in series if s.numeric is None and s.runs[0].get(SCHEME) in COMPARED_WITH]
+    first = first if len(first) <= limit else []
+    others = evenly_spaced([s for s in series if s not in first], limit - len(first))
+    kept = [s for s in series if s in first or s in others]
+    return kept, left_out_note([s.label for s in series if s not in kept])
+
+
+def choose_panels(
+    series: Sequence[Series], limit: int
+) -> tuple[list[tuple[str, list[Run]]], list[str]]:
+    """What has a panel of its own, label and runs, and notes on what has none.
+
+    Of one setting every depth; of several each at its greatest depth, named where there are others.
+    """
+    if len(series) == 1:
+        depths = series[0].depths
+        notes = [f"{limit} of {len(depths)} depths"] if len(depths) > limit else []
+        return [(f"N = {n}", series[0].at(n)) for n in evenly_spaced(depths, limit)], notes
+    shown, left = choose_series(series, limit)
+    several = len({n for s in shown for n in s.depths}) > 1
+    made = []
+    for s in shown:
+        n = s.depths[-1]
+        made.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
+    notes = ["each at its greatest depth"] if any(len(s.depths) > 1 for s in shown) else []
+    return made, notes + left
+
+
+def left_out_note(labels: Sequence[str]) -> list[str]:
+    """A note on what a figure has no room for, by name."""
+    names = "; ".join(labels[:MOST_NAMES])
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    return [f"left out: {names}{more}"] if labels else []
+
+
+def evenly_spaced(values: Sequence[Any], limit: int) -> list[Any]:
+    """At most `limit` of the values, evenly, with the first and the last."""
+    if len(values) <= limit:
+        return list(values)
+    if limit <= 1:
+        return list(values[:limit])
+    picks = {round(i * (len(values) - 1) / (limit - 1)) for i in range(limit)}
+    return [values[i] for i in sorted(picks)]

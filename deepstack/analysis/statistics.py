@@ -1,0 +1,154 @@
+"""Values of runs and their statistics over seeds: mean, spread, divergence, saturation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
+# state has lost most of what it was, and an update can hardly grow any more.
+SATURATED = 0.3
+
+
+SOME_DIVERGED = "some diverged"
+
+
+class Spread(NamedTuple):
+    """Mean over n seeds and mean ± one standard deviation; one seed has no spread."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """The seeds of one series at one depth: what is drawn there, its mark if it has one, and the
+    finite values that it is drawn of."""
+
+    depth: int
+    value: Spread
+    mark: str
+    by_seed: dict[int, float] = field(default_factory=dict)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    found = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
+    if not len(found):
+        return Spread(math.nan, math.nan, math.nan, 0)
+    mean = float(found.mean())
+    if len(found) == 1:
+        return Spread(mean, math.nan, math.nan, 1)
+    deviation = float(found.std(ddof=1))
+    return Spread(mean, mean - deviation, mean + deviation, len(found))
+
+
+def has_diverged(run: Run) -> bool:
+    return run.state == "diverged"
+
+
+def has_diverged_by(run: Run, step: int) -> bool:
+    """Whether a run had diverged when this step was made: the last of its rows is where it did."""
+    return has_diverged(run) and int(run.steps["step"].iloc[-1]) <= step
+
+
+def with_steps(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have made a step. Raises NothingMatchedError when there is none."""
+    found = [run for run in runs if len(run.steps)]
+    if not found:
+        raise NothingMatchedError("no run has a step in steps.csv yet")
+    return found
+
+
+def shared_steps(runs: Sequence[Run]) -> list[int]:
+    """The steps that all these runs have a row for."""
+    shared = set(runs[0].steps["step"].tolist())
+    for run in runs[1:]:
+        shared &= set(run.steps["step"].tolist())
+    return sorted(int(step) for step in shared)
+
+
+def points_of(
+    depths: Sequence[int],
+    members: Callable[[int], list[Run]],
+    value: Callable[[Run], float | None],
+    ceiling: Callable[[Run], float] = lambda _: math.inf,
+    gone: Callable[[Run], bool] = has_diverged,
+) -> list[Point]:
+    """The mean over the seeds of each depth that are not `gone`; where the value is None, of the
+    others.
+
+    A point is marked where some seeds are gone, and saturated when it lies above `ceiling`.  Where
+    all are gone it is diverged: their last finite values, if `value` has them, and no mean of
+    measurements.
+    """
+    points = []
+    for depth in depths:
+        there = members(depth)
+        whole = [run for run in there if not gone(run)]
+        found = [(run, v) for run in whole or there if (v := value(run)) is not None]
+        mean = spread_of([v for _, v in found])
+        if not mean.n:
+            continue
+        mark = ""
+        if not whole:
+            mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
+        elif len(whole) < len(there):
+            mark = SOME_DIVERGED
+        elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
+            mark = "saturated"
+        by_seed = {int(run.get("seed", 0)): v for run, v in found if math.isfinite(v)}
+        points.append(Point(depth, mean, mark, by_seed))
+    return points
+
+
+def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
+    """The last finite value of the first of these columns that has one."""
+    for name in names:
+        if name in table:
+            found = table[name].to_numpy(dtype=float)
+            found = found[np.isfinite(found)]
+            if len(found):
+                return float(found[-1])
+    return None
+
+
+def is_normalised(run: Run) -> bool:
+    """Whether F leaves a norm, so that ‖F‖ has a scale of its own."""
+    return bool(run.columns.get("scheme", {}).get("normalised", True))
+
+
+def update_column(runs: Sequence[Run]) -> str:
+    """The column that compares these runs: relative where one has no last norm."""
+    return "model_update" if all(map(is_normalised, runs)) else "model_update_rel"
+
+
+def unrelated_distance(run: Run, column: str) -> float:
+    """How far two unrelated states are apart; infinite where F has no scale of its own."""
+    if not is_normalised(run):
+        return math.inf
+    if column == "model_update_rel":
+        return math.sqrt(2)
+    return math.sqrt(2) * float(run.columns.get("f0_norm", math.inf))
+
+
+def value_at(run: Run, column: str, step: int) -> float | None:
+    """The value at a step; of a run that had diverged by then, the last finite one before it."""
+    rows = run.steps[run.steps["step"] <= step]
+    if has_diverged_by(run, step):
+        return last_row(rows, [column])
+    if not len(rows) or rows["step"].iloc[-1] != step:
+        return None
+    return float(rows[column].iloc[-1])
