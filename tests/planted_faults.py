@@ -75,8 +75,7 @@ FAULTS = (
     ),
     Fault(
         "deviation_as_standard_error", "analysis",
-        "error = (spread.mean - spread.low) / math.sqrt(spread.n)",
-        "error = (spread.mean - spread.low)",
+        "(self.mean - self.low) / math.sqrt(max(self.n, 1))", "(self.mean - self.low)",
         "test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     Fault(

@@ -226,7 +226,7 @@ def half_width(spread: Spread) -> float:
     from scipy.special import stdtrit
 
     quantile = float(stdtrit(spread.n - 1, 0.975))
-    return quantile * (spread.mean - spread.low) / math.sqrt(spread.n)
+    return quantile * spread.standard_error
 
 
 class Baseline:
@@ -271,10 +271,9 @@ class Baseline:
             own, base = final_value(run, column), final_value(other, column)
             found += [own - base] if own is not None and base is not None else []
         spread = spread_of(found)
-        error = (spread.mean - spread.low) / math.sqrt(spread.n) if found else math.nan
         return {
             "difference": finite(spread.mean),
-            "se": finite(error),
+            "se": finite(spread.standard_error),
             "diff_low": finite(spread.mean - half_width(spread)),
             "diff_high": finite(spread.mean + half_width(spread)),
             "pairs": spread.n,

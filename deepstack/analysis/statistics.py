@@ -32,6 +32,11 @@ class Spread(NamedTuple):
     high: float
     n: int
 
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean; NaN for fewer than two seeds."""
+        return (self.mean - self.low) / math.sqrt(max(self.n, 1))
+
 
 @dataclass(frozen=True)
 class Point:
