@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
 from typer.testing import CliRunner
@@ -71,14 +72,19 @@ def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
 def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
     layers = np.ones((2, 6))
     paths = [make_run(tmp_path / "study", seed=seed, layers=layers) for seed in range(3)]
-    (paths[1] / "layers" / "grad_norm.npy").write_bytes(b"no array")
+    (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     said: list[str] = []
-    draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
+    charts = ["loss_vs_step", "layer_step_heat_map"]
+    draw(tmp_path, charts[:1], out=tmp_path / "out", say=said.append)
+    assert not said  # the chart reads no layers
+    draw(tmp_path, charts, out=tmp_path / "out", say=said.append)
     (line,) = said
-    assert line.startswith(f"run {paths[1].name} is left out: ") and "verify" in line
+    assert line.startswith(f"run {paths[0].name} is left out: ") and "verify" in line
+    table = pd.read_csv(tmp_path / "out" / "loss_vs_step.csv")
+    assert set(table["n"].dropna()) == {2}  # both charts show the same runs
     for path in paths:
         (path / "status.json").write_text("")
-    with pytest.raises(ResourceError, match=f"run {paths[0].name} is left out"):
+    with pytest.raises(ResourceError, match=f"run {paths[1].name} is left out"):
         draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
 
 

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from deepstack.errors import ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.records.run import NOT_THE_EXPERIMENT
 
+Result = TypeVar("Result")
+
+
+def config_damage(run: Run) -> str | None:
+    """Return why the state, config, meta or columns of a run cannot be read, or None."""
+    try:
+        run.read_state()
+        _ = run.config, run.meta, run.columns
+    except ResourceError as error:
+        return str(error)
+    return None
+
 
 def find_studies(
-    folders: Sequence[str | os.PathLike[str]],
+    folders: Sequence[str | os.PathLike[str]], damage_of: Callable[[Run], str | None] = Run.damage
 ) -> tuple[dict[Path, list[Run]], list[str]]:
-    """The runs that are looked at together, by study, and a sentence for each that is left out.
+    """Group the runs below folders by study; also return a sentence for each run that is left out.
 
-    Those of several folders are looked at as one study, `Path()`; of runs with one configuration,
-    seed included, the first alone is taken.
+    The runs of several folders make one study, `Path()`; of runs with one configuration, seed
+    included, it has the first alone.  damage_of: why a run cannot be read, or None.
     """
     together = len(folders) > 1
     studies: dict[Path, list[Run]] = {}
@@ -28,14 +42,34 @@ def find_studies(
         if together and (same := seen.setdefault(experiment_of(run), run)) is not run:
             if same.path.resolve() != run.path.resolve():
                 skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
-        elif wrong := run.damage(layers=True):
+        elif wrong := damage_of(run):
             skipped.append(f"run {run.name} is left out: {wrong}")
         else:
             members.append(run)
     return studies, skipped
 
 
+def use_readable(
+    runs: Sequence[Run], skipped: list[str], use: Callable[[list[Run]], Result]
+) -> Result:
+    """Return use(runs), without the runs of which it reads a damaged file.
+
+    `use` is called again whenever it raises ResourceError and some of its runs are damaged; they
+    are left out, and `skipped` gets a sentence for each.
+    """
+    kept = list(runs)
+    while True:
+        try:
+            return use(kept)
+        except ResourceError:
+            damage = {run: wrong for run in kept if (wrong := run.damage(layers=True))}
+            if not damage:
+                raise
+            skipped += [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
+            kept = [run for run in kept if run not in damage]
+
+
 def experiment_of(run: Run) -> str:
-    """What makes a run this one: its configuration, seed included, without names and `runtime`."""
+    """Return the configuration of a run as text, seed included, without names and `runtime`."""
     kept = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
     return json.dumps([kept, run.meta.get("plugins", [])], sort_keys=True, default=str)

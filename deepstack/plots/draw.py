@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.analysis.studies import find_studies
+from deepstack.analysis.studies import config_damage, find_studies, use_readable
 from deepstack.errors import (
     BrokenChartError,
     ConfigError,
@@ -62,42 +63,56 @@ def draw(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies, skipped = find_studies(folders)
+    studies, skipped = find_studies(folders, config_damage)
     written: list[Path] = []
     broken: list[str] = []
+    any_readable = False
     several = len(studies) > 1
     for study, members in studies.items():
-        if not members:
-            continue
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
         target = base / "figures" if out is None else Path(out) / (study.name if several else "")
         options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
-        where = f"{study.name}: " if several else ""
-        for name, function in functions.items():
-            found = try_chart(name, function, members, options)
-            if isinstance(found, DeepstackError):
-                said = broken if isinstance(found, BrokenChartError) else skipped
-                said.append(f"{where}{found}")
-                continue
-            try:
-                written += save(found, target, name)
-            except ResourceError as error:
-                raise ResourceError(f"{error}; give another folder with --to") from error
+        draw_them = partial(draw_study, functions=functions, target=target, options=options)
+        paths, errors = use_readable(members, skipped, draw_them)
+        written += paths
+        any_readable |= bool(paths or errors)
+        for error in errors:
+            reasons = broken if isinstance(error, BrokenChartError) else skipped
+            reasons.append(f"{study.name}: {error}" if several else str(error))
     if broken:
         raise BrokenChartError("\n".join([*skipped, *broken]), written)
     if not written:  # the error says it all
-        whole = any(studies.values())
-        raise (NothingMatchedError if whole else ResourceError)("\n".join(skipped))
+        raise (NothingMatchedError if any_readable else ResourceError)("\n".join(skipped))
     for line in skipped:
         say(line)
     return written
 
 
+def draw_study(
+    runs: list[Run], functions: Mapping[str, ChartFunction], target: Path, options: Options
+) -> tuple[list[Path], list[DeepstackError]]:
+    """Draw charts of the runs of one study; return the files, and an error a chart not drawn."""
+    paths: list[Path] = []
+    errors: list[DeepstackError] = []
+    for name, function in functions.items() if runs else ():
+        result = try_chart(name, function, runs, options)
+        if isinstance(result, DeepstackError):
+            errors.append(result)
+            continue
+        try:
+            paths += save(result, target, name)
+        except ResourceError as error:
+            raise ResourceError(f"{error}; give another folder with --to") from error
+    return paths, errors
+
+
 def try_chart(
     name: str, function: ChartFunction, runs: Sequence[Run], options: Options
 ) -> Chart | DeepstackError:
-    """The chart of these runs, or why there is none: NothingMatchedError where they do not have
-    what it shows, BrokenChartError where its code has failed."""
+    """Return the chart of these runs, or the error that prevents it.
+
+    NothingMatchedError: these runs do not have its values.  BrokenChartError: its code has failed.
+    """
     try:
         return function(list(runs), options=options)
     except NothingMatchedError as error:

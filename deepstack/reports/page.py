@@ -13,6 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -104,7 +105,7 @@ def report(
     path = Path(folders[0]) / "report.html" if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
-    studies, skipped = find_studies(folders)
+    studies, skipped = find_studies(folders, partial(Run.damage, layers=True))
     whole = {study: runs for study, runs in studies.items() if runs}
     if not whole:
         raise ResourceError("\n".join(skipped))
