@@ -15,8 +15,8 @@ from deepstack.analysis.settings import (
     SCHEME,
     SEED,
     TASK,
-    _hashable,
     depth_of,
+    hashable,
     scheme_label,
     setting_value,
     short_key,
@@ -127,7 +127,7 @@ def _join(*parts: tuple[str | None, str]) -> str:
 def _repeated(runs: Sequence[Run]) -> int:
     """How many runs have setting, depth and seed of another."""
     keys = [DEPTH, SEED, *varying_settings(runs)]
-    return len(runs) - len({tuple(_hashable(setting_value(run, k)) for k in keys) for run in runs})
+    return len(runs) - len({tuple(hashable(setting_value(run, k)) for k in keys) for run in runs})
 
 
 def _set_otherwise(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
     TASK,
+    determines,
     owners_to_label,
     scheme_label,
     setting_label,
@@ -73,11 +74,16 @@ def outcome(run: Run) -> str | None:
 
 
 class MapCell(NamedTuple):
-    """Where a run stands in a map: its panel's name, its row's, and what panels are sorted by."""
+    """Position of a run in a map: names of its panel and row, and the sort key of the panel."""
 
     panel: str
     row: str
     order: tuple[tuple[bool, float, str], ...]
+
+    @property
+    def name(self) -> str:
+        """Row and panel in one label."""
+        return ", ".join(part for part in (self.row, self.panel) if part)
 
 
 @dataclass(frozen=True)
@@ -121,40 +127,33 @@ def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
 
 
 def map_cells(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, MapCell]:
-    """Panel and row of each run, by its name.
+    """Return panel and row of each run, by the path of its folder.
 
-    A row is a scheme, and its options where it has several.  A panel is what else varies besides
-    depth, seed and the keys in `but`, and does not follow from scheme, depth and these: a learning
-    rate that was chosen for each scheme makes no panel.  A task, or other data, always does.
+    A row is a scheme with its options, if these vary.  Every other setting that varies makes
+    panels, apart from depth, seed, the keys in `but` and settings that scheme, depth and these
+    determine, such as a learning rate chosen for each scheme.  Task and data always make panels.
     """
-    import pandas as pd
-
     names = [key for key in varying_settings(runs) if key not in (SCHEME, *but)]
-    keys = [DEPTH, SCHEME, *but, *names]
-    frame = pd.DataFrame([[repr(setting_value(run, k)) for k in keys] for run in runs])
-    frame.columns = pd.Index(keys)
     options = [key for key in names if key.startswith(OPTION)]
-    given = [DEPTH, SCHEME, *but, *options]
+    panels: list[str] = []
     for key in names:
-        varies = frame.groupby(given)[key].nunique().max() > 1
-        if key not in options and (varies or key in (TASK, DATA)):
-            given.append(key)
-    panels = [key for key in given if key in names and key not in options]
-    told = {key: owners_to_label(key, runs) for key in options}
-
-    found = {}
+        known = [DEPTH, SCHEME, *but, *options, *panels]
+        if key not in options and (key in (TASK, DATA) or not determines(known, key, runs)):
+            panels.append(key)
+    owners = {key: owners_to_label(key, runs) for key in options}
+    cells = {}
     for run in runs:
-        own = [key for key in options if run.get(SCHEME) in told[key]]
-        found[str(run.path)] = MapCell(
+        labelled = [key for key in options if run.get(SCHEME) in owners[key]]
+        cells[str(run.path)] = MapCell(
             ", ".join(setting_label(run, key) for key in panels),
-            ", ".join([scheme_label(run), *(setting_label(run, key) for key in own)]),
+            ", ".join([scheme_label(run), *(setting_label(run, key) for key in labelled)]),
             tuple(_order(setting_value(run, key)) for key in panels),
         )
-    return found
+    return cells
 
 
 def _order(value: object) -> tuple[bool, float, str]:
-    """Numbers by size, and before everything else."""
+    """Return a key that sorts numbers by size, in front of everything else."""
     if isinstance(value, int | float):
         return (False, float(value), "")
     return (True, 0.0, str(value))

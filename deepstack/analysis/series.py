@@ -13,9 +13,9 @@ from deepstack.analysis.settings import (
     SCHEME,
     SEED,
     TASK,
-    _hashable,
     depth_of,
     determines,
+    hashable,
     owner_of,
     owners_to_label,
     scheme_label,
@@ -67,42 +67,45 @@ def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
 
 
 def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:
-    """One series for each value of what varies besides depth and seed, and what follows depth.
+    """Group runs into series; also return the settings that depth determines.
 
-    A key that others determine does not split, but a label says it (a learning rate chosen for
-    each scheme; d_ff, which follows d_model, goes without saying).  One that depth determines (a
-    learning rate chosen for each depth) does not split either and is named in the second list.
-    Keys in `but` never split.
+    Each combination of the varying settings is a series, but for settings that others determine.
+    Labels name such a setting (a learning rate chosen for each scheme), apart from d_ff.  A setting
+    that depth determines (a learning rate chosen for each depth) is in the second list instead.
+    Keys in `but` are ignored.
     """
-    keys = sorted(
-        (k for k in varying_settings(runs) if k not in but), key=lambda key: key != SCHEME
-    )
-    kept: list[str] = []
+    keys = [key for key in varying_settings(runs) if key not in but]
+    keys.sort(key=lambda key: key != SCHEME)
+    independent: list[str] = []
     for key in keys:
-        if not determines(kept, key, runs):
-            kept.append(key)
-    said = [key for key in keys if key not in kept and key != "model.d_ff"]
-    follows: list[str] = []
-    for key in reversed(kept.copy()):
-        others = [k for k in kept if k != key]
-        if not key.startswith(NEVER_FOLLOWS_DEPTH) and determines([DEPTH, *others], key, runs):
-            kept.remove(key)
-            follows.append(key)
-    told = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
+        if not determines(independent, key, runs):
+            independent.append(key)
+    dependent = [key for key in keys if key not in independent and key != "model.d_ff"]
+    follows_depth: list[str] = []
+    for key in reversed(independent.copy()):
+        known = [DEPTH, *(other for other in independent if other != key)]
+        if not key.startswith(NEVER_FOLLOWS_DEPTH) and determines(known, key, runs):
+            independent.remove(key)
+            follows_depth.append(key)
+    owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(_hashable(setting_value(run, k)) for k in kept), []).append(run)
+        values = tuple(hashable(setting_value(run, key)) for key in independent)
+        groups.setdefault(values, []).append(run)
     series = []
     for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
         members = groups[values]
         first = members[0]
-        # An option of another scheme says nothing about this one, and a default nothing new.
-        own = [k for k in (*kept, *said) if k not in told or first.get(str(owner_of(k))) in told[k]]
-        parts = [scheme_label(first) if key == SCHEME else setting_label(first, key) for key in own]
+        labelled = [
+            key
+            for key in (*independent, *dependent)
+            if key not in owners or first.get(str(owner_of(key))) in owners[key]
+        ]
+        parts = [scheme_label(first) if k == SCHEME else setting_label(first, k) for k in labelled]
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
         label = ", ".join(parts) or scheme_label(first)
         series.append(Series(label, tuple(members), number))
-    return series, follows
+    return series, follows_depth
 
 
 def _order(value: Any) -> tuple[int, float, str]:

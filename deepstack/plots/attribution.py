@@ -26,8 +26,8 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.style import GREY, depth_axis, log_axis, shade, step_axis
-from deepstack.plots.values import add_fit, draw_band, log_extent
+from deepstack.plots.style import depth_axis, log_axis, shade, step_axis
+from deepstack.plots.values import DASHED, add_fit, draw_band, log_extent
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], tab
 
 def draw_ratio(axes: Axes, one: Stacked) -> None:
     """The sum of the parts over the whole, with its band, and a line at 1."""
-    axes.axhline(1.0, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
+    axes.axhline(1.0, zorder=1.5, **DASHED)
     marker = "o" if len(one.x) <= 24 else None
     axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker=marker, ms=2.4)
     draw_band(axes, one.x, [r.low for r in one.ratio], [r.high for r in one.ratio], "black")
@@ -273,7 +273,7 @@ def lines(table: Table) -> list[Handle]:
     """The legend of the lower panels."""
     handles: list[Handle] = [
         Line2D([], [], color="black", marker="o", ms=2.4, label="sum of the parts / whole"),
-        Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label="parts add up to the whole"),
+        Line2D([], [], **DASHED, label="parts add up to the whole"),
     ]
     return handles + band_handle(table)
 

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.fit import Fit, exponent_title, fit_points
 from deepstack.analysis.series import split_series
 from deepstack.analysis.settings import depth_of, scheme_label
@@ -32,7 +31,10 @@ from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.style import GREY, depth_axis, log_axis
 from deepstack.plots.values import (
     ALL_DIVERGED,
+    DASHED,
     add_points,
+    deviation_handle,
+    draw_level,
     draw_points,
     line_styles,
     log_extent,
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
 RIGHT = "right-hand side"
 RATIO = "right-hand side / measured"
-LINE: dict[str, Any] = {"color": GREY, "lw": 0.9, "ls": (0, (5, 1.6))}
 
 
 def right_hand_side(run: Run) -> pd.DataFrame | None:
@@ -113,8 +114,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("no run has two looks at its layers after a step")
 
     def prepare(panel: Panel) -> None:
-        panel.axes.axhline(1.0, zorder=1.5, **LINE)
-        panel.table.add(panel=panel.name, series="equal", kind="level", y=1.0)
+        draw_level(panel.axes, 1.0, "equal", panel.name, panel.table)
 
     return draw_curves(
         list(tables),
@@ -124,7 +124,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         y_label="right-hand side / ‖ΔF‖",
         options=options,
         prepare=prepare,
-        handles=[Line2D([], [], **LINE, label="equal: below it is no bound")],
+        handles=[Line2D([], [], **DASHED, label="equal: below it is no bound")],
         source=lambda run: tables[run],
     )
 
@@ -206,7 +206,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         entries.append(Line2D([], [], **style, label=label))
     both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
     quotient.set_ylabel("right-hand side / ‖ΔF‖")
-    quotient.axhline(1.0, zorder=1.5, **LINE)
+    quotient.axhline(1.0, zorder=1.5, **DASHED)
     ratios = [row for row in table.rows if row["panel"] == RATIO]
     log_axis(both, "y", *log_extent([row for row in table.rows if row["panel"] != RATIO]))
     log_axis(quotient, "y", *log_extent([{"y": 1.0}, *ratios]))
@@ -215,12 +215,10 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     page.legend_below(0, entries, exponent_title(fitted).replace("exponent", "exponents", 1))
     handles: list[Handle] = [
         Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
-        Line2D([], [], **LINE, label="equal: below it is no bound"),
+        Line2D([], [], **DASHED, label="equal: below it is no bound"),
     ]
     handles += mark_handles({p.mark for p in drawn["measured"]}, gone=ALL_DIVERGED)
-    if note := seeds_note(p.value.n for p in drawn["measured"]):
-        label = f"± 1 standard deviation, {note}"
-        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    handles += deviation_handle(p.value.n for p in drawn["measured"])
     title = "Theorem 4.2 and the measured model update against depth"
     notes = left_out(runs, list(tables)) + chosen + caption_of(used, follows)
     if without := [run for run in tables if run not in used]:

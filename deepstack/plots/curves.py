@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.series import Series, choose_series, evenly_spaced, split_series
 from deepstack.analysis.settings import depth_of
 from deepstack.analysis.statistics import has_diverged
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.style import DIVERGED_MARKER, GREY, log_axis, plain_axis, shade, step_axis
-from deepstack.plots.values import draw_band, draw_reference, line_styles, log_extent, mark_handles
+from deepstack.plots.style import DIVERGED_MARKER, log_axis, plain_axis, shade, step_axis
+from deepstack.plots.values import (
+    deviation_handle,
+    draw_band,
+    draw_reference,
+    line_styles,
+    log_extent,
+    mark_handles,
+)
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -286,7 +292,4 @@ def band_handle(table: Table) -> list[Handle]:
     counts = [
         r["n"] for r in table.rows if r.get("n", 0) > 1 and math.isfinite(r.get("low", math.nan))
     ]
-    if not counts:
-        return []
-    label = f"± 1 standard deviation, {seeds_note(counts)}"
-    return [Patch(color=GREY, alpha=0.3, lw=0, label=label)]
+    return deviation_handle(counts)

@@ -39,8 +39,7 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     groups: dict[tuple[str, int, float], list[Run]] = {}
     for run in shown:
         place = where[str(run.path)]
-        name = ", ".join(part for part in (place.row, place.panel) if part)
-        groups.setdefault((name, depth_of(run), lr_of(run)), []).append(run)
+        groups.setdefault((place.name, depth_of(run), lr_of(run)), []).append(run)
     cells = {key: cell_of(members) for key, members in groups.items()}
     panels = list(dict.fromkeys(name for name, _, _ in cells))
     depths = sorted({depth for _, depth, _ in cells})

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.series import choose_panels, evenly_spaced, split_series
@@ -19,7 +18,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import draw_curves, grid
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.style import extent, log_axis, number, round_stride, shade
+from deepstack.plots.style import extent, layer_axis, log_axis, shade
 from deepstack.plots.values import axis_label, draw_reference, write_no_value
 from deepstack.records import Run
 from deepstack.registry import nearest
@@ -111,7 +110,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
                 )
         if not any(row["panel"] == one.label for row in table.rows):
             write_no_value(axes)
-        _layer_axis(axes, len(layers), "x")
+        layer_axis(axes, len(layers))
         published = (
             draw_reference(axes, options, "grad_norm_by_layer", table, one.label) or published
         )
@@ -121,7 +120,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     for axes in page.axes:
         log_axis(axes, "y", low, high)
         axes.set_ylabel(axis_label(usable, "grad_norm", "gradient norm"))
-    _left_labels_only(page)
+    page.outer_labels_only()
     handles: list[Handle] = [
         Line2D([], [], color=shade(len(steps) - 1 - i, len(steps)), label=f"step {step}")
         for i, step in enumerate(steps)
@@ -177,7 +176,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
         axes.xaxis.set_major_locator(FixedLocator(places))
         axes.xaxis.set_ticklabels([str(int(one.steps[i])) for i in places])
         axes.set_xlabel("step t of the snapshot")
-        _layer_axis(axes, depth, "y")
+        layer_axis(axes, depth, "y")
         for i, step in enumerate(one.steps):
             for layer in range(depth):
                 value = values[layer, i]
@@ -190,11 +189,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     if logarithmic:
         log_axis(bar, "y", scale.vmin or 0.1, scale.vmax or 1.0)
     bar.grid(False)
-    for i, axes in enumerate(page.axes):
-        if i + page.columns < len(page.axes):
-            axes.set_xlabel("")
-        if i % page.columns:
-            axes.set_ylabel("")
+    page.outer_labels_only(same_y=False)
     if empty:
         notes.append("grey: zero or not finite")
     words = words_of(name)
@@ -250,30 +245,3 @@ def words_of(name: str) -> str:
         if name.endswith(part):
             return words_of(name.removesuffix(part)) + said
     return " ".join(whole.get(word, word) for word in name.split("_"))
-
-
-def _layer_axis(axes: Axes, depth: int, which: str) -> None:
-    """Layers 1 to N, with round numbers in between and both ends labelled."""
-    stride = round_stride(depth, 5)
-    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
-    ticks = sorted({1, *inner, depth})
-    if which == "x":
-        axes.set_xlim(1 - 0.02 * depth, depth * 1.02 if depth > 1 else 2)
-        axes.set_xlabel("layer l")
-    else:
-        axes.set_ylim(0.5, depth + 0.5)
-        axes.set_ylabel("layer l")
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_ticklabels([number(tick) for tick in ticks])
-    axis.set_minor_locator(NullLocator())
-
-
-def _left_labels_only(page: Page) -> None:
-    """Panels share the value axis but each has its own layers."""
-    for i, axes in enumerate(page.axes):
-        if i % page.columns:
-            axes.set_ylabel("")
-            axes.tick_params(labelleft=False)
-        if i + page.columns < len(page.axes):
-            axes.set_xlabel("")

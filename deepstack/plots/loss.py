@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.losses import (
     final_value,
     has_mask_loss,
@@ -20,10 +19,7 @@ from deepstack.analysis.losses import (
 )
 from deepstack.analysis.series import Series, split_series
 from deepstack.analysis.settings import TASK, depth_of
-from deepstack.analysis.statistics import (
-    points_of,
-    with_steps,
-)
+from deepstack.analysis.statistics import points_of, with_steps
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import (
@@ -41,6 +37,7 @@ from deepstack.plots.style import GREY, depth_axis, log_axis, plain_axis, step_a
 from deepstack.plots.values import (
     ALL_DIVERGED,
     add_points,
+    deviation_handle,
     draw_levels,
     draw_points,
     draw_reference,
@@ -202,9 +199,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if not marks:
         raise NothingMatchedError("no finished run has a finite validation loss")
     handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)
-    if seeds_note(counts):
-        label = f"± 1 standard deviation, {seeds_note(counts)}"
-        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    handles += deviation_handle(counts)
     notes = caption_of(final, follows)
     if len(final) < len(runs):
         left = len(runs) - len(final)

@@ -11,9 +11,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.outcomes import CLEAR, Cell, cell_of, map_cells, runs_with_outcome
-from deepstack.analysis.settings import (
-    depth_of,
-)
+from deepstack.analysis.settings import depth_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import grid

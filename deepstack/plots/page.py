@@ -58,12 +58,12 @@ class Page:
         """A legend of its own below one panel."""
         self._legends[panel] = (handles, title)
 
-    def outer_labels_only(self) -> None:
-        """For panels with the same axes: y labels on the left, x labels at the bottom only."""
+    def outer_labels_only(self, *, same_y: bool = True) -> None:
+        """Label y axes on the left only, and their ticks too if `same_y`; x axes at the bottom."""
         for i, axes in enumerate(self.axes):
             if i % self.columns:
                 axes.set_ylabel("")
-                axes.tick_params(labelleft=False)
+                axes.tick_params(labelleft=not same_y)
             if i + self.columns < len(self.axes):
                 axes.set_xlabel("")
 

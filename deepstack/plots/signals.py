@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, diverged_note, title_of
 from deepstack.analysis.series import Series, choose_series, left_out_note, split_series
@@ -20,7 +19,7 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.layers import sides_note
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.style import COLOURS, DASHES, GREY, log_axis, number, round_stride
+from deepstack.plots.style import COLOURS, DASHES, GREY, layer_axis, log_axis
 from deepstack.plots.values import draw_band, draw_reference, log_extent, write_no_value
 from deepstack.records import Run
 
@@ -189,7 +188,7 @@ def draw_setting(
                     table, f"{label}: {symbol}", f"{KINDS[kind]}, predicted", "predicted",
                 )  # fmt: skip
     for panel in axes:
-        layer_axis(panel, depth)
+        layer_axis(panel, depth, ticks=4)
 
 
 def draw_line(
@@ -259,15 +258,3 @@ def step_words(steps: Sequence[int], which: str) -> str:
     if len(steps) == 1:
         return f"step {steps[0]}"
     return f"each one's {which} look, step {steps[0]} to {steps[-1]}"
-
-
-def layer_axis(axes: Axes, depth: int) -> None:
-    """Layers 1 to N, both ends labelled."""
-    stride = round_stride(depth, 4)
-    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
-    ticks = sorted({1, *inner, depth})
-    axes.set_xlim(1 - 0.03 * depth, depth * 1.03 if depth > 1 else 2)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_ticklabels([number(tick) for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("layer l")

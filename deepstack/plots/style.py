@@ -213,6 +213,23 @@ def step_axis(axes: Axes, first: int, last: int) -> None:
     axes.set_xlabel("step t")
 
 
+def layer_axis(axes: Axes, depth: int, which: str = "x", ticks: int = 5) -> None:
+    """Label layers 1 to N with round numbers and both ends; at most about `ticks` labels."""
+    stride = round_stride(depth, ticks)
+    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
+    labelled = sorted({1, *inner, depth})
+    if which == "x":
+        axes.set_xlim(1 - 0.02 * depth, depth * 1.02 if depth > 1 else 2)
+        axes.set_xlabel("layer l")
+    else:
+        axes.set_ylim(0.5, depth + 0.5)
+        axes.set_ylabel("layer l")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(labelled))
+    axis.set_ticklabels([number(layer) for layer in labelled])
+    axis.set_minor_locator(NullLocator())
+
+
 def round_stride(span: float, most: int) -> int:
     """The smallest of 1, 2, 5, 10, 20, … of which at most `most` fit into the span."""
     power = 0

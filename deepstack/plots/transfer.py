@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.losses import final_loss, has_mask_loss, mask_note, validation_levels
 from deepstack.analysis.outcomes import map_cells
 from deepstack.analysis.series import one_run_per_seed
@@ -20,7 +19,13 @@ from deepstack.plots.curves import grid
 from deepstack.plots.frontier import LR, lr_of
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
-from deepstack.plots.values import draw_band, draw_levels, level_handles, mark_handles
+from deepstack.plots.values import (
+    deviation_handle,
+    draw_band,
+    draw_levels,
+    level_handles,
+    mark_handles,
+)
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -36,7 +41,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     panels: dict[str, dict[int, dict[float, list[Run]]]] = {}
     for run in sorted(final, key=lambda run: (depth_of(run), lr_of(run))):
         place = names[str(run.path)]
-        name = ", ".join(part for part in (place.row, place.panel) if part)
+        name = place.name
         panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
         members = panels[name][depth_of(run)][lr_of(run)]
         members[:] = one_run_per_seed([*members, run])
@@ -89,9 +94,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     if any(row["mark"] and row["n"] for row in rows):
         handles += mark_handles({SOME_DIVERGED})
     handles += level_handles(levels)
-    if note := seeds_note(counts):
-        label = f"± 1 standard deviation, {note}"
-        handles.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+    handles += deviation_handle(counts)
     notes = caption_of(final)
     if gone := sum(map(has_diverged, final)):
         left = counted("{} diverged runs", gone)

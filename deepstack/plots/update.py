@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.fit import Fit, exponent_title, fit_points
 from deepstack.analysis.series import Series, split_series
 from deepstack.analysis.settings import depth_of
@@ -29,11 +28,14 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import Panel, draw_curves
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.style import GREY, depth_axis, log_axis
+from deepstack.plots.style import depth_axis, log_axis
 from deepstack.plots.values import (
     ALL_DIVERGED,
+    DASHED,
     add_points,
     axis_label,
+    deviation_handle,
+    draw_level,
     draw_points,
     draw_reference,
     line_styles,
@@ -85,8 +87,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         axes.set_title(panel)
         fits = [fit_points(points) for points in lines[i]]
         for level in levels:
-            axes.axhline(level, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
-            table.add(panel=panel, series="unrelated states", kind="level", y=level)
+            draw_level(axes, level, "unrelated states", panel, table)
         for s, points, fit, style in zip(series, lines[i], fits, styles, strict=True):
             drawable = [p for p in points if p.value.mean > 0]
             draw_points(axes, drawable, style)
@@ -104,20 +105,10 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if len(page.axes) > 1:
         page.outer_labels_only()
     counts = [p.value.n for row in lines for points in row for p in points]
-    handles: list[Handle] = []
-    if levels:
-        label = (
-            "unrelated states, √2·‖F$_0$‖" if column == "model_update" else "unrelated states, √2"
-        )
-        handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
+    handles = _level_handle(levels, column)
     marks = {p.mark for row in lines for points in row for p in points}
     handles += mark_handles(marks, "saturated: above 0.3 of it", ALL_DIVERGED)
-    if seeds_note(counts):
-        handles.append(
-            Patch(
-                color=GREY, alpha=0.3, lw=0, label=f"± 1 standard deviation, {seeds_note(counts)}"
-            )
-        )
+    handles += deviation_handle(counts)
     notes = caption_of(runs, follows)
     if any(marks):
         notes.append("hollow points are left out of the fits")
@@ -140,13 +131,8 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
 
     def prepare(panel: Panel) -> None:
         for level in levels:
-            panel.axes.axhline(level, color=GREY, lw=0.9, ls=(0, (5, 1.6)), zorder=1.5)
-            panel.table.add(panel=panel.name, series="unrelated states", kind="level", y=level)
+            draw_level(panel.axes, level, "unrelated states", panel.name, panel.table)
 
-    label = "unrelated states, √2·‖F$_0$‖" if column == "model_update" else "unrelated states, √2"
-    handles: list[Handle] = []
-    if levels:
-        handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (5, 1.6)), label=label))
     return draw_curves(
         runs,
         column,
@@ -155,8 +141,14 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
         y_label=axis_label(runs, column, "model update"),
         options=options,
         prepare=prepare,
-        handles=handles,
+        handles=_level_handle(levels, column),
     )
+
+
+def _level_handle(levels: Sequence[float], column: str) -> list[Handle]:
+    """Return the legend entry of the distance of unrelated states, if there is one."""
+    words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
+    return [Line2D([], [], **DASHED, label=f"unrelated states, {words}")] if levels else []
 
 
 def _entries(

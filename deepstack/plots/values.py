@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import seeds_note
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.series import Series, is_ordered, split_series
 from deepstack.analysis.statistics import SOME_DIVERGED, Point
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 ALL_DIVERGED = "all seeds diverged: last finite value"
 
+# A horizontal line that data are compared with.
+DASHED: dict[str, Any] = {"color": GREY, "lw": 0.9, "ls": (0, (5, 1.6))}
 LEVELS: dict[str, tuple[str, Any]] = {
     "unigram_entropy": ("unigram entropy", (0, (5, 1.6))),
     "context_free_entropy": ("best without context", (0, (1.2, 1.2))),
@@ -72,6 +76,19 @@ def log_extent(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     least = min(middle, default=0.0) / 3
     edges = [row[key] for row in rows for key in ("low", "high") if row.get(key) is not None]
     return extent([*middle, *(max(edge, least) for edge in edges if math.isfinite(edge))])
+
+
+def deviation_handle(counts: Iterable[int]) -> list[Handle]:
+    """Return the legend entry of a band over so many seeds, if some band has more than one."""
+    note = seeds_note(counts)
+    label = f"± 1 standard deviation, {note}"
+    return [Patch(color=GREY, alpha=0.3, lw=0, label=label)] if note else []
+
+
+def draw_level(axes: Axes, y: float, series: str, panel: str | None, table: Table) -> None:
+    """Draw one dashed horizontal line, and add its row to the table."""
+    axes.axhline(y, zorder=1.5, **DASHED)
+    table.add(panel=panel, series=series, kind="level", y=y)
 
 
 def write_no_value(axes: Axes) -> None:
