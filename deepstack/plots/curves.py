@@ -15,6 +15,7 @@ from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.series import Series, choose_series, evenly_spaced, split_series
 from deepstack.analysis.settings import depth_of
 from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page
@@ -59,24 +60,8 @@ class Curve:
     def points(
         self, column: str, source: str | Callable[[Run], pd.DataFrame] = "steps"
     ) -> np.ndarray:
-        """(points, 5): step, mean, mean - deviation, mean + deviation, n; finite means only.
-
-        source: 'steps' or 'evals', or what makes a table of a run.
-        """
-        values: dict[int, list[float]] = {}
-        for run in self.runs:
-            frame = getattr(run, source) if isinstance(source, str) else source(run)
-            if column in frame:
-                for step, value in zip(frame["step"], frame[column], strict=True):
-                    if math.isfinite(value):
-                        values.setdefault(int(step), []).append(float(value))
-        rows = []
-        for step in sorted(values):
-            found = np.array(values[step])
-            deviation = found.std(ddof=1) if len(found) > 1 else math.nan
-            mean = found.mean()
-            rows.append((step, mean, mean - deviation, mean + deviation, len(found)))
-        return np.array(rows, dtype=float).reshape(-1, 5)
+        """Return `seed_statistics` of its runs for a column of a source of `tidy`."""
+        return seed_statistics(tidy(self.runs, column, source, settings=()))
 
 
 def curves_of(series: Sequence[Series]) -> list[Curve]:

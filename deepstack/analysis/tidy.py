@@ -1,0 +1,54 @@
+"""The tidy table of a quantity: one row per observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deepstack.analysis.settings import SCHEME, SEED, depth_of, setting_value, varying_settings
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def tidy(
+    runs: Sequence[Run],
+    quantity: str,
+    source: str | Callable[[Run], pd.DataFrame] = "steps",
+    settings: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Return a table with one row per observation: scheme, depth, seed, step, value, settings.
+
+    quantity: a column of `source`, which is `steps`, `evals`, `timing`, or a function that returns
+    a table with a column `step` for a run.  settings: dotted keys, one column each; by default the
+    settings that vary.  Runs without the quantity have no rows.
+    """
+    import pandas as pd
+
+    keys = varying_settings(runs) if settings is None else settings
+    tables = [pd.DataFrame(columns=["scheme", "depth", "seed", "step", "value"])]
+    for run in runs:
+        logged = getattr(run, source) if isinstance(source, str) else source(run)
+        if quantity not in logged or not len(logged):
+            continue
+        table = pd.DataFrame({"step": logged["step"], "value": logged[quantity].astype(float)})
+        labels = {"scheme": run.get(SCHEME), "depth": depth_of(run), "seed": run.get(SEED)}
+        labels |= {key: setting_value(run, key) for key in keys if key != SCHEME}
+        for name, value in labels.items():
+            table[name] = [value] * len(table)  # a list stays one value
+        tables.append(table)
+    return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def seed_statistics(table: pd.DataFrame) -> np.ndarray:
+    """Return (steps, 5): step, mean, mean - deviation, mean + deviation and n over finite values.
+
+    table: a tidy table of the seeds of one setting and depth.  The deviation of one seed is NaN.
+    """
+    finite = table[np.isfinite(table["value"].astype(float))]
+    rows = finite.groupby("step")["value"].agg(["mean", "std", "count"]).reset_index()
+    step, mean, deviation, count = rows.to_numpy(dtype=float).T
+    return np.column_stack([step, mean, mean - deviation, mean + deviation, count])
