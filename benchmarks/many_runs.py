@@ -1,8 +1,9 @@
-"""Copy one run into a study of many runs and measure `deepstack ls` on it.
+"""Copy one run into a study of many runs and measure a command of deepstack on it.
 
     python benchmarks/many_runs.py RUN FOLDER --runs 10000
+    python benchmarks/many_runs.py RUN FOLDER --runs 2000 --command "plot update_vs_depth"
 
-Every copy has another seed or depth; checkpoints and layers are left out.
+Every copy differs in seed and depth; checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,12 +19,9 @@ from pathlib import Path
 
 
 def copy_run(source: Path, study: Path, number: int) -> None:
-    """Copy the run as number `number` of a study, with another seed or depth."""
+    """Copy the run as number `number` of a study, with another seed and depth."""
     target = study / f"deepnorm-d{number % 100 + 1}-s{number // 100}"
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, target / file.name)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("checkpoint"))
     config = (source / "config.yaml").read_text()
     config = re.sub(r"(?m)^seed: .*", f"seed: {number // 100}", config)
     config = re.sub(r"(?m)^  depth: .*", f"  depth: {number % 100 + 1}", config)
@@ -34,11 +33,13 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--command", default="ls", help="Words in front of the folder.")
     arguments = parser.parse_args()
     if not arguments.folder.exists():
         for number in range(arguments.runs):
             copy_run(arguments.run, arguments.folder / "study", number)
-    command = [sys.executable, "-m", "deepstack", "ls", str(arguments.folder)]
+    words = shlex.split(arguments.command)
+    command = [sys.executable, "-m", "deepstack", *words, str(arguments.folder)]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(

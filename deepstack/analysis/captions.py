@@ -27,7 +27,7 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.records import ENDED, Run, varying
 from deepstack.records.cells import counted
 
-# What a title or the beginning of a caption says.
+# Keys that titles or the first words of captions show.
 SAID = {
     "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
     "model.n_heads", "model.d_ff", "train.batch_size", "train.optimizer", "train.lr",
@@ -49,7 +49,7 @@ FORMS = {
 
 
 def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
-    """What was run: `DeepNorm, Post-LN on text, N = 6 to 1000, 3 seeds`."""
+    """Return the title of runs: `DeepNorm, Post-LN on text, N = 6 to 1000, 3 seeds`."""
     labels = list(dict.fromkeys(scheme_label(run) for run in runs))
     schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
     tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
@@ -72,15 +72,15 @@ def depth_words(runs: Sequence[Run]) -> list[str]:
 
 
 def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
-    """What all runs share, for the caption, what follows depth, and how many have not ended.
+    """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
 
-    Width, batch and rate are always said, of the rest what is not the default.
+    It always has width, batch and rate; of the other settings those that differ from the default.
     """
     different = set(varying(runs))
 
     def value(key: str) -> str | None:
-        found = runs[0].get(key)
-        return None if key in different or found is None else value_text(found)
+        current = runs[0].get(key)
+        return None if key in different or current is None else value_text(current)
 
     width = _join(
         (value("model.d_model"), "d_model {}"),
@@ -131,7 +131,7 @@ def _repeated(runs: Sequence[Run]) -> int:
 
 
 def _set_otherwise(run: Run) -> list[str]:
-    """The settings of a run that change what is computed, are not the default and not said yet."""
+    """Return the settings of a run that differ from the default, without those of SAID."""
     usual = _usual() | run.columns.get("defaults", {})
     skipped = (*OBSERVATION, *SAID_SECTIONS, "runtime.")
     return [
@@ -148,7 +148,7 @@ def _usual() -> dict[str, Any]:
 
 
 def seeds_note(counts: Iterable[int]) -> str:
-    """How many seeds a band stands on."""
+    """Return a note on the number of seeds of a band."""
     found = sorted(set(counts))
     if not found or found[-1] == 1:
         return ""
@@ -157,8 +157,8 @@ def seeds_note(counts: Iterable[int]) -> str:
 
 def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
     """A note on which of some means, by name, have seeds that diverged."""
-    said = []
+    notes = []
     for name, runs in shown:
-        if gone := sum(map(has_diverged, runs)):
-            said.append(f"{name} ({gone} of {counted('{} seeds', len(runs))})")
-    return [f"diverged: {'; '.join(said)}"] if said else []
+        if count := sum(map(has_diverged, runs)):
+            notes.append(f"{name} ({count} of {counted('{} seeds', len(runs))})")
+    return [f"diverged: {'; '.join(notes)}"] if notes else []

@@ -86,14 +86,14 @@ def compare(
 
     folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
     studies, skipped = find_studies(folders)
-    whole = {study: runs for study, runs in studies.items() if runs}
-    if not whole:
+    readable = {study: runs for study, runs in studies.items() if runs}
+    if not readable:
         raise ResourceError("\n".join(skipped))
     for line in skipped:
         say(line)
     rows = []
-    for study, found in comparisons(whole, against, best).items():
-        rows += [{"study": study.name} | row if len(whole) > 1 else row for row in found]
+    for study, found in comparisons(readable, against, best).items():
+        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in found]
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     table = pd.DataFrame(rows, columns=list(order))
@@ -135,8 +135,8 @@ def comparison(
         for depth in s.depths
         for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
     ]
-    taken = [run for _, choice in chosen for run in choice.runs]
-    base = None if against is None else Baseline(taken, against, best)
+    chosen_runs = [run for _, choice in chosen for run in choice.runs]
+    base = None if against is None else Baseline(chosen_runs, against, best)
     measure = update_column(runs)
     rows = []
     for label, choice in chosen:
@@ -258,7 +258,7 @@ class Baseline:
         }
 
     def place(self, run: Run) -> tuple[str, ...]:
-        """What a run and its partner have in common."""
+        """Return the values that a run shares with its partner."""
         return tuple(repr(setting_value(run, key)) for key in self.keys)
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:

@@ -67,17 +67,17 @@ def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]
     if not values:
         return None
     common = set.intersection(*(set(at) for at in values))
-    whole = sorted(seed for seed in common if all(at[seed] > 0 for at in values))
-    if len(whole) < 2:
+    complete = sorted(seed for seed in common if all(at[seed] > 0 for at in values))
+    if len(complete) < 2:
         return power_law(x, [float(np.mean(list(at.values()))) for at in values])
-    fits = [power_law(x, [at[seed] for at in values]) for seed in whole]
-    found = [fit for fit in fits if fit is not None]
-    if not found:
+    fits = [power_law(x, [at[seed] for at in values]) for seed in complete]
+    fitted = [fit for fit in fits if fit is not None]
+    if not fitted:
         return None
-    exponents = np.array([fit.exponent for fit in found])
-    error = float(exponents.std(ddof=1)) / math.sqrt(len(found))
-    intercept = float(np.mean([fit.intercept for fit in found]))
-    return Fit(float(exponents.mean()), error, intercept, len(x), len(found))
+    exponents = np.array([fit.exponent for fit in fitted])
+    error = float(exponents.std(ddof=1)) / math.sqrt(len(fitted))
+    intercept = float(np.mean([fit.intercept for fit in fitted]))
+    return Fit(float(exponents.mean()), error, intercept, len(x), len(fitted))
 
 
 def fit_points(points: Sequence[Point]) -> Fit | None:
@@ -87,7 +87,7 @@ def fit_points(points: Sequence[Point]) -> Fit | None:
 
 
 def exponent_title(fits: Sequence[Fit | None]) -> str:
-    """What stands over the exponents of a legend: what their error is an error of."""
+    """Return the title of a legend of exponents, which explains their errors."""
     seeds = {fit.seeds for fit in fits if fit is not None and not math.isnan(fit.standard_error)}
     if not seeds:
         return "exponent of N"

@@ -26,19 +26,19 @@ def mask_note(runs: Sequence[Run]) -> str:
 
 
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """What the validation loss is compared with: on [MASK] alone nothing can be copied."""
+    """Return the reference levels of the validation loss: on [MASK] alone nothing can be copied."""
     first = "unigram_entropy" if has_mask_loss(runs) else "context_free_entropy"
-    found = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
-    return found or reference_levels(runs, ["unigram_entropy"])
+    levels = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
+    return levels or reference_levels(runs, ["unigram_entropy"])
 
 
 def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """What the training loss, over all predicted positions, is compared with."""
-    found = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
+    """Return the reference levels of the training loss, which is over all predicted positions."""
+    levels = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
     unigram = reference_levels(runs, ["unigram_entropy"])
     # Where all that is predicted shows [MASK] the two are one level: one line, one name.
-    same = {value for _, value in found} == {value for _, value in unigram}
-    return unigram if same or not found else found
+    same = {value for _, value in levels} == {value for _, value in unigram}
+    return unigram if same or not levels else levels
 
 
 def final_value(run: Run, column: str) -> float | None:

@@ -33,7 +33,7 @@ OPTION = "model.scheme_options."
 
 
 def margin(run: Run) -> float | None:
-    """L - L_0: the final validation loss minus what a predictor without context pays, in nats.
+    """Return L - L_0, the final validation loss minus the unigram's loss, in nats.
 
     None without an evaluation or anything to compare with.
     """
@@ -42,11 +42,11 @@ def margin(run: Run) -> float | None:
 
 
 def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
-    """L and L_0: the final validation loss, and what a predictor without context pays, in nats.
+    """Return L and L_0, the final validation loss and the unigram's loss, in nats.
 
     L is taken where [MASK] is shown, L_0 is the unigram's loss on the same positions, of the same
     row of evals.csv.  A run that has no such column, or no [MASK], is compared with the entropies
-    that it states.  None for what a run does not have.
+    that it states.  A missing value is None.
     """
     if not len(run.evals):
         return None, None
@@ -99,8 +99,8 @@ class Cell:
     @property
     def counts(self) -> dict[str, int]:
         """How many seeds have each outcome, in the order of OUTCOMES; zeros left out."""
-        found = Counter(self.outcomes)
-        return {name: found[name] for name in OUTCOMES if found[name]}
+        counter = Counter(self.outcomes)
+        return {name: counter[name] for name in OUTCOMES if counter[name]}
 
     @property
     def all_trained(self) -> bool:
@@ -118,12 +118,12 @@ def cell_of(runs: Sequence[Run]) -> Cell:
 
 def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
     """The runs that have an outcome. Raises NothingMatchedError when there is none."""
-    found = [run for run in runs if outcome(run)]
-    if not found:
+    finished = [run for run in runs if outcome(run)]
+    if not finished:
         raise NothingMatchedError(
             "no finished run has a validation loss that can be compared with a unigram's"
         )
-    return found
+    return finished
 
 
 def map_cells(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, MapCell]:

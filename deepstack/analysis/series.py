@@ -25,7 +25,7 @@ from deepstack.analysis.settings import (
 )
 from deepstack.records import ENDED, Run
 
-# Schemes that stay in a figure which has no room for all.
+# Schemes that remain in a figure that cannot show all.
 COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
 
 
@@ -53,14 +53,14 @@ class Series:
 
     def at(self, depth: int) -> list[Run]:
         """Its runs of one depth, by seed, one a seed."""
-        found = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
-        return sorted(found, key=lambda run: int(run.get(SEED, 0)))
+        members = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
+        return sorted(members, key=lambda run: int(run.get(SEED, 0)))
 
 
 def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
-    """Of runs of one setting and depth one a seed: the last that came to an end, or else the last.
+    """Return one run per seed: the last finished one, or else the last one.
 
-    A run that was only looked at otherwise is no further sample of what is averaged.
+    Runs that differ in intervals of measurements only are one sample of a mean.
     """
     ended = sorted(runs, key=lambda run: run.state in ENDED)
     return list({run.get(SEED): run for run in ended}.values())
@@ -134,7 +134,7 @@ def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], l
 def choose_panels(
     series: Sequence[Series], limit: int
 ) -> tuple[list[tuple[str, list[Run]]], list[str]]:
-    """What has a panel of its own, label and runs, and notes on what has none.
+    """Return label and runs of each panel, and notes on runs without a panel.
 
     Of one setting every depth; of several each at its greatest depth, named where there are others.
     """
@@ -144,16 +144,16 @@ def choose_panels(
         return [(f"N = {n}", series[0].at(n)) for n in evenly_spaced(depths, limit)], notes
     shown, left = choose_series(series, limit)
     several = len({n for s in shown for n in s.depths}) > 1
-    made = []
+    labelled = []
     for s in shown:
         n = s.depths[-1]
-        made.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
+        labelled.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
     notes = ["each at its greatest depth"] if any(len(s.depths) > 1 for s in shown) else []
-    return made, notes + left
+    return labelled, notes + left
 
 
 def left_out_note(labels: Sequence[str]) -> list[str]:
-    """A note on what a figure has no room for, by name."""
+    """Return a note with the names of series that a figure leaves out."""
     names = "; ".join(labels[:MOST_NAMES])
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
     return [f"left out: {names}{more}"] if labels else []

@@ -110,8 +110,8 @@ def short_key(key: str) -> str:
 
 def value_text(value: Any) -> str:
     """Return a config value as text: `0.001`, `on`, `(0.9, 0.98)`; without its middle if long."""
-    whole = _text(value)
-    return whole if len(whole) <= 300 else f"{whole[:140]}…{whole[-140:]}"
+    full = _text(value)
+    return full if len(full) <= 300 else f"{full[:140]}…{full[-140:]}"
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
-# state has lost most of what it was, and an update can hardly grow any more.
+# state is mostly lost, and an update can hardly grow further.
 SATURATED = 0.3
 
 
@@ -40,8 +40,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """The seeds of one series at one depth: what is drawn there, its mark if it has one, and the
-    finite values that it is drawn of."""
+    """The seeds of one series at one depth: statistics, mark, and finite values by seed."""
 
     depth: int
     value: Spread
@@ -50,14 +49,14 @@ class Point:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    found = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
-    if not len(found):
+    finite = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
+    if not len(finite):
         return Spread(math.nan, math.nan, math.nan, 0)
-    mean = float(found.mean())
-    if len(found) == 1:
+    mean = float(finite.mean())
+    if len(finite) == 1:
         return Spread(mean, math.nan, math.nan, 1)
-    deviation = float(found.std(ddof=1))
-    return Spread(mean, mean - deviation, mean + deviation, len(found))
+    deviation = float(finite.std(ddof=1))
+    return Spread(mean, mean - deviation, mean + deviation, len(finite))
 
 
 def has_diverged(run: Run) -> bool:
@@ -71,10 +70,10 @@ def has_diverged_by(run: Run, step: int) -> bool:
 
 def with_steps(runs: Sequence[Run]) -> list[Run]:
     """The runs that have made a step. Raises NothingMatchedError when there is none."""
-    found = [run for run in runs if len(run.steps)]
-    if not found:
+    started = [run for run in runs if len(run.steps)]
+    if not started:
         raise NothingMatchedError("no run has a step in steps.csv yet")
-    return found
+    return started
 
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:
@@ -102,19 +101,19 @@ def points_of(
     points = []
     for depth in depths:
         there = members(depth)
-        whole = [run for run in there if not gone(run)]
-        found = [(run, v) for run in whole or there if (v := value(run)) is not None]
-        mean = spread_of([v for _, v in found])
+        converged = [run for run in there if not gone(run)]
+        values = [(run, v) for run in converged or there if (v := value(run)) is not None]
+        mean = spread_of([v for _, v in values])
         if not mean.n:
             continue
         mark = ""
-        if not whole:
+        if not converged:
             mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
-        elif len(whole) < len(there):
+        elif len(converged) < len(there):
             mark = SOME_DIVERGED
-        elif mean.mean > float(np.mean([ceiling(run) for run, _ in found])):
+        elif mean.mean > float(np.mean([ceiling(run) for run, _ in values])):
             mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in found if math.isfinite(v)}
+        by_seed = {int(run.get("seed", 0)): v for run, v in values if math.isfinite(v)}
         points.append(Point(depth, mean, mark, by_seed))
     return points
 
@@ -123,15 +122,15 @@ def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
     """The last finite value of the first of these columns that has one."""
     for name in names:
         if name in table:
-            found = table[name].to_numpy(dtype=float)
-            found = found[np.isfinite(found)]
-            if len(found):
-                return float(found[-1])
+            values = table[name].to_numpy(dtype=float)
+            values = values[np.isfinite(values)]
+            if len(values):
+                return float(values[-1])
     return None
 
 
 def is_normalised(run: Run) -> bool:
-    """Whether F leaves a norm, so that ‖F‖ has a scale of its own."""
+    """Return whether F is the output of a norm, which fixes the scale of ‖F‖."""
     return bool(run.columns.get("scheme", {}).get("normalised", True))
 
 
@@ -141,7 +140,7 @@ def update_column(runs: Sequence[Run]) -> str:
 
 
 def unrelated_distance(run: Run, column: str) -> float:
-    """How far two unrelated states are apart; infinite where F has no scale of its own."""
+    """Return the distance of two unrelated states; infinite if no norm fixes the scale of F."""
     if not is_normalised(run):
         return math.inf
     if column == "model_update_rel":

@@ -1,4 +1,4 @@
-"""Which roles the model update comes from: shares against depth, with exponents, and the step."""
+"""Shares of the roles in the model update, against depth with exponents and against the step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MOST_PANELS = 4
 SCHEDULE = "schedule"
 
-# Blue: what the theorem speaks of; red: what stands beside the matrices; green: outside of layers.
+# Blue: matrices of the theorem; red: vectors beside the matrices; green: outside of layers.
 COLOURS = {
     "q": "#DCE9F5", "k": "#BCD4EA", "v": "#94BEDD", "o": "#61A0CD", "w1": "#327FBA",
     "w2": "#0E559B", "w3": "#0A2F66", "cross_q": "#E4E1F0", "cross_k": "#C6C3E0",
@@ -63,35 +63,35 @@ class Stacked:
 
 def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     """The runs that have an attribution.csv with a row.  Raises NothingMatchedError for none."""
-    found = {run: run.attribution for run in runs if len(run.attribution)}
-    if not found:
+    tables = {run: run.attribution for run in runs if len(run.attribution)}
+    if not tables:
         raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
-    return found
+    return tables
 
 
 def stack(name: str, groups: Sequence[tuple[int, pd.DataFrame]]) -> Stacked:
     """The means over the rows of each group, one a seed.  A row in which nothing moved is none."""
-    there = parts_of([rows for _, rows in groups])
-    made = Stacked(name, [], {r: [] for r in there}, {r: [] for r in there}, [], [], {})
+    names = parts_of([rows for _, rows in groups])
+    stacked = Stacked(name, [], {r: [] for r in names}, {r: [] for r in names}, [], [], {})
     for x, rows in groups:
-        parts = rows.reindex(columns=there).fillna(0.0).to_numpy(float)
+        parts = rows.reindex(columns=names).fillna(0.0).to_numpy(float)
         whole = rows["whole"].to_numpy(float)
         sums = parts.sum(axis=1)
         good = np.isfinite(sums) & (sums > 0) & np.isfinite(whole) & (whole > 0)
         if not good.any():
             continue
         parts, sums, whole = parts[good], sums[good], whole[good]
-        made.x.append(x)
-        made.whole.append(float(whole.mean()))
+        stacked.x.append(x)
+        stacked.whole.append(float(whole.mean()))
         seeds = rows["seed"].to_numpy(int)[good].tolist()
-        for role, values in zip((*there, "whole"), (*parts.T, whole), strict=True):
+        for role, values in zip((*names, "whole"), (*parts.T, whole), strict=True):
             by_seed = dict(zip(seeds, values.tolist(), strict=True))
-            made.by_seed.setdefault(role, []).append(by_seed)
-        made.ratio.append(spread_of((sums / whole).tolist()))
-        for i, role in enumerate(there):
-            made.parts[role].append(float(parts[:, i].mean()))
-            made.shares[role].append(float((parts[:, i] / sums).mean()))
-    return made
+            stacked.by_seed.setdefault(role, []).append(by_seed)
+        stacked.ratio.append(spread_of((sums / whole).tolist()))
+        for i, role in enumerate(names):
+            stacked.parts[role].append(float(parts[:, i].mean()))
+            stacked.shares[role].append(float((parts[:, i] / sums).mean()))
+    return stacked
 
 
 def parts_of(tables: Sequence[pd.DataFrame]) -> list[str]:
@@ -109,7 +109,7 @@ def colours_of(roles: Sequence[str]) -> list[Any]:
 
 
 def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], table: Table) -> None:
-    """Shares in the upper row of panels; in the lower one, what they add up to over the whole."""
+    """Draw shares in the upper row of panels, and the sum of the parts over the whole below."""
     columns = len(stacks)
     ratios = [{"y": r.mean, "low": r.low, "high": r.high} for s in stacks for r in s.ratio]
     low, high = log_extent([{"y": 1.0}, *ratios])
@@ -143,7 +143,7 @@ def draw_ratio(axes: Axes, one: Stacked) -> None:
 
 
 def record(table: Table, one: Stacked, roles: Sequence[str]) -> None:
-    """The rows of what is drawn: a share's value is the part itself, a ratio's the whole."""
+    """Add the drawn values to the table; the value of a share is its part, of a ratio the whole."""
     for i, x in enumerate(one.x):
         n = one.ratio[i].n
         for role in roles:
@@ -166,7 +166,7 @@ def moving(stacks: Sequence[Stacked]) -> list[str]:
 
 
 def notes_of() -> list[str]:
-    """What is stacked, and why it need not add up."""
+    """Return notes that define a part, and explain why parts need not add up."""
     return [
         typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
         typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
@@ -234,22 +234,21 @@ def joined(runs: Sequence[Run], rows: dict[Run, pd.DataFrame]) -> pd.DataFrame:
 
 
 def in_order(one: Stacked, s: Series) -> list[int]:
-    """Which of a panel's points are below saturation, with no seed that diverged: their places."""
-    found = []
+    """Return the indices of points below saturation at which no seed diverged."""
+    indices = []
     for i, (depth, value) in enumerate(zip(one.x, one.whole, strict=True)):
         if any(map(has_diverged, s.at(depth))):
             continue
         levels = [unrelated_distance(run, "model_update") for run in s.at(depth)]
         if value <= SATURATED * float(np.mean(levels)):
-            found.append(i)
-    return found
+            indices.append(i)
+    return indices
 
 
 def entries(
     one: Stacked, roles: Sequence[str], fitted: Sequence[int], table: Table
 ) -> tuple[list[Handle], str]:
-    """The legend of a panel: each role with the exponent of its part in depth, and the whole; and
-    what stands over it."""
+    """Return the legend of a panel, each role with the exponent of its part, and its title."""
     fits: list[Fit | None] = []
 
     def exponent(name: str, values: Sequence[float]) -> str:

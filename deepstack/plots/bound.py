@@ -50,7 +50,7 @@ RATIO = "right-hand side / measured"
 
 
 def right_hand_side(run: Run) -> pd.DataFrame | None:
-    """step, bound, measured and ratio at every look at the layers after which F had moved.
+    """Return step, bound, measured and ratio at every snapshot at which F has moved.
 
     bound: of an encoder or a decoder (Theorem 4.2) the sum of the terms of all sublayers; of both
     (Theorem 4.3) the encoder's sum times the sum over cross-attentions of v w/α, and the decoder's.
@@ -59,14 +59,14 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
     import pandas as pd
 
     names = run.layer_names()
-    found = {name: run.layers(name) for name in names if name.startswith("bound_")}
+    terms = {name: run.layers(name) for name in names if name.startswith("bound_")}
     depths = run.columns.get("stacks", {})
-    if not found or not depths:
+    if not terms or not depths:
         return None
-    steps = next(iter(found.values()))[0]
+    steps = next(iter(terms.values()))[0]
 
     def total(first: int, end: int, sublayers: Sequence[str]) -> np.ndarray:
-        parts = [found[f"bound_{name}"][1][:, first:end] for name in sublayers]
+        parts = [terms[f"bound_{name}"][1][:, first:end] for name in sublayers]
         return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
 
     own = ("attention", "feed_forward")
@@ -91,13 +91,13 @@ def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     runs = with_steps(runs)
     if not any(name.startswith("bound_") for run in runs for name in run.layer_names()):
         raise NothingMatchedError("no run has the terms of the bound (log.layers_every is 0?)")
-    found = {run: table for run in runs if (table := right_hand_side(run)) is not None}
-    if not found:
+    tables = {run: table for run in runs if (table := right_hand_side(run)) is not None}
+    if not tables:
         raise NothingMatchedError(
             "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
             "after a step: no run is of that form and has a look at its layers after one"
         )
-    return found
+    return tables
 
 
 def left_out(runs: Sequence[Run], used: Sequence[Run]) -> list[str]:
@@ -135,17 +135,17 @@ def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
     A run without one there, because it left the theorem's form on the way, does not hold back the
     others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
     """
-    whole = [run for run in tables if not has_diverged(run)] or list(tables)
-    looks = [
+    finished = [run for run in tables if not has_diverged(run)] or list(tables)
+    snapshots = [
         set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
-        for run in whole
+        for run in finished
     ]
-    count = Counter(step for run in whole for step in tables[run]["step"].tolist())
-    good = [s for s in set.intersection(*looks) if 2 * count[s] > len(whole)]
+    count = Counter(step for run in finished for step in tables[run]["step"].tolist())
+    good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
     if not good:
         raise NothingMatchedError("the runs share no step with a look at their layers")
     step = int(max(good))
-    if step == max(map(max, looks)):
+    if step == max(map(max, snapshots)):
         return step, []
     return step, [f"step {step} is the last look at layers that all share and most have a value at"]
 

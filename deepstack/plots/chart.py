@@ -1,4 +1,4 @@
-"""What a chart is: a function from runs to a figure and the table of what it shows."""
+"""Charts: functions from runs to a figure and the table of its values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options:
-    """What may be asked of a chart.
+    """Options of a chart.
 
     at_step: the step of the charts against depth, instead of the last one that all runs share.
     diagnostic: the per-layer diagnostic of the heat map and of the last layer against the step.
@@ -67,7 +67,7 @@ class Table:
 
 @dataclass
 class Chart:
-    """A figure, the table of exactly what is drawn in it, and its title."""
+    """A figure, the table of exactly the values in it, and its title."""
 
     figure: Figure
     data: pd.DataFrame
@@ -81,7 +81,7 @@ CHARTS: Registry[ChartFunction] = Registry("chart")
 def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     """Register a chart: a function (runs, options) -> Chart, drawn in deepstack's style.
 
-    It raises NothingMatchedError with a sentence when the runs do not have what it shows.
+    It raises NothingMatchedError with a sentence when the runs do not have its values.
     """
 
     refuse_no_name("chart", name)
@@ -92,14 +92,14 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
             from deepstack.plots.style import paper
 
             with paper():
-                found = function(runs, options=replace(options or Options(), runs=tuple(runs)))
-            if not isinstance(found, Chart):
-                kind = type(found).__name__
+                result = function(runs, options=replace(options or Options(), runs=tuple(runs)))
+            if not isinstance(result, Chart):
+                kind = type(result).__name__
                 raise PluginError(
                     f"chart {name!r}: {place_of(function)}returned {kind}; allowed "
                     "Chart(figure, data, title)"
                 )
-            return found
+            return result
 
         CHARTS.register(name, draw)
         return draw

@@ -78,7 +78,7 @@ def curves_of(series: Sequence[Series]) -> list[Curve]:
 
 
 class CurveStyles:
-    """Which colour and which panel a curve has.
+    """Colours and panels of curves.
 
     Where depth and something else vary, the one with fewer values makes the panels: depths are
     shades and series panels, or, of many series and few depths, the other way round.
@@ -111,7 +111,7 @@ class CurveStyles:
         """Colour and line of a curve."""
         if self.by_depth:
             place = self.depths.index(curve.depth)
-            # Dark for deep: the eye goes to what the study is about.
+            # Dark for deep: deep runs are the subject of a study.
             return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
         style = self.styles[curve.series]
         return {"color": style["color"], "ls": style["linestyle"]}
@@ -135,7 +135,7 @@ class CurveStyles:
         return entries
 
     def notes(self, shown: int) -> list[str]:
-        """What the figure leaves out, of its panels and in its legend."""
+        """Return notes on panels and legend entries that the figure leaves out."""
         colours, panels = len(self.series), len(self.depths)
         if self.by_depth:
             colours, panels = panels, shown
@@ -221,11 +221,15 @@ def draw_curves(
     look = CurveStyles(runs, series, options)
     panels = look.panels(curves_of(series), MOST_PANELS)
     points = {curve: curve.points(column, source) for _, curves in panels for curve in curves}
-    points = {curve: found[found[:, 0] > 0] for curve, found in points.items()}
-    values = np.concatenate([found[:, 1] for found in points.values()])
+    points = {
+        curve: rows_of_curve[rows_of_curve[:, 0] > 0] for curve, rows_of_curve in points.items()
+    }
+    values = np.concatenate([rows_of_curve[:, 1] for rows_of_curve in points.values()])
     logarithmic = bool((values > 0).any() and (values >= 0).all())
     if logarithmic:
-        points = {curve: found[found[:, 1] > 0] for curve, found in points.items()}
+        points = {
+            curve: rows_of_curve[rows_of_curve[:, 1] > 0] for curve, rows_of_curve in points.items()
+        }
     lost = [name for name, curves in panels if not any(len(points[curve]) for curve in curves)]
     shown = [(name, curves) for name, curves in panels if name not in lost]
     if not shown:

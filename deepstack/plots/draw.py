@@ -1,4 +1,4 @@
-"""Runs in a folder -> files: each chart as PDF, PNG, SVG and a CSV of exactly what is drawn."""
+"""Draws charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of its values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw(
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
-    these runs do not allow. Returns what was written.  Raises NothingMatchedError when there are no
+    these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
     runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
     an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
     end BrokenChartError where the code of a chart has failed.
@@ -147,13 +147,13 @@ def render(chart: Chart, kind: str) -> bytes:
 
 
 def csv_bytes(chart: Chart) -> bytes:
-    """What is drawn, as CSV."""
+    """Return the values of a chart as CSV."""
     table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     return table.encode("utf-8", "backslashreplace")
 
 
 def describe_error(error: Exception) -> str:
-    """The line of a plugin, or the innermost one, and what it says."""
+    """Return an error with its place: the line of a plugin, or else the innermost line."""
     if isinstance(error, DeepstackError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -169,8 +169,8 @@ def read_reference(
     """
     import pandas as pd
 
-    given = [Path(directory).resolve() for directory in directories]
-    folders = dict.fromkeys([*given, *(r.path.resolve().parent for r in runs)])
+    folders_given = [Path(directory).resolve() for directory in directories]
+    folders = dict.fromkeys([*folders_given, *(r.path.resolve().parent for r in runs)])
     tables = []
     for folder in folders:
         path = folder / "reference.csv"

@@ -1,4 +1,4 @@
-"""What every layer did: gradient norm by layer, and any diagnostic over layers and steps."""
+"""Values of every layer: gradient norm by layer, and any diagnostic over layers and steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Picked:
 
 
 def pick(runs: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[Run], list[str]]:
-    """The runs that stand for all, which they were chosen from, and a note on how.
+    """Choose runs to show; return them, all usable runs, and notes on the choice.
 
     Each series at its greatest depth; of one series each depth; always the lowest seed.
     Raises NothingMatchedError when no run has this diagnostic.
@@ -227,7 +227,7 @@ def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
 
 
 def sides_note(runs: Sequence[Run]) -> list[str]:
-    """Which layers are whose, where there are two stacks."""
+    """Return a note on the layers of encoder and decoder, if there are two stacks."""
     sides = [run.columns.get("stacks", {}) for run in runs]
     if not all(len(stacks) == 2 for stacks in sides):
         return []
@@ -238,10 +238,10 @@ def sides_note(runs: Sequence[Run]) -> list[str]:
 
 def words_of(name: str) -> str:
     """A diagnostic's name as words: `gradient norm`, `LN input, feed-forward`."""
-    whole = {"grad": "gradient", "param": "parameter", "ln": "LN"}
+    full_words = {"grad": "gradient", "param": "parameter", "ln": "LN"}
     sublayers = ("_cross_attention", "_attention", "_feed_forward")
     for part in sublayers:
-        said = f", {part[1:].replace('_', '-')}"
+        suffix = f", {part[1:].replace('_', '-')}"
         if name.endswith(part):
-            return words_of(name.removesuffix(part)) + said
-    return " ".join(whole.get(word, word) for word in name.split("_"))
+            return words_of(name.removesuffix(part)) + suffix
+    return " ".join(full_words.get(word, word) for word in name.split("_"))

@@ -1,4 +1,4 @@
-"""Loss against step and against depth, next to what can be reached without learning anything."""
+"""Loss against step and against depth, next to losses that need no learning."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ MEANING = (
     f"positions; stalled: within {CLEAR:g} nats of it; above: further above it; diverged: the loss "
     "left the finite numbers or train.max_loss"
 )
-ROW, GAP = 0.13, 0.07  # height of a map's row in inches; what is left free of a cell
+ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
 NAME = 1.5  # inches beside a map for the names of its rows
 LABEL = float(STYLE["ytick.labelsize"])
-LETTER = 0.62 * LABEL / 72  # inches of a letter, about: enough to see whether names have room
+LETTER = 0.62 * LABEL / 72  # approximate inches of a letter, to tell whether names fit
 
 
 def draw_cell(axes: Axes, x: float, y: float, cell: Cell) -> None:
@@ -53,7 +53,7 @@ def draw_cell(axes: Axes, x: float, y: float, cell: Cell) -> None:
 def map_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str], width: float) -> None:
     """Categories along both axes, the first row on top; width: inches of a panel and its names.
 
-    Names of columns that have no room beside each other stand upright.
+    Names of columns that do not fit beside each other stand upright.
     """
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -72,11 +72,11 @@ def map_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str], width: flo
 
 def outcome_handles(cells: Sequence[Cell]) -> list[Handle]:
     """Legend entries for the outcomes that occur."""
-    found = {name for cell in cells for name in cell.counts}
+    occurring = {name for cell in cells for name in cell.counts}
     return [
         Patch(color=OUTCOME_COLOURS[name], lw=0, label=name)
         for name in OUTCOME_COLOURS
-        if name in found
+        if name in occurring
     ]
 
 
@@ -90,7 +90,7 @@ def add_rows(table: Table, cell: Cell, **where: object) -> None:
 
 
 def map_notes(runs: Sequence[Run], shown: Sequence[Run], cells: Sequence[Cell]) -> list[str]:
-    """The criterion, what a box is, and what is left out: for a map's caption."""
+    """Return a map's caption: the criterion, the meaning of a box, and the runs left out."""
     counts = sorted({len(cell.outcomes) for cell in cells})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     notes = [MEANING]

@@ -1,4 +1,4 @@
-"""A figure laid out in inches: title, panels, legends, caption, each in room of its own."""
+"""A figure laid out in inches: title, panels, legends and caption, which never overlap."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Page:
         return self.bar
 
     def legend_below(self, panel: int, handles: list[Handle], title: str | None = None) -> None:
-        """A legend of its own below one panel."""
+        """Put a legend below one panel."""
         self._legends[panel] = (handles, title)
 
     def outer_labels_only(self, *, same_y: bool = True) -> None:
@@ -178,7 +178,7 @@ class Page:
             axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, room, inside=False)))
 
     def _wrap_panel_titles(self) -> None:
-        """Panel titles in as many lines as their width needs, and room for them."""
+        """Break panel titles into lines that fit, and reserve the height of these lines."""
         titles = [axes.get_title(loc="left") for axes in self.axes]
         lines = [wrap(title, SUBTITLE, self._panel + 0.05) for title in titles]
         for axes, wrapped in zip(self.axes, lines, strict=True):
@@ -188,7 +188,7 @@ class Page:
             self._tops[row] += max(most - 1, 0) * SUBTITLE * LINE / 72
 
     def _legend_start(self, column: int) -> float:
-        """Where the legend below a panel begins: beside the tick labels there is room for it."""
+        """Return the left edge of a legend below a panel; it may extend below the tick labels."""
         return max(self._left + column * (self._panel + self._gap) - 0.3, PAD)
 
     def _legend_room(self, panel: int) -> float:

@@ -1,4 +1,4 @@
-"""What happens to the gradient in each sublayer: through its norm, and over its residual sum."""
+"""Gradient ratios of each sublayer: through its norm, and over its residual sum."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def read(members: Sequence[Run], name: str) -> Rows | None:
     """A diagnostic of all seeds, at the records that they share; None where one lacks it."""
     if not all(name in run.layer_names() for run in members):
         return None
-    found = [run.layers(name) for run in members]
-    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found)))
-    picked = [v[[steps.tolist().index(s) for s in shared]] for steps, v in found]
+    diagnostics = [run.layers(name) for run in members]
+    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in diagnostics)))
+    picked = [v[[steps.tolist().index(s) for s in shared]] for steps, v in diagnostics]
     values = np.array(picked, dtype=float)
     rows = Rows(np.array(shared), np.where(np.isfinite(values), values, math.nan))
     return rows if len(shared) and (rows.values > 0).any() else None
@@ -68,18 +68,18 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     if not usable:
         raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
     series, follows = split_series(usable)
-    found = {s.label: quantities(s) for s in series}
-    if not any(found.values()):
+    values = {s.label: quantities(s) for s in series}
+    if not any(values.values()):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
     # A setting with something to show in every panel comes first, one without any has none.
-    whole = [s for s in series if len({symbol for _, symbol in found[s.label]}) == len(WORDS)]
-    partly = [s for s in series if found[s.label] and s not in whole]
+    whole = [s for s in series if len({symbol for _, symbol in values[s.label]}) == len(WORDS)]
+    partly = [s for s in series if values[s.label] and s not in whole]
     kept, _ = choose_series(whole, MOST_ROWS)
     kept += choose_series(partly, MOST_ROWS - len(kept))[0]
     shown = [s for s in series if s in kept]
     page = Page(len(shown), 3, height=1.25)
     table = Table()
-    looks: tuple[set[int], set[int]] = (set(), set())
+    end_steps: tuple[set[int], set[int]] = (set(), set())
     kinds: set[str] = set()
     several = len(shown) > 1 or len({depth for one in series for depth in one.depths}) > 1
     vanished: list[str] = []
@@ -91,14 +91,14 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
             written = in_braces(symbol)
             panel.set_title(f"{label}: {written}" if several else written)
             draw_published(panel, symbol, table, f"{label}: {symbol}")
-        draw_setting(axes, one, found[one.label], label, table)
-        for rows in found[one.label].values():
-            for steps, end in zip(looks, (0, -1), strict=True):
+        draw_setting(axes, one, values[one.label], label, table)
+        for rows in values[one.label].values():
+            for steps, end in zip(end_steps, (0, -1), strict=True):
                 steps.add(int(rows.steps[end]))
-        kinds |= {kind for kind, _ in found[one.label]}
-        vanished += gaps(label, found[one.label])
+        kinds |= {kind for kind, _ in values[one.label]}
+        vanished += gaps(label, values[one.label])
         for panel, symbol in zip(axes, WORDS, strict=True):
-            if not any(known == symbol for _, known in found[one.label]):
+            if not any(known == symbol for _, known in values[one.label]):
                 write_no_value(panel)
         for panel, symbol in zip(axes, WORDS, strict=True):
             name = f"{label}: {symbol}"
@@ -120,7 +120,7 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     notes += diverged_note(
         (f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}", s.at(s.depths[-1])) for s in shown
     )
-    entries = handles(kinds, sorted(looks[0]), sorted(looks[1]), table)
+    entries = handles(kinds, sorted(end_steps[0]), sorted(end_steps[1]), table)
     figure = page.finish(title, title_of(usable, series), notes, entries + published)
     return Chart(figure, table.frame(), title)
 
@@ -131,7 +131,7 @@ def in_braces(symbol: str) -> str:
 
 
 def quantities(one: Series) -> dict[tuple[str, str], Rows]:
-    """What a setting has to show at its greatest depth, by kind of sublayer and symbol."""
+    """Return the values of a series at its greatest depth, by kind of sublayer and symbol."""
     members = one.at(one.depths[-1])
     found = {}
     for kind in KINDS:

@@ -90,7 +90,7 @@ def paper() -> Iterator[None]:
 def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
     """Colour, line and marker of series `index` of `count`.
 
-    ordered: whether their labels are numbers, of which many are shades; names are told apart.
+    ordered: whether their labels are numbers; more than seven of these are shades.
     """
     colours = COLOURS + MORE_COLOURS
     many = ordered and count > len(COLOURS)
@@ -252,8 +252,8 @@ def number(value: float) -> str:
 
 def extent(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:
     """Limits of a log axis around positive values, with a margin on both sides."""
-    found = [value for value in values if value > 0 and math.isfinite(value)]
-    low, high = (min(found), max(found)) if found else (0.1, 1.0)
+    positive = [value for value in values if value > 0 and math.isfinite(value)]
+    low, high = (min(positive), max(positive)) if positive else (0.1, 1.0)
     if high / low < 1.5:
         low, high = low / 1.4, high * 1.4
     factor = (high / low) ** margin

@@ -163,8 +163,8 @@ def _entries(
 
 def _distinct(values: Sequence[float]) -> list[float]:
     """Finite levels that differ by more than two percent, three at most."""
-    found: list[float] = []
+    distinct: list[float] = []
     for value in sorted(v for v in values if math.isfinite(v)):
-        if not found or value / found[-1] > 1.02:
-            found.append(value)
-    return found[:3]
+        if not distinct or value / distinct[-1] > 1.02:
+            distinct.append(value)
+    return distinct[:3]

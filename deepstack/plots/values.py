@@ -1,4 +1,4 @@
-"""What charts read off runs: means over seeds, levels to compare with, names of axes."""
+"""Shared parts of charts: points, bands, levels, marks, published values, names of axes."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def draw_level(axes: Axes, y: float, series: str, panel: str | None, table: Tabl
 
 
 def write_no_value(axes: Axes) -> None:
-    """Words in a panel that has nothing to draw."""
+    """Write `no value` into an empty panel."""
     axes.text(0.5, 0.5, "no value", color=GREY, ha="center", transform=axes.transAxes)
 
 
 def mark_handles(
     marks: set[str], saturated: str = "saturated", gone: str = "diverged"
 ) -> list[Handle]:
-    """Legend entries for the marks that were used; `gone`: what a cross says of divergence."""
+    """Legend entries for the marks that were used; `gone` is the label of the cross."""
     known = {
         "saturated": ("o", saturated),
         SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
@@ -197,7 +197,7 @@ def add_points(
     points: Sequence[Point],
     fit: Fit | None = None,
 ) -> None:
-    """The rows of one line, and of its fit."""
+    """Add the rows of one line, and of its fit."""
     for point in points:
         mean, low, high, n = point.value
         table.add(
@@ -208,7 +208,7 @@ def add_points(
 
 
 def add_fit(table: Table, panel: str | None, series: str, fit: Fit | None) -> None:
-    """The row of a fit, if there is one."""
+    """Add the row of a fit, if there is one."""
     if fit is not None:
         table.add(
             panel=panel, series=series, kind="fit", n=fit.n, exponent=fit.exponent,

@@ -1,4 +1,4 @@
-"""What runs have come to: one row a setting and depth, and a page that shows all of it."""
+"""Results of runs: a table with one row a setting and depth, and a page with everything."""
 
 from deepstack.analysis.comparison import compare
 from deepstack.reports.page import report

@@ -1,7 +1,7 @@
 """One page of HTML that holds all of it: tables, charts, settings, where each number is from.
 
-It fetches nothing and runs nothing: charts are pictures inside of the page, and what a run folder
-says is text.
+It fetches nothing and runs nothing: charts are pictures inside of the page, and the texts of a
+run folder are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from deepstack.records.run import NOT_THE_EXPERIMENT
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
-# What is asked first; the other charts follow by name.
+# The first charts of the page; the others follow by name.
 FIRST = (
     "final_loss_vs_depth", "outcomes", "update_vs_depth", "update_vs_step", "loss_vs_step"
 )  # fmt: skip
@@ -43,7 +43,7 @@ FIRST = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart in the page.  svg, csv: addresses that hold what they point to; width in pixels."""
+    """A chart in the page.  svg, csv: data addresses; width in pixels."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class Picture:
 
 @dataclass
 class Section:
-    """What the page says of a study.
+    """The values of one study on the page.
 
     rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
     of `run_rows`, each with its folder, `path`.  shared: settings of all runs, as YAML.  example:
@@ -106,26 +106,28 @@ def report(
     if path.is_dir():
         path = path / "report.html"
     studies, skipped = find_studies(folders, partial(Run.damage, layers=True))
-    whole = {study: runs for study, runs in studies.items() if runs}
-    if not whole:
+    readable = {study: runs for study, runs in studies.items() if runs}
+    if not readable:
         raise ResourceError("\n".join(skipped))
     sections, broken = [], []
-    rows = comparisons(whole, against, best)
-    for study, runs in whole.items():
+    rows = comparisons(readable, against, best)
+    for study, runs in readable.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
         section = section_of(name, runs, path, rows[study])
-        asked = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
+        options_of_charts = Options(
+            at_step, diagnostic or "grad_norm", read_reference(folders, runs)
+        )
         for chart in dict.fromkeys([*FIRST, *CHARTS]):
             say(f"{name}: {chart}")
-            found = try_chart(chart, CHARTS[chart], runs, asked)
-            if isinstance(found, Chart):
-                section.pictures.append(picture_of(chart, found))
+            result = try_chart(chart, CHARTS[chart], runs, options_of_charts)
+            if isinstance(result, Chart):
+                section.pictures.append(picture_of(chart, result))
                 continue
-            section.left_out.append(str(found))
-            broken += [f"{name}: {found}"] if isinstance(found, BrokenChartError) else []
+            section.left_out.append(str(result))
+            broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
         sections.append(section)
-    said = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
-    options = [f"--{name}={value}" for name, value in said.items() if value is not None]
+    given = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     options += [f"--best={key}" for key in best]
     words = [*map(str, folders), *options]
     try:
@@ -141,7 +143,7 @@ def report(
 
 
 def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, Any]]) -> Section:
-    """What the page says of these runs but for the charts; rows: of `comparison`."""
+    """Return the section of a study without charts; rows: those of `comparison`."""
     one_task = len({run.get(TASK) for run in runs}) == 1
     for row in rows:
         losses = [r["val_loss"] for r in rows if r["depth"] == row["depth"]]
@@ -169,34 +171,40 @@ def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, 
 def shared(runs: Sequence[Run]) -> str:
     """The settings that all these runs have in common, as YAML."""
     different = set(varying(runs))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in runs[0].flat_config.items():
         if key not in different and key.split(".")[0] not in NOT_THE_EXPERIMENT:
             *sections, last = key.split(".")
-            place = found
+            section = settings
             for word in sections:
-                place = place.setdefault(word, {})
-            place[last] = value
-    return yaml_of(found)
+                section = section.setdefault(word, {})
+            section[last] = value
+    return yaml_of(settings)
 
 
 def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What runs were made with, and how many with each: versions, device, commit, plugins."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the environments of runs and their counts: versions, device, commit, plugins."""
+    entries: dict[str, dict[str, Any]] = {}
     for run in runs:
         parts = [run.meta.get(key) for key in ("environment", "git")]
-        made, git = (dict(part) if isinstance(part, dict) else {} for part in parts)
-        made["commit"] = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
+        environment, git = (dict(part) if isinstance(part, dict) else {} for part in parts)
+        environment["commit"] = str(git.get("commit") or "")[:12] + " + changes" * bool(
+            git.get("dirty")
+        )
         plugins = run.meta.get("plugins")
-        found_in = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
-        made["plugins"] = ", ".join(str(plugin.get("file")) for plugin in found_in)
-        entry = found.setdefault(json.dumps(made, sort_keys=True), {"made": made, "runs": 0})
+        plugin_files = (
+            [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+        )
+        environment["plugins"] = ", ".join(str(plugin.get("file")) for plugin in plugin_files)
+        entry = entries.setdefault(
+            json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
+        )
         entry["runs"] += 1
-    return list(found.values())
+    return list(entries.values())
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
-    """What a reader has to know of runs that did not end well, or not yet."""
+    """Return notes on runs that failed, diverged or have not ended."""
     notes = []
     for run in runs:
         if run.state in ("failed", "out_of_memory", "diverged"):
@@ -233,19 +241,19 @@ def page(
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("deepstack.reports", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    environment.filters |= {
         "address_of": lambda path: quote(os.fsencode(path)),  # a path need not be UTF-8
         "cell": cell,
         "counted": lambda number, form: counted(form, number),
     }
-    return made.get_template("page.html").render(
+    return environment.get_template("page.html").render(
         sections=sections,
         skipped=skipped,
         open=OPEN,
