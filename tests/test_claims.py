@@ -19,9 +19,9 @@ from deepstack.errors import PluginError
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import claim, sure
+from deepstack.theory.claim_stack import Trial
 from deepstack.theory.draws import exponents
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import Trial
 
 VERDICTS = {
     "C1": "holds",

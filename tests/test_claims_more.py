@@ -12,10 +12,10 @@ from sample import some
 
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory.claim import sure
+from deepstack.theory.claim_stack import SumTap, started, tapped
 from deepstack.theory.draws import agreement, estimate, slope
 from deepstack.theory.gradients import signals
 from deepstack.theory.norms import fold, stream_powers, unit_branches
-from deepstack.theory.trial import SumTap, started, tapped
 from deepstack.training import mean_loss
 
 # claim -> its verdict, and beginnings of the stated parts that do not agree

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from deepstack.cli import app
 from deepstack.theory import CLAIMS, Finding, Part, claim, repeats
 from deepstack.theory.claim import Decision
+from deepstack.theory.claim_stack import started
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import started
 
 run = CliRunner().invoke
 

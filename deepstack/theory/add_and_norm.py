@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import FLAT, Trial, growth
 from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import ADD_AND_NORM
-from deepstack.theory.trial import FLAT, Trial, growth
 
 F64 = torch.float64
 # as the document lists them

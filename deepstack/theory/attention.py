@@ -15,6 +15,7 @@ from deepstack.model.cross_attention import MergedAttention
 from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import started
 from deepstack.theory.draws import (
     agreement,
     estimate,
@@ -26,7 +27,6 @@ from deepstack.theory.draws import (
     slope,
 )
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.trial import started
 
 FP32 = 1e-5  # relative, of a chain of products in fp32
 

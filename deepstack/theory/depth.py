@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import FLAT, MATRICES, Trial, by_sublayer, gains, growth
 from deepstack.theory.draws import repeats
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import FLAT, MATRICES, Trial, by_sublayer, gains, growth
 
 F64 = torch.float64
 GROUPS = {

@@ -15,9 +15,9 @@ from deepstack.diagnostics import take
 from deepstack.model.build import Built
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
+from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import agreement, estimate, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.trial import Trial, started
 from deepstack.training import mean_loss
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import (
     F64,
     ROUNDING,
@@ -26,7 +27,6 @@ from deepstack.theory.draws import (
 )
 from deepstack.theory.gradients import signals, spectral_norms
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.trial import Trial, started
 
 
 @claim("C18", READING_NOTES)

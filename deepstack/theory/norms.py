@@ -14,6 +14,7 @@ from torch import Tensor
 from deepstack.model import Transformer
 from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import SumTap, Trial, started, tapped
 from deepstack.theory.draws import (
     ROUNDING,
     agreement,
@@ -28,7 +29,6 @@ from deepstack.theory.draws import (
 from deepstack.theory.gradients import spectral_norms
 from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
-from deepstack.theory.trial import SumTap, Trial, started, tapped
 
 
 @claim("C17", NORM_THEN_LINEAR)

@@ -11,9 +11,17 @@ from torch import Tensor
 from deepstack.diagnostics import ModelUpdate
 from deepstack.schemes import find_scheme, with_options
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import (
+    FLAT,
+    MATRICES,
+    VALUE_PATH,
+    Trial,
+    by_sublayer,
+    gains,
+    growth,
+)
 from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import FLAT, MATRICES, VALUE_PATH, Trial, by_sublayer, gains, growth
 
 # x <- LN(alpha x + G(x)) with alpha of their own
 OF_THE_THEOREM = ("post_ln", "post_ln_init", "ds_init", "admin", "deepnorm", "deepnorm_adam")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim_stack import Trial
 from deepstack.theory.draws import F64, exponents, normals, power, repeats
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.trial import Trial
 
 # alpha, v, w: Post-LN's, DeepNorm's at N = 6 with v = w = beta, and three different numbers
 COEFFICIENTS = ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
