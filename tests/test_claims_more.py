@@ -144,7 +144,8 @@ def test_fold_leaves_no_gain_and_no_bias() -> None:
         for scheme in stack.built.model.schemes:
             for parameter in scheme.parameters():
                 parameter += 0.1
-        assert fold(stack.built.model) == 2 * 2 * 2 * 32
-    for scheme in stack.built.model.schemes:
+        folded, saved = fold(stack.built.model)
+    assert saved == 2 * 2 * 2 * 32
+    for scheme in folded.schemes:
         for name, parameter in scheme.named_parameters():
             assert (parameter == (1.0 if name.endswith("gain") else 0.0)).all()

@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
+from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from deepstack.errors import PluginError
 from deepstack.registry import Registry
 from deepstack.theory.draws import THOROUGH, factor
-
-# Standard errors within which a prediction and a mean of draws agree, by their number less one:
-# Student's t at 99.73 %, what 3 is of a normal distribution (JCGM 100:2008, Table G.2).
-SURE = (235.80, 19.21, 9.22, 6.62, 5.51, 4.90, 4.53, 4.28, 4.09, 3.96, 3.85, 3.76, 3.69, 3.64, 3.59,
-        3.54, 3.51, 3.48, 3.45, 3.42)  # fmt: skip
 
 # Relative width of an interval that can confirm an equality for which the claim gives no tolerance.
 RESOLUTION = 0.1
@@ -129,15 +125,13 @@ class Part:
 
 
 def sure(draws: int) -> float:
-    """The number of standard errors, of a mean of so many draws, on each side of the interval."""
+    """Half the 99.73 % interval of a mean of so many draws, in standard errors, by Student's t.
+
+    3 for a normal distribution, and for a number that is no mean of draws (draws = 0).
+    """
     if not draws:
         return 3.0
-    if draws == 1:
-        return math.inf
-    if draws - 2 < len(SURE):
-        return SURE[draws - 2]
-    free = draws - 1  # Cornish and Fisher's expansion about the normal distribution, at 3
-    return 3 + 7.5 / free + 17.25 / free**2
+    return float(stdtrit(draws - 1, ndtr(3.0))) if draws > 1 else math.inf
 
 
 class Line(NamedTuple):

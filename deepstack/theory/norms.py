@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepstack.model import Transformer
+from deepstack.model.fold import fold_norm, follow
+from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.claim_stack import SumTap, Trial, started, tapped
@@ -58,10 +60,10 @@ def folded(seed: int) -> Finding:
         for scheme, found in (("pre_ln", pre), ("post_ln", post)):
             stack = started(own, {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3})
             stack.run(8)
-            model, tokens = copy.deepcopy(stack.model).double(), stack.batch(9)[0]
+            tokens = stack.batch(9)[0]
             with torch.no_grad():
-                before = model(tokens)
-                removed = fold(model)
+                before = copy.deepcopy(stack.model).double()(tokens)
+                model, removed = fold(stack.model)
                 found.append(agreement(model(tokens), before))
             if scheme == "pre_ln":
                 saved.append(removed / (6 * 2 * 32))
@@ -79,29 +81,25 @@ def folded(seed: int) -> Finding:
     return Finding(parts, note)
 
 
-def fold(model: Transformer) -> int:
-    """Fold gains and biases of an encoder's norms into what reads them; how many are gone.
+def fold(model: Transformer) -> tuple[Transformer, int]:
+    """Return a copy of the model in fp64 whose layers' norms are folded, and the parameters saved.
 
-    Pre-LN: a sublayer's own norm into its first map.  Post-LN: the same pairs of norm and map, the
-    norm being the one before, which the stream reads as well.
+    Unlike `deepstack.model.fold.fold`, this folds a norm that the stream reads too (Post-LN).
     """
-    removed = 0
-    previous = None
-    for layer in model.layers:
-        for sublayer in ("attention", "feed_forward"):
-            (norm,) = getattr(layer.scheme, f"{sublayer}_norms")
-            source = norm if layer.scheme.name == "pre_ln" else previous
-            previous = norm
-            if source is None:
-                continue
-            G: Any = getattr(layer, sublayer)
-            weight, bias = (G.qkv, G.qkv_bias) if sublayer == "attention" else (G.w1, G.w1_bias)
-            bias += weight @ source.bias
-            weight *= source.gain
-            source.gain.fill_(1.0)
-            source.bias.fill_(0.0)
-            removed += 2 * len(source.gain)
-    return removed
+    values = {name: value.double() for name, value in values_of(model).items()}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    saved = 0
+    for norm, reading in follow(model).readings.items():
+        if any(weight is model.embedding for reader in reading.maps for weight in reader.weights):
+            continue
+        fold_norm(values, names, norm, reading, keeps_gain=False, keeps_bias=False)
+        for parameter, neutral in ((norm.gain, torch.ones_like), (norm.bias, torch.zeros_like)):
+            assert parameter is not None
+            values[names[parameter]] = neutral(parameter)
+            saved += parameter.numel()
+    result = copy.deepcopy(model).double()
+    fill(result, values)
+    return result, saved
 
 
 def fold_times(rng: torch.Generator, blocks: int = 8, rounds: int = 8) -> list[float]:
