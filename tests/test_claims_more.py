@@ -13,7 +13,7 @@ from sample import some
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory.claim import sure
 from deepstack.theory.claim_stack import SumTap, started, tapped
-from deepstack.theory.draws import agreement, estimate, slope
+from deepstack.theory.draws import agreement, slope
 from deepstack.theory.gradients import signals
 from deepstack.theory.norms import fold, stream_powers, unit_branches
 from deepstack.training import mean_loss
@@ -97,8 +97,7 @@ def test_what_the_documents_do_not_say_is_shown_beside() -> None:
     assert shown["the same, I − (11ᵀ + r̄r̄ᵀ)/d"].agrees
 
 
-def test_estimate_and_slope_and_agreement() -> None:
-    assert estimate([1.0, 3.0]) == pytest.approx((2.0, 1.0))
+def test_slope_and_agreement() -> None:
     assert slope([0.0, 1.0, 2.0], [1.0, 3.0, 5.0]) == pytest.approx(2.0)
     x = torch.tensor([3.0, 4.0])
     assert agreement(x, x) == 1.0

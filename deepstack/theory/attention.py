@@ -17,8 +17,8 @@ from deepstack.model.sublayers import Attention
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.claim_stack import started
 from deepstack.theory.draws import (
+    F64,
     agreement,
-    estimate,
     normals,
     power,
     random,
@@ -128,9 +128,8 @@ def saturation(seed: int) -> Finding:
     lines = []
     for name, label in (("logits", "by logits"), ("q", "by q"), ("median", "by logits, median")):
         for word in ("with", "without"):
-            columns = [estimate(values) for values in found[f"{word}, {name}"]]
-            means, errors = zip(*columns, strict=True)
-            lines.append(Line(f"{label}, {word} 1/√d", sizes, means, error=errors))
+            draws_of_sizes = torch.tensor(found[f"{word}, {name}"], dtype=F64).t()
+            lines.append(Line.mean(f"{label}, {word} 1/√d", sizes, draws_of_sizes))
     note = (
         f"64 keys, {draws} draws of 64 queries (256 for the exponent). It saturates. The gradient "
         "by the logits falls, more slowly below d_head = 512; at 64 it is not yet below that with "
@@ -194,8 +193,8 @@ def merged_attention(seed: int) -> Finding:
         "more slowly at first and is nearly level after 50 steps.  Decoding with 4 decoder layers, "
         "batch 4; benchmarks/decoding.py has larger sizes."
     )
-    means, errors = zip(*(estimate(speeds[length]) for length in lengths), strict=True)
-    lines = [Line("measured", lengths, means, error=errors)]
+    by_length = torch.tensor(list(speeds.values()), dtype=F64).t()
+    lines = [Line.mean("measured", lengths, by_length)]
     return Finding(parts, note, Curves("positions", "time, separate over merged", lines))
 
 

@@ -145,7 +145,7 @@ class Line(NamedTuple):
 
     @classmethod
     def mean(cls, label: str, x: Sequence[float], draws: Tensor, measured: bool = True) -> Line:
-        """The mean of draws (count, len(x)) at each x, ± its standard error."""
+        """Return the mean of draws (count, len(x)) at each x, ± its standard error."""
         error = (draws.std(dim=0) / math.sqrt(len(draws))).tolist()
         return cls(label, x, draws.mean(dim=0).tolist(), measured, error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -38,12 +37,6 @@ def seeds(seed: int, count: int) -> list[int]:
 def random(seed: int, stream: int = 0) -> torch.Generator:
     """A stream of random numbers of its own."""
     return torch.Generator().manual_seed(1000 * seed + stream)
-
-
-def estimate(values: Sequence[float] | Tensor) -> tuple[float, float]:
-    """The mean of independent repetitions, and its standard error s / sqrt(n)."""
-    drawn = torch.as_tensor(values, dtype=torch.float64).flatten()
-    return drawn.mean().item(), (drawn.std(correction=1) / math.sqrt(len(drawn))).item()
 
 
 def agreement(a: Tensor, b: Tensor) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from deepstack.model.build import Built
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import agreement, estimate, random, seeds
+from deepstack.theory.draws import agreement, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.training import mean_loss
 
@@ -130,10 +129,10 @@ def error_signals(seed: int) -> Finding:
         Part.mean("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, right, tolerance=1e-9, stated=False),
         Part.mean("ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, way, tolerance=1e-3),
     ]
-    first = range(1, 1 + start[0].names.index("cross_attention") - 1)
+    encoder_only = list(range(1, start[0].names.index("cross_attention")))
     lines = [
-        Line(word, list(first), [mean_at(start, symbol, i - 1)[0] for i in first],
-             error=[mean_at(start, symbol, i - 1)[1] for i in first])
+        Line.mean(word, encoder_only,
+                  torch.stack([one.values[symbol][: len(encoder_only)] for one in start]).double())
         for symbol, word in (("β_LN", "β of LN"), ("β_RC", "β of the sum"), ("β", "both"))
     ]  # fmt: skip
     note = (
@@ -143,11 +142,6 @@ def error_signals(seed: int) -> Finding:
         "1 gradients explode."
     )
     return Finding(parts, note, Curves("sublayer of the encoder", "ratio of norms", lines))
-
-
-def mean_at(found: Sequence[Signals], symbol: str, index: int) -> tuple[float, float]:
-    """A value of one sublayer: its mean and standard error."""
-    return estimate([one.values[symbol][index].item() for one in found])
 
 
 def jacobian(rng: torch.Generator, d: int = 64, draws: int = 32) -> tuple[list[float], list[float]]:
@@ -220,8 +214,7 @@ def no_warmup(seed: int) -> Finding:
     ]  # fmt: skip
     layers, lines = list(range(1, depth + 1)), []
     for moment, values in norms.items():
-        means, errors = zip(*(estimate(column) for column in torch.stack(values).t()), strict=True)
-        lines.append(Line(moment, layers, means, error=errors))
+        lines.append(Line.mean(moment, layers, torch.stack(values).double()))
     note = (
         f"{depth} layers, d = 32, lr 0.001, {batches} batches of 8 sequences, {len(gains)} seeds; "
         "the gain after 30 steps in a stack of 3 layers. The gradients of the lower layers do not "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from deepstack.theory.draws import (
     F64,
     ROUNDING,
     agreement,
-    estimate,
     normals,
     power,
     random,
@@ -85,17 +84,11 @@ def nearly_orthogonal(seed: int) -> Finding:
         "the transpose. It is near where m is far above n."
     )
     lines = [
-        Line("entries, i ≠ j", sizes, *zip_estimates(entries)),
+        Line.mean("entries, i ≠ j", sizes, torch.tensor(entries, dtype=F64).t()),
         Line("1/√m", sizes, [m**-0.5 for m in sizes], measured=False),
-        Line("‖WᵀW − I‖_F/‖I‖_F", sizes, *zip_estimates(whole)),
+        Line.mean("‖WᵀW − I‖_F/‖I‖_F", sizes, torch.tensor(whole, dtype=F64).t()),
     ]
     return Finding(parts, note, Curves("m = n", "distance from I", lines, True, True))
-
-
-def zip_estimates(columns: Sequence[Sequence[float]]) -> tuple[list[float], bool, list[float]]:
-    """The rest of a measured line: means, True, standard errors."""
-    found = [estimate(column) for column in columns]
-    return [mean for mean, _ in found], True, [error for _, error in found]
 
 
 def gram_error(W: Tensor) -> Tensor:
@@ -271,8 +264,8 @@ def ds_init(seed: int) -> Finding:
     lines = []
     for scheme, word in (("post_ln", "Post-LN"), ("ds_init", "DS-Init")):
         for i, kind in enumerate(("attention", "feed-forward")):
-            columns = torch.stack(found[scheme])[:, i::2].t().tolist()
-            lines.append(Line(f"{word}, {kind}", layers, *zip_estimates(columns)))
+            draws = torch.stack(found[scheme])[:, i::2].double()
+            lines.append(Line.mean(f"{word}, {kind}", layers, draws))
     note = (
         f"Encoder of {depth} layers, d = 64, {len(repetitions)} seeds; α = {scale} for the "
         "distribution, 1 for β_RC."

@@ -20,7 +20,6 @@ from deepstack.theory.claim_stack import SumTap, Trial, started, tapped
 from deepstack.theory.draws import (
     ROUNDING,
     agreement,
-    estimate,
     normals,
     power,
     random,
@@ -187,9 +186,7 @@ def unrolled(seed: int) -> Finding:
     ]  # fmt: skip
     lines = []
     for start, values in weights.items():
-        columns = torch.tensor(values).exp2().t()
-        means, errors = zip(*(estimate(column) for column in columns), strict=True)
-        lines.append(Line(f"Post-LN, {start}", at, means, error=errors))
+        lines.append(Line.mean(f"Post-LN, {start}", at, torch.tensor(values).exp2().double()))
     lines.append(Line("2^(−l/2)", at, [2 ** (-sub / 2) for sub in at], measured=False))
     note = (
         f"{depth} layers, d = 32, {len(repetitions)} seeds. With Xavier's start branches are far "
