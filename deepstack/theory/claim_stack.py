@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
+from deepstack.diagnostics.snapshot import matrices
 from deepstack.distributed import Processes
 from deepstack.fast import make_step
 from deepstack.model import build_model
@@ -92,34 +93,50 @@ class Trial:
         """The banks that hold a parameter of one of these roles."""
         return [bank for bank in self.built.banks if set(bank.roles) & set(roles)]
 
+    @property
+    def layer_banks(self) -> list[Bank]:
+        """The banks of the parameters inside the layers."""
+        return [bank for bank in self.built.banks if bank.in_layers]
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Return every matrix of the layers by role, (depth, n_out, n_in), not copied."""
+        banks = self.layer_banks
+        return matrices(banks, [bank.values() for bank in banks], range(len(banks)))
+
     def weights(self) -> dict[str, Tensor]:
-        """Copies of v, o, w1, w2 by role, each (depth, n_out, n_in)."""
-        found: dict[str, Tensor] = {}
-        for bank in self.banks_of(*VALUE_PATH):
-            found |= {role: torch.cat(parts).clone() for role, parts in bank.by_role()}
-        return {role: found[role] for role in VALUE_PATH}
+        """Return copies of v, o, w1, w2 by role, each (depth, n_out, n_in)."""
+        values = self.matrices()
+        return {role: values[role].clone() for role in VALUE_PATH}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of v, o, w1, w2 by role, each (depth, n_out, n_in)."""
-        found: dict[str, Tensor] = {}
-        for bank in self.banks_of(*VALUE_PATH):
-            parts = bank.gradients().chunk(len(bank.roles), dim=1)
-            found |= dict(zip(bank.roles, parts, strict=True))
-        return {role: found[role] for role in VALUE_PATH}
+        """Return the gradients of v, o, w1, w2 by role, each (depth, n_out, n_in)."""
+        banks = self.banks_of(*VALUE_PATH)
+        values = matrices(banks, [bank.gradients() for bank in banks], range(len(banks)))
+        return {role: values[role] for role in VALUE_PATH}
 
-    def update_of(self, lr: float, banks: list[Bank]) -> float:
-        """‖ΔF‖ of one SGD step on these banks alone, with the gradients that are there; undone."""
+    def update_of(self, lr: float, banks: Sequence[Bank]) -> float:
+        """Return ‖ΔF‖ of one SGD step on these banks, with their present gradients; undo it."""
         update = ModelUpdate(self.model, self.probe)
-        kept = [p.detach().clone() for bank in banks for p in bank.parameters]
-        with torch.no_grad():
-            for bank in banks:
-                for p in bank.parameters:
-                    assert p.grad is not None
-                    p.sub_(p.grad, alpha=lr)
-            moved = update.measure()["model_update"].item()
-            for p, before in zip([p for b in banks for p in b.parameters], kept, strict=True):
-                p.copy_(before)
-        return moved
+        with restored(banks):
+            descend(banks, lr)
+            return update.measure()["model_update"].item()
+
+
+@contextmanager
+def restored(banks: Sequence[Bank]) -> Iterator[None]:
+    """Give the parameters of these banks their present values back at the end of the block."""
+    values = [bank.values().clone() for bank in banks]
+    yield
+    for bank, old in zip(banks, values, strict=True):
+        bank.copy_(old)
+
+
+@torch.no_grad()
+def descend(banks: Sequence[Bank], lr: float) -> None:
+    """Take a step of plain gradient descent on the parameters of these banks."""
+    for parameter in (parameter for bank in banks for parameter in bank.parameters):
+        assert parameter.grad is not None
+        parameter.sub_(parameter.grad, alpha=lr)
 
 
 def started(seed: int, changes: Mapping[str, Any]) -> Trial:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics import take
-from deepstack.model.build import Built
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
 from deepstack.theory.claim_stack import Trial, started
@@ -20,16 +19,12 @@ from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.training import mean_loss
 
 
-def spectral_norms(built: Built) -> Tensor:
-    """‖W‖₂ of every matrix of the layers, (matrices,)."""
-    found = [
-        torch.linalg.matrix_norm(rows.double(), ord=2)
-        for bank in built.banks
-        if bank.in_layers and bank.start == "matrix"
-        for _, tensors in bank.by_role()
-        for rows in tensors
+def mean_spectral_norm(stack: Trial) -> float:
+    """Return the geometric mean of ‖W‖₂ over the matrices of the layers."""
+    norms = [
+        torch.linalg.matrix_norm(W.double(), ord=2).flatten() for W in stack.matrices().values()
     ]
-    return torch.cat([norms.flatten() for norms in found])
+    return torch.cat(norms).log().mean().exp().item()
 
 
 class Signals(NamedTuple):
@@ -51,7 +46,7 @@ class Signals(NamedTuple):
 def signals(stack: Trial, step: int = 1) -> Signals:
     """What happens to the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
     inputs, targets = stack.batch(step)
-    banks = [bank for bank in stack.built.banks if bank.in_layers]
+    banks = stack.layer_banks
     here = [bank.values() for bank in banks]
     loss = partial(mean_loss, targets=targets)
     found = take(stack.model, banks, inputs, loss, before=None, initial=here)
@@ -226,7 +221,7 @@ def no_warmup(seed: int) -> Finding:
 
 def update_norms(stack: Trial, steps: int) -> Tensor:
     """‖θ_l,t − θ_l,t−1‖ by layer, the mean over the first steps, (depth,)."""
-    banks = [bank for bank in stack.built.banks if bank.in_layers]
+    banks = stack.layer_banks
     values = [[bank.values().clone() for bank in banks]]
     stack.run(steps, lambda t: values.append([bank.values().clone() for bank in banks]))
     pairs = (zip(now, before, strict=True) for before, now in pairwise(values))

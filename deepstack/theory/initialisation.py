@@ -24,7 +24,7 @@ from deepstack.theory.draws import (
     repeats,
     seeds,
 )
-from deepstack.theory.gradients import signals, spectral_norms
+from deepstack.theory.gradients import mean_spectral_norm, signals
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 
 
@@ -245,13 +245,12 @@ def ds_init(seed: int) -> Finding:
             values.append(signals(stack).values["β_RC"] - 1)
         options = {"model.scheme": "ds_init", "model.scheme_options": {"scale": scale}}
         stack = started(own, {**keys, **options, "model.init.distribution": "xavier_uniform"})
-        for bank in stack.built.banks:
-            for _, tensors in bank.by_role() if bank.in_layers and bank.start == "matrix" else ():
-                W = torch.cat(tensors).double()  # (depth, n_out, n_in)
-                gamma = math.sqrt(6 / (W.shape[1] + W.shape[2]))
-                bound = gamma * scale / torch.arange(1, depth + 1).to(W)[:, None, None].sqrt()
-                spread.append(math.sqrt(3 * power(W / bound)))
-                edge.append((W / bound).abs().max().item())
+        for matrix in stack.matrices().values():
+            W = matrix.double()
+            gamma = math.sqrt(6 / (W.shape[1] + W.shape[2]))
+            bound = gamma * scale / torch.arange(1, depth + 1).to(W)[:, None, None].sqrt()
+            spread.append(math.sqrt(3 * power(W / bound)))
+            edge.append((W / bound).abs().max().item())
         nearer.append(float(found["ds_init"][-1].abs().sum() < found["post_ln"][-1].abs().sum()))
         mean.append((found["ds_init"][-1].mean() / found["post_ln"][-1].mean()).item())
     parts = [
@@ -294,8 +293,7 @@ def systems(seed: int) -> Finding:
         start = {"model.init.distribution": "zero_identity"}
         alike.append(agreement(matrices(own, start), matrices(own + 1, start)))
         drawn.append(agreement(matrices(own, {}), matrices(own + 1, {})))
-        built = started(own, start).built
-        w1 = next(bank for bank in built.banks if "w1" in bank.roles).values()[0].double()
+        w1 = started(own, start).matrices()["w1"][0].double()
         straight.append(agreement(w1.t() @ w1, torch.eye(w1.shape[1])))
         W = normals(random(own), 48, 32)
         u, v = singular_vectors(W)
@@ -306,7 +304,7 @@ def systems(seed: int) -> Finding:
             keys = {"model.depth": 2, "train.lr": 3e-3, "train.spectral_penalty": penalty}
             stack = started(own, keys)
             stack.run(8)
-            ends.append(spectral_norms(stack.built).log().mean().exp().item())
+            ends.append(mean_spectral_norm(stack))
         trained.append(ends[0] / ends[1])
     parts = [
         Part.mean("ReZero, 12 layers: 1 − distance of F from x_0", 1.0, same["rezero"]),
@@ -331,9 +329,8 @@ def systems(seed: int) -> Finding:
 
 def matrices(seed: int, keys: Mapping[str, Any]) -> Tensor:
     """All numbers of the matrices of a small stack's layers."""
-    banks = started(seed, keys).built.banks
-    chosen = [bank for bank in banks if bank.in_layers and bank.start == "matrix"]
-    return torch.cat([bank.values().flatten() for bank in chosen])
+    banks = started(seed, keys).layer_banks
+    return torch.cat([bank.values().flatten() for bank in banks if bank.start == "matrix"])
 
 
 def running_logits(stack: Trial) -> float:

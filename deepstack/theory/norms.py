@@ -27,7 +27,7 @@ from deepstack.theory.draws import (
     seeds,
     slope,
 )
-from deepstack.theory.gradients import spectral_norms
+from deepstack.theory.gradients import mean_spectral_norm
 from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
 
@@ -274,7 +274,7 @@ def weight_decay(seed: int) -> Finding:
                 more = {"train.optimizer": optimizer, "train.weight_decay": decay}
                 stack = started(own, {**keys, **more})
                 stack.run(steps)
-                bound = spectral_norms(stack.built).log().mean().exp().item()
+                bound = mean_spectral_norm(stack)
                 ends[way] = {"bound": bound, "felt": sensitivity(stack, random(own))}
             for way in ways:
                 for what, value in ends[way].items():

@@ -17,8 +17,10 @@ from deepstack.theory.claim_stack import (
     VALUE_PATH,
     Trial,
     by_sublayer,
+    descend,
     gains,
     growth,
+    restored,
 )
 from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import LAYER_CAKE
@@ -52,23 +54,24 @@ def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> lis
         trial.built.calibrate(trial.batch(1)[0])
     update = ModelUpdate(trial.model, trial.probe)
     before, banks = trial.weights(), trial.banks_of(*VALUE_PATH)
-    kept = [bank.values().clone() for bank in banks]
-    rng = torch.Generator().manual_seed(seed)
-    for bank, old in zip(banks, kept, strict=True):
-        bank.copy_(old + 1e-4 * torch.randn(old.shape, generator=rng))
-    found = [right_hand_side(trial, before) / update.measure()["model_update_step"].item()]
-    for bank, old in zip(banks, kept, strict=True):
-        bank.copy_(old)
-    update.measure()
+    ratios: list[float] = []
 
-    def look(step: int) -> None:
+    def measure(step: int = 0) -> None:
         nonlocal before
-        found.append(right_hand_side(trial, before) / update.measure()["model_update_step"].item())
+        moved = update.measure()["model_update_step"].item()
+        ratios.append(right_hand_side(trial, before) / moved)
         before = trial.weights()
 
+    with restored(banks):
+        rng = torch.Generator().manual_seed(seed)
+        for bank in banks:
+            old = bank.values()
+            bank.copy_(old + 1e-4 * torch.randn(old.shape, generator=rng))
+        measure()
+    update.measure()
     before = trial.weights()
-    trial.run(steps, look)
-    return found
+    trial.run(steps, measure)
+    return ratios
 
 
 @claim("C8", LAYER_CAKE)
@@ -197,10 +200,7 @@ def tokens(seed: int) -> Finding:
         trial.backward()
         with torch.no_grad():
             before = [trial.model.hidden(trial.probe[:, :n]) for n in sizes]
-            for bank in trial.banks_of(*MATRICES):
-                for p in bank.parameters:
-                    assert p.grad is not None
-                    p.sub_(p.grad, alpha=1e-3)
+            descend(trial.banks_of(*MATRICES), 1e-3)
             for j, n in enumerate(sizes):
                 moved = (trial.model.hidden(trial.probe[:, :n]) - before[j]).norm(dim=-1)
                 both[0, i, j] = moved.square().sum(dim=1).sqrt().mean()
