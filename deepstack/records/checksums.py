@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from deepstack.records.files import LARGE, refuse_sparse, trouble
+from deepstack.records.files import LARGE, parse_object, refuse_sparse, trouble
 from deepstack.records.folder import RunFolder
 
 CHECKSUMS = "checksums.json"
@@ -146,14 +146,8 @@ def is_data(name: str) -> bool:
 
 
 def mapping(path: Path) -> dict[str, Any]:
-    """A JSON object.  Raises OSError for what is no file or too large, ValueError for no object."""
-    data = plain_file(path, LARGE).read_bytes()
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        raise ValueError("is too deeply nested") from None
-    except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError("is not an object of JSON")
-    return found
+    """Return the JSON object in a file.
+
+    Raises OSError if it is not a regular file or is too large, ValueError if it is not an object.
+    """
+    return parse_object(plain_file(path, LARGE).read_bytes())

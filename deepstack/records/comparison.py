@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepstack.errors import DeepstackError
 from deepstack.records.append_log import number_text
+from deepstack.records.checksums import mapping
 from deepstack.records.files import read
 from deepstack.records.folder import RunFolder
+from deepstack.records.run import flatten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +133,7 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
 
 def _taken_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
     """The first value that charts take from a JSON file, that both have and that differs."""
-    one, two = (dict(_leaves(_json(folder.path / name))) for folder in (old, new))
+    one, two = (_flat_json(folder.path / name) for folder in (old, new))
     for key in one:
         words = key.split(".")
         taken = words[0] in TAKEN[name] and words[-1] not in SENTENCES
@@ -141,20 +142,12 @@ def _taken_difference(name: str, old: RunFolder, new: RunFolder) -> Difference |
     return None
 
 
-def _json(path: Path) -> object:
+def _flat_json(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file by dotted key; empty if it cannot be read."""
     try:
-        return json.loads(read(path) or b"{}")
-    except (ValueError, RecursionError):  # which `inspect` says
+        return dict(flatten(mapping(path)))
+    except (OSError, ValueError):  # `inspect` reports it
         return {}
-
-
-def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted key, value) of everything in nested mappings that is none."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
 
 
 def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from deepstack.errors import LockedError, ResourceError
 
@@ -76,6 +76,19 @@ def read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ResourceError(f"{path}: {error.strerror or error}") from error
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that these bytes hold; raises ValueError for anything else."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("is too deeply nested") from None
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object")
+    return value
 
 
 def reading(path: Path) -> BinaryIO:
@@ -297,10 +310,9 @@ def _try_lock(descriptor: int, kind: int, path: Path) -> bool:
 
 def _read_holder(descriptor: int) -> dict[str, object]:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
+        return parse_object(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _describe(found: dict[str, object]) -> str:

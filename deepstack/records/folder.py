@@ -49,57 +49,29 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.meta_path = self.path / "meta.json"
+        self.status_path = self.path / "status.json"
+        self.columns_path = self.path / "columns.json"
+        self.steps_path = self.path / "steps.csv"
+        self.timing_path = self.path / "timing.csv"
+        self.evals_path = self.path / "evals.csv"
+        self.layers_dir = self.path / "layers"
+        self.checkpoint_dir = self.path / "checkpoint"
+        self.lock_path = self.path / ".lock"
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
     @property
     def name(self) -> str:
+        """The name of the folder."""
         return self.path.resolve().name
 
     @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def meta_path(self) -> Path:
-        return self.path / "meta.json"
-
-    @property
-    def status_path(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def columns_path(self) -> Path:
-        return self.path / "columns.json"
-
-    @property
-    def steps_path(self) -> Path:
-        return self.path / "steps.csv"
-
-    @property
-    def timing_path(self) -> Path:
-        return self.path / "timing.csv"
-
-    @property
-    def evals_path(self) -> Path:
-        return self.path / "evals.csv"
-
-    @property
     def log_path(self) -> Path:
+        """The log of messages; other ranks than 0 override it."""
         return self.path / "log.txt"
-
-    @property
-    def layers_dir(self) -> Path:
-        return self.path / "layers"
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        return self.path / "checkpoint"
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / ".lock"
 
     def exists(self) -> bool:
         """Whether this folder holds a run: its config is the first file written."""
@@ -338,12 +310,9 @@ def _load_json(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"is no JSON ({error})" if data else "is empty") from error
-    if not isinstance(found, dict):
-        raise damaged(path, "is no JSON object")
-    return found
+        return files.parse_object(data)
+    except ValueError as error:
+        raise damaged(path, str(error) if data else "is empty") from error
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,7 +24,7 @@ from deepstack.records.checksums import (
 )
 from deepstack.records.files import read
 from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
-from deepstack.records.run import find_runs
+from deepstack.records.run import find_runs, visible_folders
 
 SIGNS = ("status.json", "meta.json", "steps.csv")
 
@@ -62,11 +61,8 @@ def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
     Raises NothingMatchedError when there is none.
     """
     root = Path(path)
-    below = [
-        root,
-        *_folders(root),
-        *(child for study in _folders(root) for child in _folders(study)),
-    ]
+    children = visible_folders(root)
+    below = [root, *children, *(run for study in children for run in visible_folders(study))]
     beheaded = {child for child in below if _is_beheaded(child)}
     found: list[RunFolder] = []
     try:
@@ -300,9 +296,3 @@ def _rows_wrong(path: Path, torn: bool) -> str | None:
             return f"line {number}: step {first} after step {before}"
         before = int(first)
     return None
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    """The visible folders in a folder."""
-    with contextlib.suppress(OSError):
-        yield from (p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")

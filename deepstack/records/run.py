@@ -214,14 +214,15 @@ def _folders_with_runs(root: Path) -> Iterator[Path]:
     """Run folders one or two levels below; nothing deeper, nothing hidden."""
     if not root.is_dir():
         return
-    for child in _visible(root):
+    for child in visible_folders(root):
         if RunFolder(child).exists():
             yield child
         else:
-            yield from (below for below in _visible(child) if RunFolder(below).exists())
+            yield from (below for below in visible_folders(child) if RunFolder(below).exists())
 
 
-def _visible(folder: Path) -> list[Path]:
+def visible_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder whose names do not start with a dot; [] if unreadable."""
     try:
         return [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
     except OSError:
