@@ -1,4 +1,4 @@
-"""Run folders: the only way results are written, and the way they are read back."""
+"""Run folders: written atomically and locked, checked against checksums, read back."""
 
 from deepstack.records.append_log import AppendLog, number_text
 from deepstack.records.checksums import (

@@ -17,19 +17,19 @@ from typing import Any, BinaryIO, Self
 from deepstack.errors import ChangedLogError, DeepstackError, DifferenceError
 from deepstack.records.files import make_folder, reading, sync_folder, trouble
 
-# What is read of a log at once; a row has some hundred bytes.
+# Bytes of a log read at once; a row has about a hundred bytes.
 BLOCK = 2**16
-# Bytes above which a line is no row.
+# Bytes of the longest line that is read as a row.
 LONGEST_LINE = 2**20
 
 Value = float | int | None
 
 
 def number_text(value: Any) -> str:
-    """The shortest text that reads back as the same float32; integers stay integers.
+    """Return the shortest text that reads back as the same float32; integers stay integers.
 
-    None is the empty cell, NaN is `nan`, infinities are `inf` and `-inf`. The text depends on
-    nothing but the value: neither on the locale nor on the machine.
+    None gives the empty cell, NaN `nan`, infinities `inf` and `-inf`. The text depends on the value
+    alone, not on the locale or the machine.
     """
     if value is None:
         return ""
@@ -47,16 +47,15 @@ def number_text(value: Any) -> str:
 class AppendLog:
     """Rows of a CSV file whose first column is the step, added one at a time and never changed.
 
-    A row goes to the operating system as soon as it is written, so a killed process leaves a
-    prefix of what it would have written, at worst with a torn last line. After `open(replay_from)`
-    the rows on disk behind that step are expected to be written again: they are compared byte for
-    byte, and a torn last line is completed rather than replaced.
+    `write` hands each row to the operating system at once. A killed process therefore leaves its
+    first rows, at worst with a torn last line. `open(replay_from)` expects the rows after that step
+    to be written again: each is compared byte for byte, and a torn last line is completed.
 
     `path`: the file. `columns`: names, the first one is `step`.
-    `compared=False` is for values that differ from one execution to the next (timing): rows are
-    then appended behind whatever is there, and only a torn last line is removed.
-    `tolerance`: relative difference below which a replayed row counts as the same one (for runs
-    without determinism); the row on disk stays, and `tolerated` counts such rows.
+    `compared=False` is for values that differ between executions (timing): rows are appended after
+    all rows on disk, and only a torn last line is removed.
+    `tolerance`: relative difference up to which a replayed row counts as equal (for runs without
+    determinism); the row on disk stays, and `tolerated` counts such rows.
 
     The log keeps a running sha256 of its rows; `check` compares the file with it.
 
@@ -87,16 +86,15 @@ class AppendLog:
     def open(self, replay_from: int = -1) -> Self:
         """Open the file for writing; rows after step `replay_from` will be compared.
 
-        The default replays everything, the row of step 0 included; on a new file it simply
-        starts it.
+        The default compares every row, that of step 0 included, and starts a missing file.
         """
         header = (",".join(self.columns) + "\n").encode()
         # Some file systems, after a power cut, show zeros where bytes had not reached the disk.
         data = self._read().rstrip(b"\0")
         self._cut(len(data))
-        # A torn header is completed like any torn line; a complete one must be ours.
-        kept = data[: len(header)]
-        if kept != header[: len(kept)]:
+        # A torn header is completed like any torn line; a complete one must have these columns.
+        start = data[: len(header)]
+        if start != header[: len(start)]:
             raise self._difference(_first_line(data), header)
         with trouble(self.path):
             make_folder(self.path.parent)
@@ -117,7 +115,7 @@ class AppendLog:
         return self
 
     def write(self, row: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Add one row: a mapping from column to value (absent ones stay empty) or a sequence."""
+        """Add one row: a mapping from column to value (missing ones stay empty) or a sequence."""
         if self._file is None:
             raise ValueError(f"{self.path.name} is not open")
         if isinstance(row, Mapping):
@@ -144,8 +142,7 @@ class AppendLog:
 
     def _place(self, line: bytes) -> bytes:
         """Append the missing part of a line; return the line that is on disk afterwards."""
-        # A run may have as many rows to write again as it has time between two checkpoints, so
-        # what is left of them is not copied for each.
+        # Many rows may have to be written again, so the remaining ones are not copied for each.
         there = self._expected[self._at : self._at + len(line)]
         if not there:
             self._append(line)
@@ -170,7 +167,7 @@ class AppendLog:
         return line
 
     def _tolerable(self, line: bytes) -> bytes | None:
-        """The complete line expected here when it equals `line` within the tolerance."""
+        """Return the complete line expected here if it equals `line` within the tolerance."""
         old = self._next_line()
         before, now = old.rstrip(b"\n").split(b","), line.rstrip(b"\n").split(b",")
         if not old.endswith(b"\n") or len(before) != len(now) or before[0] != now[0]:
@@ -185,23 +182,23 @@ class AppendLog:
 
     @property
     def remaining(self) -> bytes:
-        """What lies on disk behind the last row written: empty once all is written again."""
+        """The bytes on disk after the last row written; empty once all rows are written again."""
         return self._expected[self._at :]
 
     def _next_line(self) -> bytes:
-        """The line on disk in whose place the next row is written."""
+        """Return the line on disk that the next row must equal."""
         end = self._expected.find(b"\n", self._at) + 1
         return self._expected[self._at : end or None]
 
     def flush(self) -> None:
-        """Wait until the rows are on the disk itself: before a checkpoint that counts on them."""
+        """Wait until the rows are on the disk; a checkpoint that relies on them comes after."""
         if self._file is not None:
             with trouble(self.path):
                 os.fsync(self._file)
 
     @property
     def sha256(self) -> str:
-        """sha256 of the rows written since the file began, whatever the file holds now."""
+        """The sha256 of all rows written, whatever the file holds now."""
         return self._sha256.hexdigest()
 
     def check(self, *, ended: bool = False) -> None:
@@ -227,7 +224,7 @@ class AppendLog:
                 raise self._changed(self._first_change(file, size, rest))
 
     def _first_change(self, file: BinaryIO, size: int, rest: bytes) -> str:
-        """Where the file differs from the rows written, in words."""
+        """Describe where the file differs from the rows written."""
         file.seek(0)
         number = at = 0
         for crc in (*self._lines, *map(zlib.crc32, io.BytesIO(rest))):
@@ -263,17 +260,17 @@ class AppendLog:
         self.close()
 
     def offset_after(self, step: int) -> int:
-        """Bytes up to and including the last complete row whose step is at most `step`."""
+        """Return the size of the file up to its last complete row of a step <= `step`."""
         with self._reading() as file:
             return _offset_after(file, step)
 
     def sha256_upto(self, step: int) -> str:
-        """sha256 of the file up to `offset_after(step)`: what a checkpoint remembers of the log."""
+        """Return the sha256 of the file up to `offset_after(step)`; checkpoints store it."""
         with self._reading() as file:
             return _sha256(file, _offset_after(file, step))
 
     def last_upto(self, step: int) -> int | None:
-        """The step of the last row that is not behind `step`; None where there is no such row."""
+        """Return the step of the last row of a step <= `step`; None without such a row."""
         with self._reading() as file:
             end = _offset_after(file, step)
             file.seek(max(0, end - BLOCK))
@@ -281,7 +278,7 @@ class AppendLog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[BinaryIO]:
-        """The file, to read in blocks: of a long run it is larger than the model."""
+        """Open the file to read it in blocks; the log of a long run is larger than its model."""
         with trouble(self.path):
             try:
                 file: BinaryIO = reading(self.path)
@@ -295,7 +292,7 @@ class AppendLog:
             return file.read()
 
     def _cut(self, size: int) -> None:
-        """Remove what lies behind so many bytes."""
+        """Cut the file off after `size` bytes."""
         if self.path.exists() and self.path.stat().st_size > size:
             with trouble(self.path):
                 os.truncate(self.path, size)
@@ -326,29 +323,29 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _end_of(data: bytes, step: int) -> int:
-    """Offset after the last complete line that is the header or a row up to `step`."""
+    """Return the offset after the last complete line that is the header or a row up to `step`."""
     end = data.rfind(b"\n") + 1
     while end > 0:
-        start = data.rfind(b"\n", 0, end - 1) + 1
-        found = _step_of(data[start:end])
-        if start == 0 or (found is not None and found <= step):
+        begin = data.rfind(b"\n", 0, end - 1) + 1
+        row_step = _step_of(data[begin:end])
+        if begin == 0 or (row_step is not None and row_step <= step):
             return end
-        end = start
+        end = begin
     return 0
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
-    """sha256 of the first bytes of a file, which is read in blocks."""
-    found = hashlib.sha256()
+    """Return the sha256 of the first `size` bytes of a file, read in blocks."""
+    digest = hashlib.sha256()
     file.seek(0)
     while data := file.read(min(size, BLOCK)):
-        found.update(data)
+        digest.update(data)
         size -= len(data)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _offset_after(file: BinaryIO, step: int) -> int:
-    """`_end_of` for a whole file, of which no more than its end is read where that is enough."""
+    """Return `_end_of` for a whole file; reads only its end where that is enough."""
     size, length = file.seek(0, os.SEEK_END), BLOCK
     while True:
         start = max(0, size - length)
@@ -356,7 +353,7 @@ def _offset_after(file: BinaryIO, step: int) -> int:
         data = file.read(size - start)
         if start == 0:
             return _end_of(data, step)
-        # What stands before the first newline may be a part of a row: it is left out.
+        # The bytes before the first newline may be part of a row, so they are left out.
         first = data.find(b"\n")
         if first >= 0 and (end := _end_of(data[first:], step)) > 1:
             return start + first + end

@@ -1,4 +1,4 @@
-"""A value as a cell of a table, a number in a sentence."""
+"""Text of values in tables and sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTROLS = re.compile(
 
 def printable(text: str) -> str:
     """Return a text with control characters as escapes that JSON reads; tabs and lines stay."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
@@ -23,7 +23,7 @@ def one_line(text: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as a cell: four significant digits, a dash for nothing."""
+    """Return a value as a table cell: four significant digits, a dash for None."""
     value = plain(value)
     if value is None:
         return "-"
@@ -35,7 +35,7 @@ def text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: numpy scalars as numbers, NaN as None, infinities as words."""
+    """Return a value that JSON can hold: numpy scalars as numbers, NaN as None, inf as text."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -44,6 +44,6 @@ def plain(value: Any) -> Any:
 
 
 def counted(form: str, value: object) -> str:
-    """A form with its value: `3 steps` of `{} steps`, and `1 step`."""
+    """Return a form with its value: `{} steps` gives `3 steps`, and `1 step`."""
     words = form.format(value)
     return words.removesuffix("s") if str(value) == "1" and form.endswith("s") else words

@@ -1,4 +1,4 @@
-"""sha256 of every data file of a run, and of every file of a checkpoint."""
+"""The sha256 of every data file of a run, and of every file of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from deepstack.records.folder import RunFolder
 CHECKSUMS = "checksums.json"
 STATUS = "status.json"
 STATE = "state.json"
-# Not log.txt, .lock and status.json: the first two say what people and processes did, and the
-# third keeps the sha256 of checksums.json itself, which has one of all else that it says.
+# log.txt and .lock record what people and processes did; they are no results.  status.json holds
+# the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = ("config.yaml", "meta.json", "columns.json", "*.csv", "layers/*.npy", "checkpoint/*/*")
 
 
 def sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal.  Raises OSError for one that is larger than its content."""
+    """Return the sha256 of a file in hexadecimal.  Raises OSError for a sparse or padded one."""
     with open(path, "rb") as file:
         refuse_sparse(path, file.fileno())
         if path.suffix == ".safetensors":
@@ -32,7 +32,7 @@ def sha256(path: Path) -> str:
 
 
 def refuse_surplus(path: Path, file: BinaryIO) -> None:
-    """Raise OSError for a large safetensors file that is longer than its header and its tensors."""
+    """Raise OSError for a large safetensors file that is longer than its header and tensors."""
     size = os.fstat(file.fileno()).st_size
     header = int.from_bytes(file.read(8), "little")
     if size > LARGE >= header:
@@ -44,7 +44,7 @@ def refuse_surplus(path: Path, file: BinaryIO) -> None:
 
 
 def plain_file(path: Path, largest: int | None = None) -> Path:
-    """The path, if that is a file of its own and not absurdly large; else an OSError that says."""
+    """Return the path of a regular file of at most `largest` bytes; raises OSError otherwise."""
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
         raise OSError(f"{path.name} is no file")
@@ -54,9 +54,9 @@ def plain_file(path: Path, largest: int | None = None) -> Path:
 
 
 def damage(path: Path, largest: int | None = None) -> str | None:
-    """What is wrong with a checkpoint folder, in words, or None: every file against its sha256.
+    """Describe the first file of a checkpoint that differs from its sha256; None if none does.
 
-    largest: bytes above which a file is not even read.
+    largest: files of more bytes are reported without being read.
     """
     try:
         try:
@@ -85,9 +85,10 @@ def write_checksums(
 ) -> str:
     """Write checksums.json, {relative path: sha256} of all data of a run; return its own sha256.
 
-    For a run that has ended, before status.json says so: status.json then keeps what this returns
-    as `checksums`.  checkpoints=False leaves them out, where the run will not keep them.  Raises
-    ResourceError when the disk refuses.
+    Call it for a run that has ended, before `write_status`, which stores the returned value as
+    `checksums`.  checkpoints: False leaves out those that the run will remove.  logs: the sha256 of
+    logs, where known.  status: all that status.json will hold.  Raises ResourceError when the disk
+    refuses.
     """
     with trouble(folder.path):
         sums = dict(logs or {})
@@ -109,34 +110,30 @@ def write_end(
     logs: Mapping[str, str] | None = None,
     **about: Any,
 ) -> None:
-    """Say in status.json how a run has ended, after the checksums of all that it has written.
+    """Write checksums.json and then status.json, which states how the run has ended.
 
-    checkpoints, logs: as in `write_checksums`; about: what else status.json says.
+    checkpoints, logs: as in `write_checksums`; about: further values for status.json.
     """
-    said = {"state": state, "step": step, "error": None, **about}
-    digest = write_checksums(folder, checkpoints=checkpoints, status=said, logs=logs)
+    status = {"state": state, "step": step, "error": None, **about}
+    digest = write_checksums(folder, checkpoints=checkpoints, status=status, logs=logs)
     folder.write_status(state, step, checksums=digest, **about)
 
 
 def status_sum(status: Mapping[str, Any]) -> str:
-    """sha256 of what status.json says, but for the sha256 of checksums.json."""
-    said = {key: value for key, value in status.items() if key != "checksums"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the sha256 of status.json's values without that of checksums.json."""
+    values = {key: value for key, value in status.items() if key != "checksums"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def data_files(folder: RunFolder) -> dict[str, Path]:
-    """{relative path: path} of what a run's data are in, sorted; nothing hidden."""
-    found = {}
-    for pattern in DATA:
-        for path in folder.path.glob(pattern):
-            name = path.relative_to(folder.path).as_posix()
-            if is_data(name):
-                found[name] = path
-    return dict(sorted(found.items()))
+    """Return {relative path: path} of a run's data files, sorted, without hidden ones."""
+    paths = (path for pattern in DATA for path in folder.path.glob(pattern))
+    named = {path.relative_to(folder.path).as_posix(): path for path in paths}
+    return {name: named[name] for name in sorted(named) if is_data(name)}
 
 
 def is_data(name: str) -> bool:
-    """Whether a path that a file names is one of a run's own: no way out of the folder."""
+    """Return whether a relative path is that of a data file of a run, inside its folder."""
     path = PurePosixPath(name)
     if path.as_posix() != name or any(part.startswith(".") for part in path.parts):
         return False

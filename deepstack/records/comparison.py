@@ -1,4 +1,4 @@
-"""Two runs of one configuration compared: in which step and column they part first."""
+"""Comparison of two runs of one configuration: the first step and column that differ."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ if TYPE_CHECKING:
 
 LOGS = ("steps.csv", "attribution.csv", "first_order.csv", "evals.csv")
 ABSENT, PRESENT = "not there", "there"
-# What charts and tables take from files that are no logs: numbers, symbols, units, names.
-TAKEN = {
+# Keys of JSON files that charts and tables use: numbers, symbols, units, names.
+COMPARED_KEYS = {
     "meta.json": ("seed", "parameters", "references"),
     "columns.json": (
         "f0_norm", "references", "stacks", "columns", "layers", "attribution", "scheme", "defaults",
     ),
 }  # fmt: skip
-# Sentences for readers may be put better later.
+# A later version may word these sentences differently.
 SENTENCES = ("description", "equation", "paper")
 
 Row = TypeVar("Row")
-Found = tuple[str, str, str]
+Cells = tuple[str, str, str]  # the column, and the texts of both runs
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part.
+    """A place where two runs differ.
 
-    step: after which, None for what is of no step, such as a column that only one of them has.
-    column: of a table; 'layer 3' of a file of layers, the name of a tensor, or what else differs.
-    recorded, now: both values as text.
+    step: None if it has none, such as a column that only one run has.  column: of a table, or
+    'layer 3' of a file of layers, or the name of a tensor.  recorded, now: both values as text.
     """
 
     step: int | None
@@ -50,26 +49,26 @@ class Difference:
 
     @property
     def place(self) -> str:
-        """'step 2 of steps.csv, column loss'."""
+        """The place in words: 'step 2 of steps.csv, column loss'."""
         step = "" if self.step is None else f"step {self.step} of "
         return f"{step}{self.file}, {self.column}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A CSV file as text: its columns, and the complete rows by their step."""
+    """A CSV file as text: its columns, and its complete rows by step."""
 
     columns: tuple[str, ...]
     rows: dict[int, dict[str, str]]
 
     @property
     def last(self) -> int | None:
-        """The step of the last row; None without any."""
+        """The step of the last row; None without rows."""
         return max(self.rows, default=None)
 
 
 def read_table(path: Path) -> Table:
-    """The complete rows of a CSV file; no columns and no rows where there is no file."""
+    """Return the complete rows of a CSV file; an empty table if there is no file."""
     data = read(path) or b""
     lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
     columns = tuple(lines[0].split(",")) if lines else ()
@@ -78,8 +77,8 @@ def read_table(path: Path) -> Table:
     return Table(columns, rows)
 
 
-def row_difference(old: Mapping[str, str], new: Mapping[str, str]) -> Found | None:
-    """The first column that two rows have in common and whose text differs, with both texts."""
+def row_difference(old: Mapping[str, str], new: Mapping[str, str]) -> Cells | None:
+    """Return the first common column whose texts differ, with both texts."""
     for column, text in old.items():
         if column in new and new[column] != text:
             return f"column {column}", text, new[column]
@@ -87,29 +86,29 @@ def row_difference(old: Mapping[str, str], new: Mapping[str, str]) -> Found | No
 
 
 def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
-    """The first difference of every log and file of layers, the earliest first.
+    """Return the first difference of every log and file of layers, the earliest first.
 
-    end: the step up to which both runs must have every row and record; behind it only what both
-    have is compared.
+    end: up to this step both runs must have every row and record; after it only common ones are
+    compared.
     """
-    found: list[Difference | None] = []
+    result: list[Difference | None] = []
     for name in LOGS:
         one, two = read_table(old.path / name), read_table(new.path / name)
-        mine = [_walk(name, one.rows, two.rows, end, row_difference)]
+        of_file = [_first_difference(name, one.rows, two.rows, end, row_difference)]
         for column in dict.fromkeys((*one.columns, *two.columns)):
-            there = _presence(column in one.columns), _presence(column in two.columns)
-            if one.columns and two.columns and there[0] != there[1]:
-                mine.append(Difference(None, name, f"column {column}", *there))
+            presence = _presence(column in one.columns), _presence(column in two.columns)
+            if one.columns and two.columns and presence[0] != presence[1]:
+                of_file.append(Difference(None, name, f"column {column}", *presence))
                 break
-        found += mine if any(mine) else [_lines_difference(name, old, new, end)]
+        result += of_file if any(of_file) else [_lines_difference(name, old, new, end)]
     for name in sorted({*old.layer_names(), *new.layer_names()}):
-        found.append(_layers_difference(name, old, new, end))
-    found += [_taken_difference(name, old, new) for name in TAKEN]
-    return sorted((d for d in found if d is not None), key=earliest)
+        result.append(_layers_difference(name, old, new, end))
+    result += [_json_difference(name, old, new) for name in COMPARED_KEYS]
+    return sorted((d for d in result if d is not None), key=earliest)
 
 
 def earliest(difference: Difference) -> tuple[float, int]:
-    """What differences are sorted by: the step, and within one the order of writing."""
+    """Return a sorting key: the step, then the order in which a step writes its files."""
     step = float("inf") if difference.step is None else difference.step
     name = difference.file.split("/")[0]
     rank = (*LOGS[:1], "layers", *LOGS[1:])
@@ -117,7 +116,7 @@ def earliest(difference: Difference) -> tuple[float, int]:
 
 
 def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
-    """How much two runs have in common: rows of every log, files of layers and records in them."""
+    """Count what two runs have in common: rows of each log, files of layers, their records."""
     count: dict[str, int] = {}
     for name in LOGS:
         one, two = read_table(old.path / name), read_table(new.path / name)
@@ -125,19 +124,19 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
             count[f"rows of {name}"] = len(one.rows.keys() & two.rows.keys())
     names = [n for n in old.layer_names() if n in new.layer_names()]
     if names:
-        taken = set(old.read_layers(names[0])[0].tolist())
+        steps, others = (set(folder.read_layers(names[0])[0].tolist()) for folder in (old, new))
         count["files of layers"] = len(names)
-        count["records in each"] = len(taken & set(new.read_layers(names[0])[0].tolist()))
+        count["records in each"] = len(steps & others)
     return count
 
 
-def _taken_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
-    """The first value that charts take from a JSON file, that both have and that differs."""
+def _json_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
+    """Return the first value of a JSON file that charts use and that differs between the runs."""
     one, two = (_flat_json(folder.path / name) for folder in (old, new))
     for key in one:
         words = key.split(".")
-        taken = words[0] in TAKEN[name] and words[-1] not in SENTENCES
-        if taken and key in two and one[key] != two[key]:
+        is_used = words[0] in COMPARED_KEYS[name] and words[-1] not in SENTENCES
+        if is_used and key in two and one[key] != two[key]:
             return Difference(None, name, key, repr(one[key]), repr(two[key]))
     return None
 
@@ -151,11 +150,11 @@ def _flat_json(path: Path) -> dict[str, Any]:
 
 
 def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
-    """Where two logs part whose rows, taken by their steps, do not: a row twice, or a torn one."""
+    """Return the first line that differs of logs with equal rows: a row twice, a torn one."""
     texts = [(read(folder.path / name) or b"").decode("ascii", "replace") for folder in (old, new)]
-    whole = end == float("inf")
-    one, two = (text.split("\n")[: None if whole else -1] for text in texts)
-    longest = max if whole else min
+    has_ended = end == float("inf")
+    one, two = (text.split("\n")[: None if has_ended else -1] for text in texts)
+    longest = max if has_ended else min
     for i in range(longest(len(one), len(two))):
         was, now = (lines[i] if i < len(lines) else ABSENT for lines in (one, two))
         if was != now:
@@ -164,7 +163,7 @@ def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> 
 
 
 def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
-    """The first record and layer in which a diagnostic differs."""
+    """Return the first record and layer in which a diagnostic differs."""
     file = f"layers/{name}.npy"
     records: list[dict[int, np.ndarray]] = []
     for folder in (old, new):
@@ -176,16 +175,16 @@ def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) ->
         except DeepstackError as error:
             return Difference(None, file, "the file", str(error), PRESENT)
         records.append(dict(zip(steps.tolist(), values, strict=True)))
-        if len(records[-1]) != len(values):  # of two of one step, one was not compared
+        if len(records[-1]) != len(values):  # two records of one step: only one was compared
             return Difference(None, file, "the steps", "one twice", "each once")
     one, two = records
-    if end < float("inf"):  # of a run that was killed, the last records may not be there yet
+    if end < float("inf"):  # a killed run may lack its last records
         end = min(end, max(one, default=0))
-    return _walk(file, one, two, end, _layer_difference)
+    return _first_difference(file, one, two, end, _layer_difference)
 
 
-def _layer_difference(old: np.ndarray, new: np.ndarray) -> Found | None:
-    """The first layer whose number differs in any bit."""
+def _layer_difference(old: np.ndarray, new: np.ndarray) -> Cells | None:
+    """Return the first layer whose number differs in any bit."""
     import numpy as np
 
     if old.shape != new.shape or old.dtype != new.dtype:
@@ -195,23 +194,23 @@ def _layer_difference(old: np.ndarray, new: np.ndarray) -> Found | None:
     differing = [a.tobytes() != b.tobytes() for a, b in zip(old, new, strict=True)]
     layer = int(np.argmax(differing))
     one, two = number_text(old[layer]), number_text(new[layer])
-    if one == two:  # zeros of two signs have two texts, but NaN has one for many bits
+    if one == two:  # different NaNs have the same text
         one, two = old[layer].tobytes().hex(), new[layer].tobytes().hex()
     return f"layer {layer + 1}", one, two
 
 
-def _walk(
+def _first_difference(
     file: str,
     old: Mapping[int, Row],
     new: Mapping[int, Row],
     end: float,
-    differ: Callable[[Row, Row], Found | None],
+    differ: Callable[[Row, Row], Cells | None],
 ) -> Difference | None:
-    """The first step whose rows differ, or that only one of the two has."""
+    """Return the first step whose rows differ, or that only one of the runs has."""
     for step in sorted(old.keys() | new.keys()):
         if step in old and step in new:
-            if found := differ(old[step], new[step]):
-                return Difference(step, file, *found)
+            if cells := differ(old[step], new[step]):
+                return Difference(step, file, *cells)
         elif step <= end:
             there = step in old
             return Difference(step, file, "the row", _presence(there), _presence(not there))

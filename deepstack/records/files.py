@@ -1,4 +1,4 @@
-"""Files that are either the old or the new ones, and a lock that dies with its holder."""
+"""Atomic replacement of files, and a lock that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 
 from deepstack.errors import LockedError, ResourceError
 
-# Long enough for a holder that has the lock but has not written its name yet, and for a reader
-# that looks at the lock in passing; well below the two seconds in which a refusal is promised.
+# Long enough for a holder that has not written its name yet, and for a reader that holds the lock
+# for an instant; well below the two seconds in which a refusal is promised.
 PATIENCE_SECONDS = 0.6
 
-# A link is not followed (its target would be written over), a pipe not waited for.
+# Do not follow a link (its target would be overwritten), do not wait for a pipe.
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# Bytes above which the size of a file is questioned before it is read.
+# Files of more bytes are checked for holes before they are read.
 LARGE = 2**26
 
 _NOT_OF_SPACE = (
@@ -36,7 +36,7 @@ _held: set[int] = set()
 
 
 def _forget_locks_in_child() -> None:
-    # A forked child shares the open file, and with it the lock: it would outlive its parent.
+    # A forked child shares the open file and would keep the lock after its parent ends.
     for descriptor in list(_held):
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -48,10 +48,7 @@ os.register_at_fork(after_in_child=_forget_locks_in_child)
 
 @contextlib.contextmanager
 def trouble(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a ResourceError with path, cause and free space.
-
-    The space is left out where it has nothing to do with the cause.
-    """
+    """Turn an OSError into a ResourceError with path, cause and, where it matters, free space."""
     try:
         yield
     except OSError as error:
@@ -65,9 +62,9 @@ def trouble(path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes | None:
-    """The bytes of a file; None where there is none.
+    """Return the bytes of a file; None if there is none.
 
-    Raises ResourceError for what is no file (a folder, a pipe, a device): it is not waited for.
+    Raises ResourceError, without waiting, for a folder, a pipe or a device.
     """
     try:
         with reading(path) as file:
@@ -92,7 +89,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def reading(path: Path) -> BinaryIO:
-    """A file opened to read; raises OSError, and ResourceError for what is no file."""
+    """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -107,7 +104,7 @@ def reading(path: Path) -> BinaryIO:
 def refuse_sparse(path: Path, descriptor: int) -> None:
     """Raise OSError for a large file of which the disk holds less than half.
 
-    Such a file takes no space and hours to read; deepstack writes every byte of its files.
+    It takes no space and hours to read; deepstack itself writes every byte of its files.
     """
     size = os.fstat(descriptor).st_size
     if size <= LARGE:
@@ -120,7 +117,7 @@ def refuse_sparse(path: Path, descriptor: int) -> None:
         except OSError as error:
             if error.errno == errno.ENXIO:  # no data behind `end`
                 break
-            return  # this file system does not tell
+            return  # this file system cannot list holes
         held += end - start
     os.lseek(descriptor, 0, os.SEEK_SET)
     if 2 * held < size:
@@ -130,8 +127,7 @@ def refuse_sparse(path: Path, descriptor: int) -> None:
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable.
 
-    Some network file systems cannot, and a folder that may not be listed cannot be synced either:
-    both are fine.
+    Does nothing on network file systems that cannot, and for a folder that may not be listed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -147,13 +143,16 @@ def sync_folder(path: Path) -> None:
 
 
 def refuse_links(folder: Path, below: Sequence[str]) -> None:
-    """Raise ResourceError where a folder, or one of those `below` in it, holds more than files.
+    """Raise ResourceError if a folder, or a folder `below` it, holds a link or a special file.
 
-    Opened for writing, a link would lead to somebody else's file, and a pipe would be waited for.
+    Writing to a link would change another file, writing to a pipe would block.
     """
-    for where in (folder, *(folder / name for name in below)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(where) as found:
-            for entry in found:
+    for path in (folder, *(folder / name for name in below)):
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(path) as entries,
+        ):
+            for entry in entries:
                 if not entry.is_file(follow_symlinks=False) and not entry.is_dir(
                     follow_symlinks=False
                 ):
@@ -165,7 +164,7 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
 
 
 def make_folder(path: Path) -> list[Path]:
-    """Make a folder and those above it, and return the new ones; their names are durable."""
+    """Make a folder and its missing parents durable; return the new ones."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in new:
@@ -174,7 +173,7 @@ def make_folder(path: Path) -> list[Path]:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write beside, sync, rename, sync the folder: readers see the old file or the new one.
+    """Replace a file atomically (draft, sync, rename, sync): readers see the old or the new one.
 
     Raises ResourceError when the disk refuses; the old file is then unharmed.
     """
@@ -182,12 +181,12 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
-    """`replace` for (name, data) of one folder: each file is the old or the new one at any moment.
+    """`replace` several files (name, data) of one folder; each is old or new at any moment.
 
-    Their names reach the disk together, which takes half as long as one by one.
+    Syncs the folder once, which takes half as long as once for each file.
     """
-    # The holder of the folder's lock is the only writer, so one fixed name is enough, and what
-    # a killed process left there is overwritten by the next.
+    # The holder of the folder's lock is the only writer, so one fixed name is enough; the next
+    # process overwrites a draft that a killed one left.
     drafts: dict[Path, Path] = {}
     try:
         with trouble(folder):
@@ -215,23 +214,24 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; the system frees it when the process ends, however it ends.
 
-    Folders that were made for it go with it where an error came before anything else did.  Raises
-    LockedError, naming the holder, when another process has it for longer than a moment.
+    After an error, removes the folders made for it if they hold nothing else.  Raises LockedError,
+    naming the holder, if another process keeps it longer than PATIENCE_SECONDS.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     descriptor, new = _opened(path)
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX, path) or not _is_at(descriptor, path):
             if time.monotonic() > deadline:
-                found = _describe(_read_holder(descriptor))
-                raise LockedError(f"{path.parent} is in use by {found}")
+                raise LockedError(
+                    f"{path.parent} is in use by {_describe(_read_holder(descriptor))}"
+                )
             time.sleep(0.02)
-            if not _is_at(descriptor, path):  # its folder was moved away while this one waited
+            if not _is_at(descriptor, path):  # its folder was moved away meanwhile
                 _close(descriptor)
                 descriptor, new = _opened(path)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
-            # A kill may once have come between making these folders and syncing their names.
+            # An earlier process may have been killed after making these folders, before the sync.
             for above in path.parent.parents[:2]:
                 sync_folder(above)
             os.ftruncate(descriptor, 0)
@@ -246,14 +246,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> tuple[int, list[Path]]:
-    """A descriptor of the lock file, made where it is missing, and the folders made for it."""
+    """Open the lock file, making it if missing; return its descriptor and the new folders."""
     with trouble(path):
         for last in (False, False, True):
             try:
                 new = make_folder(path.parent)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
                 break
-            except FileNotFoundError:  # another process leaves nothing behind just now
+            except FileNotFoundError:  # another process is removing its empty folder
                 if last:
                     raise
     _held.add(descriptor)
@@ -261,7 +261,7 @@ def _opened(path: Path) -> tuple[int, list[Path]]:
 
 
 def _leave_nothing(path: Path, new: Sequence[Path]) -> None:
-    """Remove the folders made for a lock file that nothing but it is in."""
+    """Remove the folders made for a lock file if they hold nothing else."""
     with contextlib.suppress(OSError):
         if path.parent in new and os.listdir(path.parent) == [path.name]:
             path.unlink()
@@ -276,7 +276,7 @@ def _close(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one of that path."""
+    """Return whether the open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
@@ -284,13 +284,13 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def holder(path: Path) -> dict[str, object] | None:
-    """Who holds the lock file `path` now: {pid, host, since}, or None when it is free."""
+    """Return the holder of the lock file `path`, {pid, host, since}; None if it is free."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
     except OSError:
         return None
     try:
-        # A shared lock, given back at once: `locked` waits long enough not to notice.
+        # A shared lock, released at once; `locked` waits longer than this takes.
         return None if _try_lock(descriptor, fcntl.LOCK_SH, path) else _read_holder(descriptor)
     finally:
         os.close(descriptor)
@@ -315,7 +315,7 @@ def _read_holder(descriptor: int) -> dict[str, object]:
         return {}
 
 
-def _describe(found: dict[str, object]) -> str:
-    if "pid" not in found:
+def _describe(holder: dict[str, object]) -> str:
+    if "pid" not in holder:
         return "another process"
-    return f"process {found['pid']} on {found.get('host', 'an unknown host')}"
+    return f"process {holder['pid']} on {holder.get('host', 'an unknown host')}"

@@ -1,4 +1,4 @@
-"""The names inside a run folder, and the only ways to write them."""
+"""The files of a run folder: their names, how each is written and read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS_COLUMNS = (
 TIMING_COLUMNS = ("step", "step_ms", "peak_memory_mb")
 EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
-# What runs of any study are told apart by.
+# Keys that identify a run in any study, with the types of their values.
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
 
 ENDED = ("done", "diverged")
@@ -41,10 +41,10 @@ STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted
 
 
 class RunFolder:
-    """One run's folder: every file name in it is known here and nowhere else.
+    """The folder of one run; no other module knows the names of its files.
 
-    Writing creates the folder when needed. Whole files are replaced atomically; the CSV files
-    only grow. Writers hold `lock()`; readers need nothing.
+    Writing creates the folder when needed. CSV files only grow, all others are replaced atomically.
+    Writers hold `lock()`; readers need no lock.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -74,15 +74,15 @@ class RunFolder:
         return self.path / "log.txt"
 
     def exists(self) -> bool:
-        """Whether this folder holds a run: its config is the first file written."""
+        """Return whether this folder holds a run: config.yaml is the first file written."""
         return self.config_path.is_file()
 
     @contextlib.contextmanager
     def lock(self, *, to_write: bool = True) -> Iterator[None]:
-        """Hold this folder while the context is open; the lock ends with the process.
+        """Lock this folder while the context is open; the lock ends with the process.
 
-        Raises LockedError, naming process and host, when another process has it, and
-        ResourceError where writing would follow a link out of it (to_write=False: does not look).
+        Raises LockedError, naming process and host, if another process has it, and ResourceError
+        if writing would follow a link out of it (not checked with to_write=False).
         """
         if to_write:
             files.refuse_links(self.path, ("layers", "aside"))
@@ -90,7 +90,7 @@ class RunFolder:
             yield
 
     def holder(self) -> dict[str, object] | None:
-        """Who holds this folder now: {pid, host, since}, or None when it is free."""
+        """Return the holder of the lock, {pid, host, since}; None if it is free."""
         return files.holder(self.lock_path)
 
     def write_text(self, path: Path, text: str) -> None:
@@ -100,26 +100,26 @@ class RunFolder:
     def write_json(self, path: Path, value: object) -> None:
         """Replace one JSON file atomically; NaN and infinities are refused (ValueError)."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        # a path need not be UTF-8: Python's stand-ins for such bytes are escapes of JSON too
+        # A path need not be UTF-8; write the surrogates that Python has for such bytes as escapes.
         text = text.encode("utf-8", "backslashreplace").decode()
         self.write_text(path, text + "\n")
 
     def write_config(self, text: str) -> None:
-        """Keep the fully resolved config, as YAML."""
+        """Write the fully resolved config, as YAML."""
         self.write_text(self.config_path, text)
 
     def write_meta(self, meta: dict[str, Any]) -> None:
-        """Keep where, when and with what the run was made."""
+        """Write the machine, time and versions with which the run was made."""
         self.write_json(self.meta_path, meta)
 
     def write_columns(self, columns: dict[str, Any]) -> None:
-        """Keep what each column means, so that charts need no model."""
+        """Write the meaning of each column, so that charts need no model."""
         self.write_json(self.columns_path, columns)
 
     def write_status(
         self, state: str, step: int, *, error: str | None = None, **extra: object
     ) -> None:
-        """Replace status.json: state (one of STATES), last step, error, and what else is known."""
+        """Replace status.json: state (one of STATES), last step, error, further values."""
         if state not in STATES:
             raise ValueError(f"{state!r} is none of {', '.join(STATES)}")
         self.write_json(self.status_path, {"state": state, "step": step, "error": error, **extra})
@@ -127,13 +127,13 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """Return the resolved config as a nested dict.
 
-        Raises ResourceError when it cannot be read or a value that tells runs apart has no sense.
+        Raises ResourceError if it cannot be read or a value of IDENTITY has another type.
         """
         config = _load_yaml(self.config_path)
         for key, kind in IDENTITY.items():
             section, _, name = key.rpartition(".")
-            found = config.get(section, {}) if section else config
-            value = found.get(name, kind()) if isinstance(found, dict) else found
+            parent = config.get(section, {}) if section else config
+            value = parent.get(name, kind()) if isinstance(parent, dict) else parent
             if type(value) is not kind:
                 words = repr(value) if len(repr(value)) < 80 else f"a {type(value).__name__}"
                 raise damaged(self.config_path, f"found {words} as {key}")
@@ -149,9 +149,9 @@ class RunFolder:
         return _load_json(self.columns_path)
 
     def read_state(self) -> str | None:
-        """The state in status.json; None where there is none yet.
+        """Return the state in status.json; None if there is none yet.
 
-        Raises ResourceError where it cannot be read, or says that more was done than is there.
+        Raises ResourceError if it cannot be read, or if steps.csv does not reach its step.
         """
         status = self.read_status()
         state, step = status.get("state"), status.get("step")
@@ -164,19 +164,21 @@ class RunFolder:
         return state
 
     def ends_at(self, step: object) -> bool:
-        """Whether the last row of steps.csv is that of a run's last step; a probe may skip some."""
-        said = self.last_row().get("step", "0")
-        last = int(said) if said.isdecimal() else 0
+        """Return whether steps.csv ends at a run's last step; an external probe may skip steps."""
+        cell = self.last_row().get("step", "0")
+        last = int(cell) if cell.isdecimal() else 0
         if last == step or not isinstance(step, int):
             return last == step
         log = self.read_config().get("log")
-        beat = log.get("every") if isinstance(log, dict) else None
-        return isinstance(beat, int) and beat > 1 and last == max(step - step % beat, min(step, 1))
+        every = log.get("every") if isinstance(log, dict) else None
+        if not isinstance(every, int) or every <= 1:
+            return False
+        return last == max(step - step % every, min(step, 1))
 
     def last_row(self) -> dict[str, str]:
-        """The cells of the last whole row of steps.csv; empty where there is none.
+        """Return the cells of the last whole row of steps.csv; empty without rows.
 
-        Only both ends of the file are read, and no lock is needed.
+        Reads only both ends of the file.
         """
         names, rows = last_rows(self.steps_path)
         if not rows or not rows[-1][0].isdecimal():
@@ -184,7 +186,7 @@ class RunFolder:
         return dict(zip(names, rows[-1], strict=False))
 
     def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
-        """The append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
+        """Return the append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
 
         timing.csv is never compared on resume: it differs from one execution to the next.
         """
@@ -195,17 +197,17 @@ class RunFolder:
         return AppendLog(path, columns, tolerance=tolerance)
 
     def set_aside(self, name: str) -> Path:
-        """Copy a file of this folder, as it is, to aside/<name>-<number>, and return that path."""
+        """Copy a file of this folder to aside/<number>-<name>, and return that path."""
         number = 1
-        while (kept := self.path / "aside" / f"{number}-{name}").exists():
+        while (copy := self.path / "aside" / f"{number}-{name}").exists():
             number += 1
-        files.replace(kept, files.read(self.path / name) or b"")
-        return kept
+        files.replace(copy, files.read(self.path / name) or b"")
+        return copy
 
     def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
         """Replace layers/<name>.npy, float32 (records, depth), and steps.npy, int64 (records,).
 
-        The steps come last, so that readers find all that they name.
+        Writes the steps last, so that readers find every record that these name.
         """
         import numpy as np
 
@@ -218,12 +220,12 @@ class RunFolder:
         files.replace(self.layers_dir / "steps.npy", _npy(np.asarray(steps, dtype=np.int64)))
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps (records,), values (records, depth)) of one diagnostic.
+        """Return (steps (records,), values (records, depth)) of one diagnostic.
 
-        Raises KeyError when the run has none of that name.
+        Raises KeyError if the run has no diagnostic of that name.
         """
         try:
-            # Steps first: whatever is written in between only adds records behind them.
+            # Steps first: a write in between only adds records after them.
             steps = self._read_array("steps")
             values = self._read_array(name)
         except FileNotFoundError:
@@ -232,67 +234,68 @@ class RunFolder:
         return steps[:records], values[:records]
 
     def _read_array(self, name: str) -> np.ndarray:
-        """layers/<name>.npy.  Raises FileNotFoundError, ResourceError."""
+        """Read layers/<name>.npy.  Raises FileNotFoundError, ResourceError."""
         import numpy as np
 
         path = self.layers_dir / f"{name}.npy"
         try:
             with files.reading(path) as file:
-                found = np.lib.format.read_array(file, allow_pickle=False)
+                array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise ResourceError(f"{path}: {error.strerror or error}") from error
         except Exception as error:  # numpy evaluates the header, which may raise anything
-            # numpy's own advice is to run what the file may hold
+            # Hide numpy's message: it advises to allow pickles, which run code.
             raise damaged(path, "is no array of numbers") from error
-        if found.ndim != (1 if name == "steps" else 2):
+        if array.ndim != (1 if name == "steps" else 2):
             raise damaged(path, "is no array as a run has it")
-        return found
+        return array
 
     def layer_names(self) -> list[str]:
-        """Names of the per-layer diagnostics that are complete (steps.npy is there)."""
+        """Return the names of the per-layer diagnostics; none before steps.npy is written."""
         if not (self.layers_dir / "steps.npy").is_file():
             return []
-        found = (path.stem for path in self.layers_dir.glob("*.npy"))
-        return sorted(name for name in found if name != "steps" and not name.startswith("."))
+        names = (path.stem for path in self.layers_dir.glob("*.npy"))
+        return sorted(name for name in names if name != "steps" and not name.startswith("."))
 
     def checkpoint_path(self, step: int) -> Path:
         return self.checkpoint_dir / str(step)
 
     def checkpoints(self) -> list[int]:
-        """Steps that have a checkpoint folder, ascending; half-written ones have other names."""
+        """Return the steps with a checkpoint folder, ascending; drafts have other names."""
         if not self.checkpoint_dir.is_dir():
             return []
-        found = self.checkpoint_dir.iterdir()
-        names = (path.name for path in found if path.is_dir() and not path.is_symlink())
+        paths = self.checkpoint_dir.iterdir()
+        names = (path.name for path in paths if path.is_dir() and not path.is_symlink())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]:
     """Return the column names of a CSV file and the cells of the whole rows in its last bytes.
 
-    Both are empty where there is no file, or no whole first line in as many bytes.
+    Both are empty if there is no file, or if its first line is longer than `size` bytes.
     """
     try:
         with files.reading(path) as file:
             names = file.readline(size)
             start = max(len(names), os.fstat(file.fileno()).st_size - size)
             file.seek(start)
-            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is torn
+            lines = file.read().split(b"\n")[:-1]  # without a torn last line
     except FileNotFoundError:
         return [], []
     except OSError as error:
         raise ResourceError(f"{path}: {error.strerror or error}") from error
     if not names.endswith(b"\n"):
         return [], []
-    whole = lines[1:] if start > len(names) and len(lines) > 1 else lines
-    rows = [line.decode("ascii", "replace").split(",") for line in whole]
+    if start > len(names) and len(lines) > 1:
+        del lines[0]  # its start may be missing
+    rows = [line.decode("ascii", "replace").split(",") for line in lines]
     return names.decode("ascii", "replace").rstrip("\n").split(","), rows
 
 
 def damaged(path: Path, why: str) -> ResourceError:
-    """The error of a file that is not what a run wrote."""
+    """Return the error for a file that is not as a run wrote it."""
     folder = path.parent.parent if path.suffix == ".npy" else path.parent
     return ResourceError(f"{path}: {why}; `deepstack verify {shlex.quote(str(folder))}` says more")
 
@@ -319,7 +322,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     root, problems = yaml_reader.read(files.read(path) or b"", path.name, limit=None)
     if problems:
         raise damaged(path, f"is no YAML ({problems[0]})")
-    found = root.plain()
-    if not found or not isinstance(found, dict):
-        raise damaged(path, "is no mapping" if found else "is empty")
-    return found
+    value = root.plain()
+    if not value or not isinstance(value, dict):
+        raise damaged(path, "is no mapping" if value else "is empty")
+    return value

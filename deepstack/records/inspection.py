@@ -1,4 +1,4 @@
-"""Every file of a run looked at: is it what was written?"""
+"""Inspection of a run: compares every file with its checksum, or reads it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ SIGNS = ("status.json", "meta.json", "steps.csv")
 
 @dataclass
 class Inspection:
-    """What is found when every file of a run is looked at.
+    """The result of inspecting every file of a run.
 
-    state: of status.json, or 'interrupted' where nobody works on a run that says 'running'.
+    state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
-    known: whether there are checksums to compare with, as in every run that has ended, but for
-    those of older versions.
+    known: whether an ended run has checksums; those of older versions have none.
     """
 
     folder: RunFolder
@@ -47,7 +46,7 @@ class Inspection:
 
     @property
     def verdict(self) -> str:
-        """'damaged', 'no checksums', 'so far' for a run that has not ended, or 'whole'."""
+        """One of 'damaged', 'no checksums', 'so far' (the run has not ended) and 'whole'."""
         if self.problems:
             return "damaged"
         if self.state not in ENDED:
@@ -56,58 +55,58 @@ class Inspection:
 
 
 def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
-    """The runs in a run folder, a study or a results folder, those without a config.yaml as well.
+    """Return the runs in a run, study or results folder, also those without a config.yaml.
 
     Raises NothingMatchedError when there is none.
     """
     root = Path(path)
     children = visible_folders(root)
-    below = [root, *children, *(run for study in children for run in visible_folders(study))]
-    beheaded = {child for child in below if _is_beheaded(child)}
-    found: list[RunFolder] = []
+    below = [root, *children, *(path for study in children for path in visible_folders(study))]
+    without_config = {folder for folder in below if _lacks_config(folder)}
+    runs: list[RunFolder] = []
     try:
-        found = [run.folder for run in find_runs(root)]
+        runs = [run.folder for run in find_runs(root)]
     except NothingMatchedError:
-        if not beheaded:
+        if not without_config:
             raise
-    return found + [RunFolder(child) for child in sorted(beheaded)]
+    return runs + [RunFolder(folder) for folder in sorted(without_config)]
 
 
 def problems(folder: RunFolder) -> list[str]:
-    """What is wrong with the files of a run, a line each; empty where nothing is."""
+    """Return a line for each problem of the files of a run; empty without problems."""
     return inspect(folder).problems
 
 
 def inspect(folder: RunFolder) -> Inspection:
-    """Compare every file of a run with what was written.
+    """Compare every file of a run with its checksum.
 
-    A run that has ended is compared with its checksums.json, and that with status.json.  Another
-    one has only what its checkpoints say, of themselves and of the logs up to them.  What has no
-    sha256 is read: that it can be, and that rows and steps fit each other.
+    A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
+    run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
+    checksum are read, and their rows and steps are compared with each other.
     """
-    found = Inspection(folder)
+    result = Inspection(folder)
     held = folder.holder() is not None
-    status = _status(found)
-    if found.state == "running" and not held:
-        found.state = "interrupted"
+    status = _status(result)
+    if result.state == "running" and not held:
+        result.state = "interrupted"
     has_sums = (folder.path / CHECKSUMS).exists()
-    # Beside a status.json of a run that goes on, they were written just before a kill: no use.
-    if has_sums and (found.state in ENDED or not status):
-        _compare_all(found, status)
+    # In a run that has not ended, checksums were written just before a kill and are outdated.
+    if has_sums and (result.state in ENDED or not status):
+        _compare_all(result, status)
     else:
         if "checksums" in status:
-            found.problems.append(f"{CHECKSUMS}: missing")
-        found.known = found.state not in ENDED
-        _read_all(found)
-        _compare_checkpoints(found, held)
-    return found
+            result.problems.append(f"{CHECKSUMS}: missing")
+        result.known = result.state not in ENDED
+        _read_all(result)
+        _compare_checkpoints(result, held)
+    return result
 
 
-def _status(found: Inspection) -> dict[str, Any]:
-    """status.json and the state in it; what does not fit together goes to the problems."""
-    folder, say = found.folder, found.problems.append
+def _status(result: Inspection) -> dict[str, Any]:
+    """Return status.json, set the state, and add contradictions to the problems."""
+    folder, say = result.folder, result.problems.append
     if not folder.status_path.exists():
-        found.state = "interrupted"  # a run killed before it began has none
+        result.state = "interrupted"  # the run was killed before it began
         if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or _last_row(folder):
             say("status.json: missing")
         return {}
@@ -120,7 +119,7 @@ def _status(found: Inspection) -> dict[str, Any]:
     if state not in STATES:
         say(f"status.json: found state {state!r}; allowed {', '.join(STATES)}")
         return status
-    found.state = str(state)
+    result.state = str(state)
     if not isinstance(step, int) or isinstance(step, bool) or "error" not in status:
         say("status.json: state, step and error are not all there")
         return status
@@ -140,9 +139,9 @@ def _status(found: Inspection) -> dict[str, Any]:
     return status
 
 
-def _compare_all(found: Inspection, status: dict[str, Any]) -> None:
-    """Every data file against checksums.json, and that against its sha256 in status.json."""
-    folder, say = found.folder, found.problems.append
+def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
+    """Compare every data file with checksums.json, and that with its sha256 in status.json."""
+    folder, say = result.folder, result.problems.append
     try:
         if status and "checksums" not in status:
             say(f"status.json: has no sha256 of {CHECKSUMS}")
@@ -161,29 +160,29 @@ def _compare_all(found: Inspection, status: dict[str, Any]) -> None:
             say(f"{CHECKSUMS}: names {name!r}, which is no file of a run")
         elif name not in there:
             say(f"{name}: missing")
-        elif not there[name].is_file():  # a link to a file is one; a pipe would be waited for
+        elif not there[name].is_file():  # reading a pipe would block
             say(f"{name}: unreadable (no file)")
         else:
-            found.files += 1
+            result.files += 1
             try:
                 if sha256(there[name]) != wanted:
                     say(f"{name}: changed (sha256 differs)")
             except OSError as error:
                 say(f"{name}: unreadable ({error.strerror or error})")
-    # A kill between the end of a run and the removal of its checkpoints leaves whole ones there.
-    kept = {str(PurePosixPath(name).parent) for name in sums}
+    # A run killed before it removed its checkpoints still has them, whole and unlisted.
+    listed = {str(PurePosixPath(name).parent) for name in sums}
     for step in folder.checkpoints():
-        if f"checkpoint/{step}" not in kept and (wrong := damage(folder.checkpoint_path(step))):
+        if f"checkpoint/{step}" not in listed and (wrong := damage(folder.checkpoint_path(step))):
             say(f"checkpoint/{step}: {wrong}")
     for name in sorted(there.keys() - sums.keys()):
         parent = str(PurePosixPath(name).parent)
-        if not parent.startswith("checkpoint/") or parent in kept:
+        if not parent.startswith("checkpoint/") or parent in listed:
             say(f"{name}: not listed in {CHECKSUMS}")
 
 
-def _read_all(found: Inspection) -> None:
-    """Whether files that have no sha256 can be read, and rows follow each other."""
-    folder, say = found.folder, found.problems.append
+def _read_all(result: Inspection) -> None:
+    """Read the files that have no sha256; add unreadable ones and bad rows to the problems."""
+    folder, say = result.folder, result.problems.append
     for path in (folder.meta_path, folder.columns_path):
         if path.exists():
             try:
@@ -206,63 +205,63 @@ def _read_all(found: Inspection) -> None:
                 say(f"{name}: unreadable (no file)")
             elif path.suffix == ".npy":
                 folder.read_layers(path.stem)
-            elif wrong := _rows_wrong(path, torn=found.state not in ENDED):
+            elif wrong := _rows_wrong(path, torn=result.state not in ENDED):
                 say(f"{name}: {wrong}")
         except KeyError:
-            # of the first look, before any row, the steps come last: a kill may be ahead of them
-            with contextlib.suppress(DeepstackError):  # said of the log itself
+            # The first snapshot precedes all rows and writes steps.npy last: a kill may prevent it.
+            with contextlib.suppress(DeepstackError):  # reported for the log itself
                 if any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
                     say(f"{name}: unreadable (no steps.npy)")
         except (OSError, DeepstackError) as error:
             say(f"{name}: unreadable ({error})")
 
 
-def _compare_checkpoints(found: Inspection, held: bool) -> None:
-    """Each checkpoint against its own checksums, the logs against those of the newest whole one."""
-    folder = found.folder
+def _compare_checkpoints(result: Inspection, held: bool) -> None:
+    """Compare checkpoints with their checksums, and logs with those in the newest whole one."""
+    folder = result.folder
     newest: int | None = None
     for step in reversed(folder.checkpoints()):
         path = folder.checkpoint_path(step)
         wrong = damage(path)
-        if held and not path.is_dir():  # its holder has removed it just now
+        if held and not path.is_dir():  # the process that holds the run has just removed it
             continue
         if wrong:
-            found.problems.append(f"checkpoint/{step}: {wrong}")
+            result.problems.append(f"checkpoint/{step}: {wrong}")
             continue
-        found.files += len(list(path.glob("*")))
+        result.files += len(list(path.glob("*")))
         if newest is None:
             newest = step
-            _compare_logs(found, step)
+            _compare_logs(result, step)
 
 
-def _compare_logs(found: Inspection, step: int) -> None:
-    """The logs, up to its step, against what a whole checkpoint remembers of them."""
-    folder, say = found.folder, found.problems.append
+def _compare_logs(result: Inspection, step: int) -> None:
+    """Compare the logs, up to the step of a checkpoint, with the checksums in it."""
+    folder, say = result.folder, result.problems.append
     try:
         logs = mapping(folder.checkpoint_path(step) / STATE).get("logs", {})
         for name, wanted in logs.items():
-            found.files += 1
+            result.files += 1
             log = folder.log(PurePosixPath(name).name, ("step",))
             if not log.path.exists():
                 say(f"{log.path.name}: missing")
             elif log.sha256_upto(step) != wanted:
                 say(f"{log.path.name}: changed (sha256 up to step {step} differs)")
     except FileNotFoundError:
-        return  # it was whole a moment ago: who works on the run has removed it
+        return  # the process that holds the run has just removed it
     except (OSError, ValueError, AttributeError, DeepstackError) as error:
         say(f"checkpoint/{step}/{STATE}: unreadable ({error})")
 
 
-def _is_beheaded(path: Path) -> bool:
-    """Whether a folder looks like a run whose config.yaml is gone."""
+def _lacks_config(path: Path) -> bool:
+    """Return whether a folder looks like a run but has no config.yaml."""
     return not RunFolder(path).exists() and any((path / sign).is_file() for sign in SIGNS)
 
 
 def _last_row(folder: RunFolder) -> dict[str, str]:
-    """The cells of the last complete row of steps.csv; empty where there is none."""
+    """Return the cells of the last complete row of steps.csv; empty without rows."""
     try:
         return folder.last_row()
-    except DeepstackError:  # why is said where the file is read
+    except DeepstackError:  # reported where the file is read
         return {}
 
 
@@ -274,7 +273,7 @@ def _ends_at(folder: RunFolder, step: int) -> bool:
 
 
 def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
-    """Whether a row has this value of this quantity."""
+    """Return whether a row has this value of this quantity."""
     try:
         return row.get(str(quantity)) == number_text(float(str(value)))
     except ValueError:
@@ -282,7 +281,7 @@ def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
 
 
 def _rows_wrong(path: Path, torn: bool) -> str | None:
-    """What is wrong with the form of a CSV file: cells in each row, steps that rise."""
+    """Describe the first malformed row of a CSV file: number of cells, order of steps."""
     data = read(path) or b""
     lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
     if not torn and not data.endswith(b"\n"):

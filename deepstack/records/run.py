@@ -1,4 +1,4 @@
-"""Run folders read back: what plots, tables and people see."""
+"""Run folders read back, for charts, tables and users."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-# Their keys belong to schemes, tasks and roles: one that is absent has a default of its own,
-# so absent and present are different values there. Elsewhere an absent key is an old config's.
+# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
+# different values. Elsewhere a missing key belongs to the config of an older version.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
 NOT_THE_EXPERIMENT = ("name", "runtime")
 
 
 class Run:
-    """One run folder, as it was when first looked at: no lock, and never a torn row.
+    """One run folder, as it was when first read: takes no lock, never sees a torn row.
 
     steps, evals, timing: pandas DataFrames; config, meta, status, columns: dicts; state: a word;
     path: the folder.  `columns["columns"]` has symbol, unit and meaning of every column.
 
-    Every part is read when asked for and then remembered; make a new Run to look again.
+    Every attribute is read on first use and then kept; make a new Run to read it again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -65,7 +65,7 @@ class Run:
 
     @cached_property
     def status(self) -> dict[str, Any]:
-        """status.json as it was last written; a killed process leaves `running` there."""
+        """status.json as last written; that of a killed process says `running`."""
         return self.folder.read_status()
 
     @cached_property
@@ -75,10 +75,10 @@ class Run:
 
     @cached_property
     def state(self) -> str:
-        """done, diverged, failed, out_of_memory, interrupted, or running while someone works.
+        """done, diverged, failed, out_of_memory, interrupted, running or damaged.
 
-        A folder that says `running` and that nobody holds was killed: it is `interrupted`.  One
-        whose status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
+        A run that says `running` but is not locked was killed: it is `interrupted`.  A run whose
+        status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
         try:
             return self.read_state()
@@ -86,7 +86,7 @@ class Run:
             return "damaged"
 
     def read_state(self) -> str:
-        """Return `state` as it is now.  Raises ResourceError where it would be `damaged`."""
+        """Return the present `state`.  Raises ResourceError where it would be `damaged`."""
         state = self.folder.read_state() or "interrupted"
         if state == "running" and self.folder.holder() is None:
             return "interrupted"
@@ -106,13 +106,13 @@ class Run:
         """A row an evaluation; step 0 is before training.
 
         step; loss and loss_masked, of all predicted positions and of those whose token is not shown
-        (nats); bits_per_token; what to compare with, such as unigram_loss (nats).
+        (nats); bits_per_token; losses to compare with, such as unigram_loss (nats).
         """
         return _read_csv(self.folder.evals_path, EVALS_COLUMNS)
 
     @cached_property
     def timing(self) -> pd.DataFrame:
-        """A row a step: how long the step that counts took.
+        """A row a step: the time of its last execution.
 
         step; step_ms (wall-clock milliseconds, logging included); peak_memory_mb (MB).
         """
@@ -127,9 +127,9 @@ class Run:
         return _read_csv(path, ("step",))
 
     def damage(self, *, layers: bool = False) -> str | None:
-        """Why this run cannot be read, or None; `layers` are many files, and are looked at on wish.
+        """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
-        What can be read need not be what was written: that takes `inspect`.
+        Readable files may still have changed: `inspect` finds that.
         """
         try:
             self.folder.read_state()
@@ -146,25 +146,25 @@ class Run:
         return dict(flatten(self.config))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The config value at a dotted key, such as `model.depth`."""
-        found: Any = self.config
+        """Return the config value at a dotted key, such as `model.depth`."""
+        value: Any = self.config
         for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
+            if not isinstance(value, dict) or part not in value:
                 return default
-            found = found[part]
-        return found
+            value = value[part]
+        return value
 
     def layer_names(self) -> list[str]:
-        """The per-layer diagnostics of this run."""
+        """Return the names of the per-layer diagnostics of this run."""
         return self.folder.layer_names()
 
     def layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps (records,), values (records, depth)) of one diagnostic; KeyError if none."""
+        """Return (steps (records,), values (records, depth)) of a diagnostic; KeyError if none."""
         return self.folder.read_layers(name)
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
-    """The runs in a run folder, a study or a results folder, sorted as a person would.
+    """Return the runs in a run, study or results folder, in natural order (d6 before d48).
 
     Raises NothingMatchedError when there is none.
     """
@@ -177,7 +177,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
 
 
 def no_run(path: str | os.PathLike[str]) -> str:
-    """What is wrong with a folder that is no run, and what to give instead."""
+    """Describe why a folder is no run, and the path to give instead."""
     try:
         inside = find_runs(path)[0]
     except NothingMatchedError:
@@ -186,10 +186,10 @@ def no_run(path: str | os.PathLike[str]) -> str:
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
-    """Dotted config keys on which the runs differ, in the config's order.
+    """Return the dotted config keys on which the runs differ, in the config's order.
 
-    `name` and `runtime` are no part of the experiment. A key that an older config does not know
-    counts as equal, except where keys are open: options of schemes and tasks, factors of roles.
+    Leaves out `name` and `runtime`. A key that an older config lacks counts as equal, except among
+    options of schemes and tasks and factors of roles.
     """
     return differing([run.flat_config for run in runs])
 
@@ -211,7 +211,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _folders_with_runs(root: Path) -> Iterator[Path]:
-    """Run folders one or two levels below; nothing deeper, nothing hidden."""
+    """Yield the run folders one or two levels below, without hidden ones."""
     if not root.is_dir():
         return
     for child in visible_folders(root):
@@ -230,7 +230,7 @@ def visible_folders(folder: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort d6 before d48: digits compare as numbers."""
+    """Return a sorting key that compares digits as numbers: d6 before d48."""
     parts = re.split(r"(\d+)", f"{path.parent.name}/{path.name}")
     return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
 

@@ -1,4 +1,4 @@
-"""One row a run: what varies among runs, and the last values that each of them logged."""
+"""Tables with one row a run: the settings that vary, and the last logged values."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from deepstack.records.run import OPEN_SECTIONS, Run, differing, find_runs, flat
 if TYPE_CHECKING:
     import pandas as pd
 
-# What runs of any study are told apart by.
+# Keys that identify a run in any study.
 ALWAYS = ("model.scheme", "model.depth", "seed")
 LOGGED = (
     "step", "loss", "grad_norm", "model_update", "val_loss", "val_loss_masked", "step_ms"
 )  # fmt: skip
-# Bytes of timing.csv above which pandas, slow to begin with, reads it in less memory.
+# Above this size pandas, slow to import, reads timing.csv in less memory.
 LARGE = 2**20
 
 
@@ -49,13 +49,13 @@ class Summary:
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row a run below a folder of results, a study or a run, as a pandas DataFrame.
+    """Return one row a run below a results, study or run folder, as a pandas DataFrame.
 
     | column          | unit  |                                                                  |
     |-----------------|-------|------------------------------------------------------------------|
     | study, run      |       | names of the folders                                             |
     | state           |       | done, diverged, failed, interrupted, …                           |
-    | model.depth, …  |       | what varies inside some study, by dotted key                     |
+    | model.depth, …  |       | settings that vary inside a study, by dotted key                 |
     | step            | steps | the last row of steps.csv                                        |
     | loss            | nats  | training loss of that row                                        |
     | grad_norm       |       | norm of its gradient, before clipping                            |
@@ -70,18 +70,17 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """`run_rows` as a table."""
+    """Return `run_rows` as a pandas DataFrame."""
     import pandas as pd
 
     return pd.DataFrame(run_rows(runs))
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a run: study, run, state, what varies, and the last value of what was logged.
+    """Return one row a run: study, run, state, the settings that vary, the last logged values.
 
-    A run that cannot be read is `damaged`, and has no values.
-
-    A column is what varies inside some study; scheme, depth and seed also where studies differ.
+    A run that cannot be read is `damaged`, and has no values.  A setting is a column if it varies
+    inside a study; scheme, depth and seed also if they differ between studies.
 
     `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
     evaluation's, `step_ms` the median over steps.
@@ -90,7 +89,7 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def rows_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return `run_rows` of runs that are summarized."""
+    """Return `run_rows` for summaries of runs."""
     keys = varying_in_studies([one for one in summaries if one.damage is None])
     return [
         {"study": one.path.parent.name, "run": one.path.name, "state": one.state}
@@ -101,9 +100,10 @@ def rows_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def summarize(run: Run) -> Summary:
-    """Read what a table shows of a run; only the ends of steps.csv and evals.csv.
+    """Return the values that a table shows of a run.
 
-    Nothing is remembered in `run`.  Damage far from the end of a log is found by `Run.damage`.
+    Reads only the ends of steps.csv and evals.csv, and keeps nothing in `run`.  `Run.damage`
+    finds damage far from the end of a log.
     """
     path, folder = run.path.resolve(), run.folder
     try:
@@ -126,10 +126,10 @@ def summarize(run: Run) -> Summary:
 
 
 def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
-    """What varies inside a study, in the config's order; scheme, depth and seed between them too.
+    """Return the keys that vary inside a study, in the config's order.
 
-    Unrelated studies differ in nearly every key, and schemes in every option, which says nothing
-    about any of them: an option counts where it varies among a study's runs of one scheme.
+    Scheme, depth and seed count also if they vary between studies.  Schemes differ in every option,
+    so an option counts only if it varies among a study's runs of one scheme.
     """
     studies: dict[Path, list[Mapping[str, Any]]] = {}
     schemes: dict[tuple[Path, Any], list[Mapping[str, Any]]] = {}
@@ -138,19 +138,19 @@ def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
         scheme = str(one.config.get("model.scheme"))
         schemes.setdefault((one.path.parent, scheme), []).append(one.config)
     options = OPEN_SECTIONS[0]
-    found = {key for key in differing([one.config for one in summaries]) if key in ALWAYS}
-    for some in studies.values():
-        found.update(key for key in differing(some) if not key.startswith(options))
-    for some in schemes.values():
-        found.update(key for key in differing(some) if key.startswith(options))
+    keys = {key for key in differing([one.config for one in summaries]) if key in ALWAYS}
+    for configs in studies.values():
+        keys.update(key for key in differing(configs) if not key.startswith(options))
+    for configs in schemes.values():
+        keys.update(key for key in differing(configs) if key.startswith(options))
     order = dict.fromkeys(key for one in summaries for key in one.config)
-    return [key for key in order if key in found]
+    return [key for key in order if key in keys]
 
 
 def _last_row(path: Path, columns: Sequence[str]) -> dict[str, float]:
     """Return the values of the last row of a log, empty without rows.
 
-    Raises ResourceError where the rows before it, as far as they were read, are no numbers either.
+    Raises ResourceError if a row among those read at the end of the file holds no numbers.
     """
     names, rows = _rows(path, columns)
     values = [_number(path, cell) for row in rows for cell in row]

@@ -1,6 +1,6 @@
-"""Runs and studies moved out of the way: into a folder inside the results that nothing looks into.
+"""The trash of a results folder: runs and studies are moved into it, then deleted.
 
-<out>/.trash/<when>/<study>/<run>; bringing one back is moving it back.
+<out>/.trash/<time>/<study>/<run>; to restore one, move it back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from deepstack.records.folder import RunFolder
 from deepstack.records.run import find_runs
 
 TRASH = ".trash"
-RESULTS = Path("results")  # where every command looks that is not told otherwise
+RESULTS = Path("results")  # the default of --out
 
 
 def removal(run: Path) -> str:
-    """The command that puts a run away, as it can be typed."""
+    """Return the `deepstack rm` command for a run, quoted for a shell."""
     out = run.parent.parent
     elsewhere = "" if out == RESULTS else f" --out {shlex.quote(str(out))}"
     return f"deepstack rm {shlex.quote(str(run))}{elsewhere}"
@@ -34,25 +34,22 @@ def to_trash(
 ) -> list[tuple[Path, Path]]:
     """Move runs and studies of the results folder `out` into its trash: (from, to) of each.
 
-    What is wrong with one of them is found out before anything is moved.  Raises ConfigError for
-    what is no run or study below `out` or a symbolic link, NothingMatchedError for what holds no
-    run, LockedError where another process works on one of the runs.
+    Checks all of them before it moves the first.  Raises ConfigError for a path that is no run or
+    study below `out` or is a symbolic link, NothingMatchedError for a folder without runs,
+    LockedError if another process works on one of the runs.
     """
-    chosen: dict[Path, Path] = {}  # where it is -> its place below out
-    for path in paths:
-        real, place = _below(Path(path), Path(out))
-        chosen[real] = place
-    # A run of a study that goes too goes with it.
-    whole = {p: place for p, place in chosen.items() if p.parent not in chosen}
-    # A link is moved as such: what it leads to is neither held nor touched.
-    runs = [run for path in whole for run in find_runs(path) if not run.path.is_symlink()]
-    with _many_files(len(runs)), ExitStack() as held:
+    chosen = dict(_below(Path(path), Path(out)) for path in paths)
+    # A run moves with its study if that is chosen too.
+    outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
+    # A link is moved itself: its target is neither locked nor touched.
+    runs = [run for path in outermost for run in find_runs(path) if not run.path.is_symlink()]
+    with _many_files(len(runs)), ExitStack() as locks:
         for run in runs:
-            held.enter_context(run.folder.lock(to_write=False))
+            locks.enter_context(run.folder.lock(to_write=False))
         trash = _new_folder(Path(out))
         moved = []
-        for path, place in whole.items():
-            target = trash / place
+        for path, relative in outermost.items():
+            target = trash / relative
             with trouble(path):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(path, target)
@@ -63,10 +60,10 @@ def to_trash(
 
 
 def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
-    """Delete what lies in the trash of a results folder; how many runs and bytes that were.
+    """Delete the contents of a results folder's trash; return the numbers of runs and bytes.
 
-    A symbolic link in it is removed, and what it leads to is left alone.  Raises LockedError where
-    another process works on a run in it, ConfigError where the trash is itself a link.
+    A symbolic link in it is removed, its target is not.  Raises LockedError if another process
+    works on a run in it, ConfigError if the trash itself is a link.
     """
     trash = _trash_of(Path(out))
     if not trash.is_dir():
@@ -91,7 +88,7 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def _below(path: Path, out: Path) -> tuple[Path, Path]:
-    """Where a run or study really is, and its place below the results folder."""
+    """Return a run's or study's path without links, and its path below the results folder."""
     if path.name in ("", ".."):
         path = path.resolve()
     root, real = out.resolve(), path.parent.resolve() / path.name
@@ -100,18 +97,18 @@ def _below(path: Path, out: Path) -> tuple[Path, Path]:
             f"{path} is not below {out}; allowed a run or a study there, or give its folder "
             "of results with --out"
         )
-    place = real.relative_to(root)
+    relative = real.relative_to(root)
     if real.is_symlink():
         raise ConfigError(f"{path} is a symbolic link; allowed a folder of its own")
     if not real.is_dir():
         raise NothingMatchedError(f"{path}: no such folder")
-    if len(place.parts) > 2 or any(part.startswith(".") for part in place.parts):
+    if len(relative.parts) > 2 or any(part.startswith(".") for part in relative.parts):
         raise ConfigError(f"{path} is no run and no study: those are {out}/<study>/<run>")
     if not RunFolder(real).exists():
-        if len(place.parts) == 2:
+        if len(relative.parts) == 2:
             raise NothingMatchedError(f"{path} is no run: it has no config.yaml")
         find_runs(real)  # raises where there is none
-    return real, place
+    return real, relative
 
 
 def _trash_of(out: Path) -> Path:
@@ -122,7 +119,7 @@ def _trash_of(out: Path) -> Path:
 
 
 def _new_folder(out: Path) -> Path:
-    """A folder in the trash that nothing else is in, named after the present time."""
+    """Make an empty folder in the trash, named after the present time."""
     trash = _trash_of(out)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     with trouble(trash):
@@ -137,7 +134,7 @@ def _new_folder(out: Path) -> Path:
 
 @contextmanager
 def _many_files(count: int) -> Iterator[None]:
-    """Let the process hold a lock on each of many runs: systems begin with 1024 files."""
+    """Raise the limit of open files, usually 1024, so that each of many runs can be locked."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
