@@ -1,4 +1,4 @@
-"""Tasks: what the stack learns to predict. Each is one function that returns a `Task`."""
+"""Tasks: the data that a stack learns to predict. Each is one function that returns a `Task`."""
 
 from deepstack.options import Option
 from deepstack.registry import import_all

@@ -1,4 +1,4 @@
-"""Tasks whose data are drawn from a known law, so that the best possible loss is known too."""
+"""Tasks whose data have a known distribution, so that the best possible loss is known too."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def copy(
 
     Tokens are independent and uniform; every position is predicted. Knowing nothing costs
     ln(vocab_size) nats, the reference "uniform_entropy". A decoder is shown some tokens and a mark,
-    token vocab_size, and says the last half of them once more; an encoder-decoder translates.
+    token vocab_size, and repeats the last half of them; an encoder-decoder translates.
     """
     return repeated("copy", seq_len, seed, family, vocab_size, lambda tokens: tokens)
 
@@ -36,7 +36,7 @@ def reverse(
 
     n is seq_len. Tokens are independent and uniform; every position is predicted. Knowing nothing
     costs ln(vocab_size) nats, the reference "uniform_entropy". A decoder is shown some tokens and a
-    mark, token vocab_size, and says the last half of them backwards; an encoder-decoder translates.
+    mark, token vocab_size, and repeats the last half backwards; an encoder-decoder translates.
     """
     return repeated("reverse", seq_len, seed, family, vocab_size, lambda tokens: tokens[:, ::-1])
 
@@ -47,17 +47,17 @@ def repeated(
     seed: int,
     family: Family,
     vocab_size: int,
-    said: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    answer: Callable[[NDArray[np.int64]], NDArray[np.int64]],
 ) -> Task:
-    """Uniform tokens u, and said(u) to predict.
+    """Build a task that predicts answer(u) from uniform tokens u.
 
     | family          | inputs (mark = vocab_size)           | targets                          |
     |-----------------|--------------------------------------|----------------------------------|
-    | encoder         | u                                    | said(u)                          |
+    | encoder         | u                                    | answer(u)                        |
     | decoder         | u, mark, y without its last token    | nothing over u, then y           |
-    | encoder_decoder | u; mark, said(u) without its last    | said(u)                          |
+    | encoder_decoder | u; mark, answer(u) without its last  | answer(u)                        |
 
-    y = said(the last seq_len // 2 tokens of u); u has as many tokens as make seq_len in all.
+    y = answer(the last seq_len // 2 tokens of u); the length of u makes the inputs seq_len long.
     """
     half = seq_len // 2
     shown = seq_len - half if family == "decoder" else seq_len
@@ -65,14 +65,13 @@ def repeated(
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
         tokens = random.integers(0, vocab_size, (batch_size, shown))
         if family == "encoder":
-            target = np.ascontiguousarray(said(tokens))
+            target = np.ascontiguousarray(answer(tokens))
             return Batch(tokens, target, np.zeros(tokens.shape, dtype=bool))
-        target = said(tokens[:, -half:] if family == "decoder" else tokens)
+        target = answer(tokens[:, -half:] if family == "decoder" else tokens)
         mark = np.full((batch_size, 1), vocab_size)
         inputs = np.hstack([tokens, mark, target[:, :-1]])
         if family == "decoder":
-            unsaid = np.full((batch_size, shown), IGNORE)
-            target = np.hstack([unsaid, target])
+            target = np.hstack([np.full((batch_size, shown), IGNORE), target])
         return Batch(inputs, np.ascontiguousarray(target), target != IGNORE)
 
     return Task(
@@ -103,16 +102,15 @@ def markov(
 ) -> Task:
     """P(x_i | x_{i-1}) = T[x_{i-1}, x_i]: fill in the [MASK]s of a random Markov chain.
 
-    The chain T belongs to the run's seed: another seed is another chain, with other entropies. A
+    The run's seed determines the chain T: another seed gives a chain with other entropies. A
     sequence starts in the stationary distribution. Token [MASK] = `states` replaces exactly
     max(1, round(mask_rate seq_len)) tokens of each, and only these are predicted. The best
-    possible loss on those very positions is exact: `Task.optimal_loss`. The reference
-    "unigram_entropy" is the entropy of the stationary distribution in nats: what a predictor that
-    ignores the context pays.
+    possible loss on these positions is exact: `Task.optimal_loss`. The reference "unigram_entropy",
+    the entropy of the stationary distribution in nats, is the loss of a predictor without context.
 
-    A decoder predicts each next state, at best with T itself. An encoder-decoder is shown the
-    sequence with its [MASK]s and translates all of it into another language, state s said as
-    word[s], a permutation that belongs to the seed; the words before are known to it.
+    A decoder predicts each next state, at best with T itself. An encoder-decoder reads the sequence
+    with its [MASK]s and translates all of it into another language: state s becomes word[s], a
+    permutation that the seed determines. It predicts each word from the words before.
     """
     structure = np.random.default_rng([seed, STRUCTURE])
     transition = random_chain(structure, states, concentration)
@@ -132,9 +130,9 @@ def markov(
             return Batch(shown, np.where(masked, tokens, IGNORE), masked)
         target = word[tokens]
         begin = np.full((batch_size, 1), states)
-        # No word of the target is shown, whether its state is or not.
-        said = np.ones(target.shape, dtype=bool)
-        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, said)
+        # The inputs never show the predicted word, whether they show its state or not.
+        hidden = np.ones(target.shape, dtype=bool)
+        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, hidden)
 
     def exact_loss(batch: Batch) -> float:
         if family == "decoder":
@@ -143,8 +141,9 @@ def markov(
             posterior = forward_backward(batch.inputs, transition, start)
             truth = posterior[batch.masked, batch.targets[batch.masked]]
             return float(-np.log(truth).mean())
-        said = np.argsort(word)[batch.targets]  # the states behind the words
-        return float(-np.log(next_state(batch.inputs[:, :seq_len], said, transition, start)).mean())
+        states_of_words = np.argsort(word)[batch.targets]
+        p = next_state(batch.inputs[:, :seq_len], states_of_words, transition, start)
+        return float(-np.log(p).mean())
 
     return Task(
         name="markov",
@@ -159,17 +158,17 @@ def markov(
 
 
 def random_chain(random: np.random.Generator, states: int, concentration: float) -> Floats:
-    """T = 0.999 D + 0.001 / states, with the rows of D ~ Dirichlet(concentration).
+    """Draw T = 0.999 D + 0.001 / states, with the rows of D ~ Dirichlet(concentration).
 
-    The small constant reaches every state from every other: without it a low concentration
-    gives absorbing states, and no unique stationary distribution. Returns (states, states).
+    The small constant connects all states: without it a low concentration gives absorbing states
+    and no unique stationary distribution. Returns (states, states).
     """
     rows = random.dirichlet(np.full(states, concentration), size=states)
     return 0.999 * rows + 0.001 / states
 
 
 def stationary_distribution(transition: Floats) -> Floats:
-    """The p with p = p T and sum(p) = 1. Returns (states,)."""
+    """Return the p with p = p T and sum(p) = 1, (states,)."""
     states = len(transition)
     # One of the equations p (T - 1) = 0 follows from the others; the sum takes its place.
     equations = transition.T - np.eye(states)
@@ -181,7 +180,7 @@ def stationary_distribution(transition: Floats) -> Floats:
 def walk(
     random: np.random.Generator, transition: Floats, start: Floats, batch_size: int, seq_len: int
 ) -> NDArray[np.int64]:
-    """x_0 ~ start, x_i ~ T[x_{i-1}]: sequences of the chain. Returns (batch, seq)."""
+    """Draw sequences of the chain, x_0 ~ start, x_i ~ T[x_{i-1}]. Returns (batch, seq)."""
     # Inverse distribution functions without their last value, 1: counting the values that do not
     # exceed u then gives a state in 0..states-1 whatever the rounding.
     first = np.cumsum(start)[:-1]
@@ -195,7 +194,7 @@ def walk(
 
 
 def forward_backward(inputs: NDArray[np.int64], transition: Floats, start: Floats) -> Floats:
-    """P(x_i = s | shown) = f_i(s) b_i(s) / sum_s f_i(s) b_i(s), exactly, for every position i.
+    """Return P(x_i = s | shown) = f_i(s) b_i(s) / sum_s f_i(s) b_i(s) for every position i.
 
     f_i = e_i * (T^T f_{i-1}) and b_{i-1} = T (e_i * b_i), where e_i(s) is 1 if position i shows
     s or [MASK], else 0. Both are rescaled to sum 1 at every position, which changes no posterior
@@ -220,11 +219,11 @@ def forward_backward(inputs: NDArray[np.int64], transition: Floats, start: Float
 def next_state(
     shown: NDArray[np.int64], truth: NDArray[np.int64], transition: Floats, start: Floats
 ) -> Floats:
-    """P(x_i = truth_i | shown, x_1 … x_{i-1} = truth), exactly, for every position i.
+    """Return P(x_i = truth_i | shown, x_1 … x_{i-1} = truth) for every position i.
 
-    = T[x_{i-1}, s] e_i(s) b_i(s), rescaled over s, with e and b as in `forward_backward`: given the
-    state before, earlier ones say nothing more. shown, truth: (batch, seq), [MASK] = states in
-    shown. Returns (batch, seq).
+    It is T[x_{i-1}, s] e_i(s) b_i(s), rescaled over s, with e and b as in `forward_backward`: given
+    the state before, x_i does not depend on earlier ones. shown, truth: (batch, seq), [MASK] =
+    states in shown. Returns (batch, seq).
     """
     states = len(start)
     evidence = np.vstack([np.eye(states), np.ones(states)])[shown]  # (batch, seq, states)
@@ -236,8 +235,8 @@ def next_state(
         seen = evidence[:, i + 1] * backward[:, i + 1]
         backward[:, i] = _rescaled(seen @ transition.T)
     posterior = _rescaled(prior * evidence * backward)
-    found: Floats = np.take_along_axis(posterior, truth[:, :, None], axis=2)[:, :, 0]
-    return found
+    probabilities: Floats = np.take_along_axis(posterior, truth[:, :, None], axis=2)[:, :, 0]
+    return probabilities
 
 
 def _rescaled(weights: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""What a task is: a pure function of (seed, step) to a batch, and the numbers to compare with."""
+"""The interface of tasks: batches as a pure function of (seed, step), and reference losses."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ from deepstack.registry import Registry, place_of, refuse_no_name
 IGNORE = -100
 """Target of a position where nothing is predicted (the default of torch's cross-entropy)."""
 
-# The second word of every random seed. A task that draws something else from the seed, once (the
-# Markov chain), uses STRUCTURE, so that no stream repeats another.
+# The second word of every random seed. A task that draws more than batches (the Markov chain) uses
+# STRUCTURE for it, so that no stream repeats another.
 TRAIN, VALIDATION, PROBE, STRUCTURE = 1, 2, 3, 4
 
 
@@ -25,13 +25,13 @@ Family = Literal["encoder", "decoder", "encoder_decoder"]
 
 
 class Batch(NamedTuple):
-    """Sequences to predict in.
+    """Input sequences and their targets.
 
-    inputs: (batch, seq) int64, the tokens that the model is shown; for an encoder-decoder the
-    source, seq_len tokens, and after it what the decoder is shown, the target shifted right.
+    inputs: (batch, seq) int64, the tokens that the model reads; for an encoder-decoder the source,
+    seq_len tokens, followed by the decoder's input, the target shifted right.
     targets: (batch, seq or target) int64, the true token, or IGNORE where nothing is predicted.
-    masked: like targets, bool, the predicted positions whose token the model cannot have read off
-    its inputs: those that show [MASK], or, in a decoder, those of the next token.
+    masked: like targets, bool, the predicted positions whose token is not among the inputs: those
+    that show [MASK], or, in a decoder, those of the next token.
     """
 
     inputs: NDArray[np.int64]
@@ -41,17 +41,17 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """batch = draw(random(seed, stream, index)): the same step gives the same batch, always.
+    """A source of batches, batch = draw(random(seed, stream, index)): equal steps, equal batches.
 
-    Nothing is remembered between batches, so a resumed run needs no random state of the task.
+    A task keeps no state between batches, so a resumed run needs no random state of it.
 
-    name, vocab_size: as the model and the run folder need them; tokens are 0..vocab_size-1.
+    name, vocab_size: of the model and the run folder; tokens are 0..vocab_size-1.
     seed: of the run.
     draw: (random, batch_size, held_out) -> Batch. `held_out` asks for data never trained on.
-    references: losses in nats that the training loss is compared with.
-    data: what was trained on (name, sha256, bytes), as recorded with the run.
-    exact_loss: Batch -> the least expected loss, in nats, at that very batch's predicted positions.
-    unigram: how often each token is the target in what is trained on, (tokens,), where `masked`.
+    references: losses in nats to compare the training loss with.
+    data: name, sha256 and bytes of the training data, as recorded with the run.
+    exact_loss: Batch -> the least expected loss, in nats, at the predicted positions of that batch.
+    unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
     """
 
     name: str
@@ -85,29 +85,28 @@ class Task:
             ) from None
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        """The batch of training step `step`: a pure function of (seed, step, batch_size)."""
+        """Return the batch of a training step: a pure function of (seed, step, batch_size)."""
         return self._batch(TRAIN, step, batch_size, held_out=False)
 
     def validation_batch(self, index: int, batch_size: int) -> Batch:
-        """Held-out batch number `index`, the same at every evaluation of a run."""
+        """Return held-out batch number `index`, the same at every evaluation of a run."""
         return self._batch(VALIDATION, index, batch_size, held_out=True)
 
     def probe_batch(self, batch_size: int) -> Batch:
-        """The fixed held-out batch on which the model update is measured."""
+        """Return the fixed held-out batch on which the model update is measured."""
         return self._batch(PROBE, 0, batch_size, held_out=True)
 
     def optimal_loss(self, batch: Batch) -> float | None:
-        """Mean of -ln P(true | all that is shown) over the predicted positions, in nats.
+        """Return the mean of -ln P(true | inputs) over the predicted positions, in nats.
 
-        None where the task's law is not known exactly.
+        None if the task's distribution is not known exactly.
         """
         return None if self.exact_loss is None else self.exact_loss(batch)
 
     def unigram_loss(self, batch: Batch) -> float | None:
-        """Mean of -ln p(true), p the unigram, over the `masked` positions, in nats.
+        """Return the mean of -ln p(true), p the unigram, over the `masked` positions, in nats.
 
-        What a predictor without any context gets on those very positions; None where there are
-        none or the task has no unigram.
+        This is the loss of a predictor without context.  None without such positions or a unigram.
         """
         if self.unigram is None or not batch.masked.any():
             return None
@@ -121,7 +120,7 @@ class Task:
         return batch
 
     def _wrong(self, batch: Batch, batch_size: int) -> str:
-        """What is wrong with a batch that was drawn, or ''."""
+        """Describe the mistake in a batch, or return ''."""
         if not isinstance(batch, Batch):
             return f"draw gave {type(batch).__name__}; allowed a Batch(inputs, targets, masked)"
         for name, kind in (("inputs", np.int64), ("targets", np.int64), ("masked", np.bool_)):
@@ -156,12 +155,12 @@ _GIVEN = ("seq_len", "seed", "family")
 
 
 def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
-    """Writing a function under `@task(name)` registers it as a task.
+    """Register the decorated function as a task.
 
-    Its parameters are keyword-only: `seq_len` and `seed`, which every task is given, `family`
-    where it is not for encoders alone (a Literal of those that it knows), and its own options, each
-    with a type annotation and a default. `Annotated[float, Field(gt=0, le=1, description="...")]`
-    states range and help text. Raises PluginError where that is not so.
+    Its parameters are keyword-only: `seq_len`, `seed`, and its options, each with a type annotation
+    and a default. A task for more than encoders also has `family`, a Literal of its families.
+    `Annotated[float, Field(gt=0, le=1, description="...")]` states range and help text.
+    Raises PluginError for any other signature.
     """
 
     refuse_no_name("task", name)
@@ -170,14 +169,14 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
         if not (function.__doc__ or "").strip():
             raise PluginError(f"task {name!r}: its function needs a docstring; lists show it")
         parameters = inspect.signature(function).parameters
-        for given in ("seq_len", "seed"):
-            if given not in parameters:
-                raise PluginError(f"task {name!r}: its function needs a parameter {given!r}")
+        for required in ("seq_len", "seed"):
+            if required not in parameters:
+                raise PluginError(f"task {name!r}: its function needs a parameter {required!r}")
         for key, parameter in parameters.items():
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 raise PluginError(f"task {name!r}: parameter {key!r} must be keyword-only")
-            bare = parameter.annotation is parameter.empty or parameter.default is parameter.empty
-            if bare and key not in _GIVEN:
+            incomplete = parameter.empty in (parameter.annotation, parameter.default)
+            if incomplete and key not in _GIVEN:
                 raise PluginError(
                     f"task {name!r}: option {key!r} needs a type annotation and a default"
                 )
@@ -193,12 +192,12 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
 
 
 def task_options(name: str) -> list[Option]:
-    """The options of task `name`, in the order in which its function has them."""
+    """Return the options of task `name`, in the order of its function's parameters."""
     return options_of(TASKS[name], given=_GIVEN, kind="task", name=name)
 
 
 def task_families(name: str) -> tuple[str, ...]:
-    """The families of models that task `name` has batches for."""
+    """Return the families of models that task `name` has batches for."""
     hints = get_type_hints(TASKS[name])
     return get_args(hints["family"]) if "family" in hints else ("encoder",)
 
@@ -206,10 +205,10 @@ def task_families(name: str) -> tuple[str, ...]:
 def build_task(
     name: str, options: Mapping[str, Any], *, seq_len: int, seed: int, family: str = "encoder"
 ) -> Task:
-    """Task `name` with its options validated, for a family of models.
+    """Build task `name` for a family of models, with its options validated.
 
-    Raises ConfigError for an unknown name, a family that the task is not for, and one with a line
-    per problem for unknown options (with the nearest known one), wrong types, values out of range.
+    Raises ConfigError for an unknown name or a family without batches. Unknown options (with the
+    nearest known one), wrong types and values out of range raise one with a line per problem.
     """
     try:
         function = TASKS[name]
@@ -233,25 +232,25 @@ def build_task(
 
 
 def refuse_ill_drawn(task: Task, seq_len: int, family: str) -> None:
-    """Raise PluginError for batches of another length, or that are no function of the generator."""
-    batch, again = task.probe_batch(2), task.probe_batch(2)
+    """Raise PluginError if batches have a wrong length or depend on more than the generator."""
+    batch, repeated = task.probe_batch(2), task.probe_batch(2)
     where = f"task {task.name!r}: {place_of(task.draw)}"
-    if not all(np.array_equal(one, other) for one, other in zip(batch, again, strict=True)):
+    if not all(np.array_equal(one, other) for one, other in zip(batch, repeated, strict=True)):
         raise PluginError(
             f"{where}draw gave two batches for one state of its generator; draw from `random` "
             "alone: no np.random, no counter, nothing remembered"
         )
     inputs, targets, _ = batch
-    found = f"{where}draw gave inputs {inputs.shape} and targets {targets.shape}"
+    shapes = f"{where}draw gave inputs {inputs.shape} and targets {targets.shape}"
     if family == "encoder_decoder":
         if inputs.shape[1] != seq_len + targets.shape[1]:
-            raise PluginError(f"{found}; allowed (2, {seq_len} + target) and (2, target)")
+            raise PluginError(f"{shapes}; allowed (2, {seq_len} + target) and (2, target)")
     elif inputs.shape != (2, seq_len) or targets.shape != (2, seq_len):
-        raise PluginError(f"{found}; allowed (2, seq_len), here (2, {seq_len}), for both")
+        raise PluginError(f"{shapes}; allowed (2, seq_len), here (2, {seq_len}), for both")
 
 
 def task_of(config: Config) -> Task:
-    """The task of a configuration.  Raises ConfigError as `build_task` does."""
+    """Return the task of a configuration.  Raises ConfigError as `build_task` does."""
     task = config.task
     return build_task(
         task.name,
@@ -265,13 +264,13 @@ def task_of(config: Config) -> Task:
 def choose_positions(
     random: np.random.Generator, batch_size: int, seq_len: int, rate: float
 ) -> NDArray[np.bool_]:
-    """True at exactly max(1, round(rate seq_len)) positions of each row, all sets equally likely.
+    """Choose exactly max(1, round(rate seq_len)) positions of each row, all sets equally likely.
 
-    Returns (batch, seq).
+    Returns (batch, seq), True at the chosen ones.
     """
     count = max(1, round(rate * seq_len))
     keys = random.random((batch_size, seq_len))
-    # Compared with the count-th smallest key, not indexed by argpartition: the order within a
-    # partition depends on the processor, and the same seed must give the same batch everywhere.
+    # Compare with the count-th smallest key and do not use argpartition: its order depends on the
+    # processor, and equal seeds must give equal batches everywhere.
     bound = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
     return keys <= bound

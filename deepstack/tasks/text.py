@@ -1,4 +1,4 @@
-"""Masked prediction of the bytes of real text: a file, a folder, or what ships with Python."""
+"""Masked prediction of the bytes of real text: a file, a folder, or Python's documentation."""
 
 import codecs
 import hashlib
@@ -20,7 +20,7 @@ from deepstack.tasks.task import IGNORE, Batch, Family, Task, choose_positions, 
 
 BYTES = 256
 MASK = BYTES
-MOST_BYTES = 2**31  # of text, held in memory as a whole
+MOST_BYTES = 2**31  # of text, all of which is held in memory
 
 Floats = NDArray[np.float64]
 
@@ -72,18 +72,17 @@ def text(
     arXiv:1810.04805, section 3.1). Validation and probe windows come from the last `held_out` of
     the text, which is never trained on.
 
-    A decoder predicts each next byte (mask_rate and mask_split say nothing then). An
-    encoder-decoder fills in spans (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4): of a
-    window, max(1, round(mask_rate seq_len / span)) spans of `span` bytes are cut out, one [MASK]
-    each in their place, so that seq_len tokens are left; the decoder says the bytes of one span
-    after the other, and is shown [MASK] where a span begins, else the byte before. Spans do not
-    touch. mask_split says nothing then.
+    A decoder predicts each next byte; mask_rate and mask_split have no effect. An encoder-decoder
+    fills in spans (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4). Of a window,
+    max(1, round(mask_rate seq_len / span)) spans of `span` bytes are replaced by one [MASK] each;
+    seq_len tokens are left, and no two spans touch. The decoder predicts the bytes of all spans in
+    turn. It reads [MASK] where a span begins, else the byte before. mask_split has no effect.
 
     Without `path` the text is the English reference topics inside every CPython. They differ by
-    Python version, so the recorded sha256 says which text it was. References, in nats, of the
-    held-out text: "unigram_entropy" (cross-entropy under the training text's byte frequencies,
-    add-one smoothed: the loss on [MASK] without any context) and "context_free_entropy" (the loss
-    over all predicted positions without any context).
+    Python version; the recorded sha256 identifies the text. The references are losses on the
+    held-out text without context, in nats. "unigram_entropy" is that on [MASK], the cross-entropy
+    under the training text's byte frequencies, add-one smoothed. "context_free_entropy" is that on
+    all predicted positions.
 
     Raises ConfigError for a text that is missing, unreadable, empty, too short, not UTF-8, or
     no regular file.
@@ -144,44 +143,44 @@ def text(
 def infilling(
     random: np.random.Generator, tokens: NDArray[np.int64], spans: int, span: int
 ) -> Batch:
-    """Cut `spans` spans of `span` bytes out of each window: the source, and the bytes to say.
+    """Cut `spans` spans of `span` bytes out of each window, which become the target.
 
     tokens: (batch, window). The source has window - spans (span - 1) tokens, of which `spans` are
     [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
     """
     batch_size, window = tokens.shape
     left = window - spans * (span - 1)  # tokens of the source
-    # Of places with a gap after each but the last, the same number without gaps: left - spans + 1.
+    # Choosing positions with a gap after each but the last equals choosing among left - spans + 1.
     free = left - spans + 1
     keys = random.random((batch_size, free))
     bound = np.partition(keys, spans - 1, axis=1)[:, spans - 1 : spans]
-    _, place = np.nonzero(keys <= bound)
-    place = place.reshape(batch_size, spans) + np.arange(spans)  # of the [MASK]s in the source
+    chosen = np.nonzero(keys <= bound)[1].reshape(batch_size, spans)
+    positions = chosen + np.arange(spans)  # of the [MASK]s in the source
     is_mask = np.zeros((batch_size, left), dtype=bool)
-    np.put_along_axis(is_mask, place, True, axis=1)
+    np.put_along_axis(is_mask, positions, True, axis=1)
     lengths = np.where(is_mask, span, 1)
     begins = np.cumsum(lengths, axis=1) - lengths  # in the window
     source = np.where(is_mask, MASK, np.take_along_axis(tokens, begins, axis=1))
-    at = np.take_along_axis(begins, place, axis=1)[:, :, None] + np.arange(span)
-    said = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
-    shifted = np.roll(said, 1, axis=1)
+    at = np.take_along_axis(begins, positions, axis=1)[:, :, None] + np.arange(span)
+    target = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
+    shifted = np.roll(target, 1, axis=1)
     shifted[:, ::span] = MASK  # where a span begins
-    return Batch(np.hstack([source, shifted]), said, np.ones(said.shape, dtype=bool))
+    return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
 
 
 def smoothed_frequencies(tokens: NDArray[np.uint8]) -> Floats:
-    """p(b) = (count(b) + 1) / (number of bytes + 256). Returns (256,)."""
+    """Return p(b) = (count(b) + 1) / (number of bytes + 256), (256,)."""
     frequencies: Floats = (np.bincount(tokens, minlength=BYTES) + 1) / (len(tokens) + BYTES)
     return frequencies
 
 
 def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> float:
-    """L = -m sum_b h(b) ln p(b) - sum_bs h(b) w(s|b) ln q(b|s), with w(s|b) = r/256 + k [s = b].
+    """Return L = -m sum_b h(b) ln p(b) - sum_bs h(b) w(s|b) ln q(b|s), w(s|b) = r/256 + k [s = b].
 
     The expected loss, over predicted positions, of the best predictor that sees only the token
     shown there. m, r, k = mask_split. A predicted position whose true byte is b shows [MASK] with
     probability m and byte s with probability w(s|b): a random byte (which may be b again) or b
-    itself. [MASK] says nothing about b, so the posterior is the prior p(b). A shown byte s gives,
+    itself. [MASK] is independent of b, so the posterior is the prior p(b). A shown byte s gives,
     by Bayes' rule, q(b|s) = p(b) w(s|b) / sum_c p(c) w(s|c), where the sum is r/256 + k p(s):
 
         q(s|s) = p(s) (r/256 + k) / (r/256 + k p(s)),   q(b|s) = p(b) (r/256) / (r/256 + k p(s)).
@@ -192,25 +191,25 @@ def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> f
     m, r, k = mask_split
     loss = -m * float((h * np.log(p)).sum())
     shown = r / BYTES + k * np.eye(BYTES)  # w(s|b), indexed [b, s]
-    joint = p[:, None] * shown
+    weights = p[:, None] * shown
     # With r = 0 a byte never shows as another one, and 0 ln 0 counts as 0.
-    possible = joint > 0
-    posterior = np.divide(joint, joint.sum(axis=0), out=np.ones_like(joint), where=possible)
+    possible = weights > 0
+    posterior = np.divide(weights, weights.sum(axis=0), out=np.ones_like(weights), where=possible)
     return loss - float((h[:, None] * shown * np.log(posterior)).sum())
 
 
 class Corpus(NamedTuple):
-    """A text and the name that stands for it in records (never a path)."""
+    """A text and its name in records (never a path)."""
 
     name: str
     content: bytes
 
 
 def read_corpus(path: str | None) -> Corpus:
-    """The text at `path`: a file, or a folder's files in order of relative name, or the default.
+    """Read the text at `path`, a file or a folder, or Python's own if it is None.
 
-    A folder's files are joined by a blank line; hidden ones and empty ones are skipped, links to
-    folders are not followed. Raises ConfigError.
+    Joins a folder's files, in order of relative name, by blank lines; skips hidden and empty files
+    and does not follow links to folders. Raises ConfigError.
     """
     if path is None:
         return _python_topics()
@@ -248,9 +247,9 @@ def read_corpus(path: str | None) -> Corpus:
 def split(
     content: bytes, held_out: float, seq_len: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(training bytes, held-out bytes): the first part and the last, cut at a byte position.
+    """Return (training bytes, held-out bytes), the first and the last part of the text.
 
-    Raises ConfigError when either is shorter than seq_len + 1, and says what size is needed.
+    Raises ConfigError, naming the needed size, if either is shorter than seq_len + 1.
     """
     least = seq_len + 1
     held = math.floor(held_out * len(content))
@@ -284,15 +283,15 @@ def _files_of(root: Path) -> list[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    found = []
+    files = []
     for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = [each for each in folders if not each.startswith(".")]
-        found += [Path(folder, each) for each in names if not each.startswith(".")]
-    if not found:
+        files += [Path(folder, each) for each in names if not each.startswith(".")]
+    if not files:
         raise _refusal(f"no files in {_printable(str(root))} (hidden ones skipped)")
-    for file in found:
+    for file in files:
         _refuse_irregular(str(file), file.stat().st_mode)
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _refuse_irregular(path: str, mode: int) -> None:
@@ -339,5 +338,5 @@ def _refusal(reason: str) -> ConfigError:
 
 
 def _printable(path: str) -> str:
-    """A path fit for one line of any terminal, whatever bytes a file system allows in it."""
+    """Return a path as one printable line; file systems allow any bytes in paths."""
     return path if path.isprintable() else ascii(path)[1:-1]
