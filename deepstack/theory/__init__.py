@@ -1,4 +1,4 @@
-"""The claims of the documents that deepstack grew from, each a small measured experiment."""
+"""The claims of the source documents, each measured by a small experiment."""
 
 from deepstack.registry import import_all
 from deepstack.theory.claim import (
@@ -14,7 +14,7 @@ from deepstack.theory.claim import (
 )
 from deepstack.theory.draws import repeats
 
-import_all(__name__, __path__)  # what a module claims registers itself
+import_all(__name__, __path__)  # each module registers its claims
 
 __all__ = [
     "CLAIMS",

@@ -1,4 +1,4 @@
-"""Add & Norm: what the residual does for the gradient, which norms there are, pre-norm's width."""
+"""Claims about Add & Norm: gradients with a residual, kinds of norms, the width of pre-norm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import ADD_AND_NORM
 
 F64 = torch.float64
-# as the document lists them
+# the formulas that the document lists
 FORMULAS = {
     "batch": "(x − μ)/√(σ² + ε) by channel",
     "layer": "(x − μ)/(σ + ε) by token",
@@ -28,14 +28,14 @@ Joined = Callable[[Tensor, nn.Module], Tensor]
 
 
 def gradients_down(trial: Trial, x: Tensor, joined: Joined) -> Tensor:
-    """‖∂<F, R>/∂x‖ at the input of every sublayer of a stack joined in this way: (2N + 1,)."""
+    """Return ‖∂<F, R>/∂x‖ at every sublayer's input and at the output: (2N + 1,)."""
     streams = [x.detach().requires_grad_()]
     for layer in trial.model.layers:
         for G in layer.modules_in_order():
             streams.append(joined(streams[-1], G))
     R = torch.randn(x.shape, generator=torch.Generator().manual_seed(trial.config.seed))
-    found = torch.autograd.grad((streams[-1] * R).sum(), streams)
-    return torch.stack([g.norm() for g in found]).double()
+    gradients = torch.autograd.grad((streams[-1] * R).sum(), streams)
+    return torch.stack([g.norm() for g in gradients]).double()
 
 
 @claim("C13", ADD_AND_NORM)
@@ -49,30 +49,30 @@ def residual(seed: int) -> Finding:
     def norm(x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:])
 
-    ways: dict[str, Joined] = {
+    forms: dict[str, Joined] = {
         "x ← G(x)": lambda x, G: G(x),
         "x ← x + G(x)": lambda x, G: x + G(x),
         "x ← x + G(LN(x))": lambda x, G: x + G(norm(x)),
         "x ← LN(x + G(x))": lambda x, G: norm(x + G(x)),
         "x ← LN(G(x))": lambda x, G: norm(G(x)),
     }
-    seen = {way: torch.zeros(draws, 2 * depth + 1, dtype=F64) for way in ways}
+    seen = {form: torch.zeros(draws, 2 * depth + 1, dtype=F64) for form in forms}
     diagonal, difference = [], 0.0
     for draw in range(draws):
         trial = Trial(draws * seed + draw, {"model.scheme": "pre_ln", "model.depth": depth})
         x = trial.model.start(trial.probe).detach()
-        for way, joined in ways.items():
-            seen[way][draw] = gradients_down(trial, x, joined)
+        for form, joined in forms.items():
+            seen[form][draw] = gradients_down(trial, x, joined)
         for G in trial.model.layers[0].modules_in_order():
-            alone, whole = (
+            alone, total = (
                 torch.autograd.functional.jacobian(f, x[:1, :4])
                 for f in (G, lambda y, G=G: y + G(y))
             )
             size = x[:1, :4].numel()
-            added = (whole - alone).view(size, size)
+            added = (total - alone).view(size, size)
             diagonal.append(added.diagonal().mean().item())
             difference = max(difference, (added - torch.eye(size)).abs().max().item())
-    factors = {way: (g[:, 0] / g[:, -1]).pow(1 / (2 * depth)) for way, g in seen.items()}
+    factors = {form: (g[:, 0] / g[:, -1]).pow(1 / (2 * depth)) for form, g in seen.items()}
     per = "gradient's factor a sublayer"
     parts = [
         Part.mean("diagonal of d(x + G)/dx − G', mean", 1.0, diagonal, tolerance=1e-5),
@@ -92,8 +92,8 @@ def residual(seed: int) -> Finding:
         ),
     ]
     lines = [
-        Line.mean(way, list(range(2 * depth + 1)), g / g[:, -1:], measured=False)
-        for way, g in seen.items()
+        Line.mean(form, list(range(2 * depth + 1)), g / g[:, -1:], measured=False)
+        for form, g in seen.items()
     ]
     return Finding(
         parts,
@@ -114,22 +114,22 @@ def norms(seed: int) -> Finding:
     """
     draws, shape, eps = repeats(8), (8, 16, 48), 1e-5
     rng = torch.Generator().manual_seed(seed)
-    made = {
+    modules = {
         kind: NORMS[kind](shape[-1], gain=False, bias=False, eps=eps)
         for kind in ("batch", "layer", "rms")
     }
-    found: dict[str, list[float]] = {}
+    draws_of: dict[str, list[float]] = {}
     for _ in range(draws):
         offset, scale = (torch.randn(shape[-1], generator=rng, dtype=F64) for _ in range(2))
         x = offset + (1 + scale.abs()) * torch.randn(shape, generator=rng, dtype=F64)
-        y = {kind: norm(x) for kind, norm in made.items()}
+        y = {kind: norm(x) for kind, norm in modules.items()}
         by_channel, by_token = y["batch"].flatten(0, 1).t(), y["layer"].flatten(0, 1)
-        for what, rows in (("BN, by channel", by_channel), ("LN, by token", by_token)):
+        for quantity, rows in (("BN, by channel", by_channel), ("LN, by token", by_token)):
             variance, mean = torch.var_mean(rows, dim=1, correction=0)
-            found.setdefault(f"{what}: largest |mean|", []).append(mean.abs().max().item())
-            found.setdefault(f"{what}: mean variance", []).append(variance.mean().item())
+            draws_of.setdefault(f"{quantity}: largest |mean|", []).append(mean.abs().max().item())
+            draws_of.setdefault(f"{quantity}: mean variance", []).append(variance.mean().item())
         rms = y["rms"].square().mean().item()
-        found.setdefault("RMSNorm, by token: mean square", []).append(rms)
+        draws_of.setdefault("RMSNorm, by token: mean square", []).append(rms)
         mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
         listed = {
             "batch": (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + eps).sqrt(),
@@ -137,28 +137,30 @@ def norms(seed: int) -> Finding:
             "rms": x / (x.square().mean(-1, keepdim=True) + eps).sqrt(),
         }
         for kind, expected in listed.items():
-            what = f"{FORMULAS[kind]}: largest difference from deepstack's"
-            found.setdefault(what, []).append((y[kind] - expected).abs().max().item())
+            quantity = f"{FORMULAS[kind]}: largest difference from deepstack's"
+            draws_of.setdefault(quantity, []).append((y[kind] - expected).abs().max().item())
         # a token as small as the norm's eps allows for
         small = x * math.sqrt(eps) / variance.sqrt()
         listed_small = (small - small.mean(-1, keepdim=True)) / (math.sqrt(eps) + eps)
-        ratio = listed_small.norm() / made["layer"](small).norm()
-        found.setdefault("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", []).append(ratio.item())
+        ratio = listed_small.norm() / modules["layer"](small).norm()
+        draws_of.setdefault("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", []).append(
+            ratio.item()
+        )
     parts = []
-    for what, values in found.items():
-        if " over " in what:
+    for quantity, values in draws_of.items():
+        if " over " in quantity:
             exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
             more: dict[str, Any] = {"tolerance": 1e-6, "stated": False}
-            parts.append(Part.mean(what, exact, values, **more))
-        elif "largest" in what:
-            most = 1e-4 if what.startswith(FORMULAS["layer"]) else 1e-9
-            parts.append(Part.mean(what, most, values, relation="<="))
+            parts.append(Part.mean(quantity, exact, values, **more))
+        elif "largest" in quantity:
+            most = 1e-4 if quantity.startswith(FORMULAS["layer"]) else 1e-9
+            parts.append(Part.mean(quantity, most, values, relation="<="))
         else:
-            parts.append(Part.mean(what, 1.0, values, tolerance=1e-4))
-    for kind in made:
+            parts.append(Part.mean(quantity, 1.0, values, tolerance=1e-4))
+    for kind in modules:
         losses = [training(draw + draws * seed, kind) for draw in range(draws)]
-        what = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
-        parts.append(Part.mean(what, 1.0, losses, relation="<="))
+        quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
+        parts.append(Part.mean(quantity, 1.0, losses, relation="<="))
     return Finding(
         parts,
         f"{draws} draws of x {shape}, ε = {eps:g}.  PyTorch's LN and the document's, which divides "
@@ -168,7 +170,7 @@ def norms(seed: int) -> Finding:
 
 
 def training(seed: int, norm: str) -> float:
-    """The mean loss of steps 16 to 20 over that of step 1."""
+    """Return the mean loss of steps 16 to 20 over that of step 1."""
     changes = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": norm}
     losses = Trial(seed, changes | {"train.lr": 3e-3}).run(20)
     return sum(losses[15:]) / 5 / losses[0]
@@ -185,13 +187,16 @@ def beta_at_run_time(seed: int) -> Finding:
     seeds = [draws * seed + draw for draw in range(draws)]
     names = ("deepnorm_runtime_beta", "deepnorm")
     measured: dict[str, list[float]] = {}
-    for own in seeds:
-        pair = [
-            starts(Trial(own, {"model.scheme": name, "model.depth": depths[-1]})) for name in names
+    for draw_seed in seeds:
+        stacks = [
+            starts(Trial(draw_seed, {"model.scheme": name, "model.depth": depths[-1]}))
+            for name in names
         ]
-        for what in pair[0]:
-            measured.setdefault(what, []).append(pair[0][what] / pair[1][what])
-    parts = [Part.mean(what, 1.0, values, tolerance=0.01) for what, values in measured.items()]
+        for quantity in stacks[0]:
+            measured.setdefault(quantity, []).append(stacks[0][quantity] / stacks[1][quantity])
+    parts = [
+        Part.mean(quantity, 1.0, values, tolerance=0.01) for quantity, values in measured.items()
+    ]
     moved = {name: growth(seeds, {"model.scheme": name}, depths) for name in names}
     theirs, ours = (moved[name] for name in names)
     parts += [
@@ -205,8 +210,11 @@ def beta_at_run_time(seed: int) -> Finding:
         ),
     ]
     losses = [
-        [trained_loss(own, {"model.scheme": name, "model.depth": 6}, steps=25) for name in names]
-        for own in seeds
+        [
+            trained_loss(draw_seed, {"model.scheme": name, "model.depth": 6}, steps=25)
+            for name in names
+        ]
+        for draw_seed in seeds
     ]
     parts.append(
         Part.mean(
@@ -226,51 +234,54 @@ def beta_at_run_time(seed: int) -> Finding:
 
 
 def starts(trial: Trial) -> dict[str, float]:
-    """Of the first layer of a stack: its logits and its branches as the stream meets them."""
+    """Return the sizes of the first layer's logits and of its branches, by name."""
     layer, x = trial.model.layers[0], trial.model.start(trial.probe)
     attention, feed_forward = layer.modules_in_order()
     assert isinstance(attention, Attention)
-    found = {}
+    sizes = {}
     with torch.no_grad():
         alpha = layer.scheme.alpha(trial.config.model.depth) or 1.0
 
         def logits(y: Tensor) -> Tensor:
             q, k, _ = attention.project(y)
-            found["root mean square of q kᵀ"] = (q @ k.transpose(-1, -2)).square().mean().sqrt()
+            sizes["root mean square of q kᵀ"] = (q @ k.transpose(-1, -2)).square().mean().sqrt()
             return y
 
         layer.scheme.residual(x, logits, lambda z: z)
         for name, G in (("attention", attention), ("feed-forward", feed_forward)):
             branch = layer.scheme.residual(x, G, lambda z: z) - alpha * x
-            found[f"‖branch‖ of the {name} at the start"] = branch.norm()
-    return {what: value.item() for what, value in found.items()}
+            sizes[f"‖branch‖ of the {name} at the start"] = branch.norm()
+    return {quantity: value.item() for quantity, value in sizes.items()}
 
 
 def trained_loss(seed: int, changes: dict[str, Any], steps: int) -> float:
-    """The mean loss of the last five of these training steps."""
+    """Return the mean loss of the last five of these training steps."""
     return sum(Trial(seed, changes).run(steps)[-5:]) / 5
 
 
 def angle(x: Tensor, y: Tensor) -> float:
-    """The mean angle of tokens, in radians."""
+    """Return the mean angle between the tokens of two streams, in radians."""
     return torch.acos(F.cosine_similarity(x, y, dim=-1).clamp(-1, 1)).mean().item()
 
 
 def layer_by_layer(seed: int, scheme: str, depth: int) -> Tensor:
-    """‖x_l − x_{l−1}‖/‖x_l‖, the angle of the two, and how much the branch of layer l changes when
-    it is shown x_{l−2} in place of x_{l−1}, as a share of it: (3, depth)."""
+    """Return three numbers of every layer, (3, depth).
+
+    ‖x_l − x_{l−1}‖/‖x_l‖; the angle of the two; and the relative change of layer l's branch if its
+    input is x_{l−2} in place of x_{l−1}.
+    """
     trial = Trial(seed, {"model.scheme": scheme, "model.depth": depth, "model.d_model": 64})
-    found = torch.zeros(3, depth, dtype=F64)
+    measured = torch.zeros(3, depth, dtype=F64)
     with torch.no_grad():
         x = list(trial.model.last.stream(trial.model.start(trial.probe)))
         for i, layer in enumerate(trial.model.layers):
             added = x[i + 1] - x[i]
-            found[0, i] = (added.norm(dim=-1) / x[i + 1].norm(dim=-1)).mean()
-            found[1, i] = angle(x[i], x[i + 1])
+            measured[0, i] = (added.norm(dim=-1) / x[i + 1].norm(dim=-1)).mean()
+            measured[1, i] = angle(x[i], x[i + 1])
             before = x[max(i - 1, 0)]
             parallel = layer(before) - before
-            found[2, i] = ((parallel - added).norm(dim=-1) / added.norm(dim=-1)).mean()
-    return found
+            measured[2, i] = ((parallel - added).norm(dim=-1) / added.norm(dim=-1)).mean()
+    return measured
 
 
 @claim("C16", ADD_AND_NORM)
@@ -282,15 +293,15 @@ def width_not_depth(seed: int) -> Finding:
     """
     depth, draws = 64, repeats(20)
     seeds = [draws * seed + draw for draw in range(draws)]
-    found = {
-        scheme: torch.stack([layer_by_layer(own, scheme, depth) for own in chosen])
+    measured = {
+        scheme: torch.stack([layer_by_layer(draw_seed, scheme, depth) for draw_seed in chosen])
         for scheme, chosen in (("pre_ln", seeds), ("post_ln", seeds))
     }
     layers = [float(layer) for layer in range(1, depth + 1)]
     start = depth // 4
     slope = {
         scheme: [exponents(layers[start:], values[:, i, start:]) for i in range(3)]
-        for scheme, values in found.items()
+        for scheme, values in measured.items()
     }
     pre, post = slope["pre_ln"], slope["post_ln"]
     about: dict[str, Any] = {"tolerance": 0.1}
@@ -301,7 +312,7 @@ def width_not_depth(seed: int) -> Finding:
         Part.mean(f"Pre-LN: exponent of the {shares}", 0.0, pre[2], relation="<="),
         *(
             Part.mean(
-                f"Pre-LN: the same, l = {at}", 0.0, found["pre_ln"][:, 2, at - 1], stated=False
+                f"Pre-LN: the same, l = {at}", 0.0, measured["pre_ln"][:, 2, at - 1], stated=False
             )
             for at in (4, 64)
         ),
@@ -314,7 +325,7 @@ def width_not_depth(seed: int) -> Finding:
         Line.mean(
             f"{label}, {names[i]}",
             layers[i == 2 :],
-            found[scheme][:, i, i == 2 :],
+            measured[scheme][:, i, i == 2 :],
             measured=False,
         )
         for scheme, label, chosen in (("pre_ln", "Pre-LN", (0, 1, 2)), ("post_ln", "Post-LN", (0,)))

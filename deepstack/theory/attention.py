@@ -1,4 +1,4 @@
-"""Claims about attention's products and what stands beside it: merged attention, BERT's head."""
+"""Claims about attention: its products, merged attention, and BERT's head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from deepstack.theory.draws import (
 )
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 
-FP32 = 1e-5  # relative, of a chain of products in fp32
+FP32 = 1e-5  # relative rounding error of a chain of products in fp32
 
 
 @claim("C23", READING_NOTES)
@@ -47,8 +47,8 @@ def dot_product(seed: int) -> Finding:
         beyond = [(p.abs() > 3 * math.sqrt(d)).double().mean().item() for p in products]
         ratios.append(beyond)
     stacks = []
-    for own in seeds(seed, 24):
-        stack = started(own, {"model.depth": 1, "model.scheme": "post_ln"})
+    for draw_seed in seeds(seed, 24):
+        stack = started(draw_seed, {"model.depth": 1, "model.scheme": "post_ln"})
         attention = cast(Attention, stack.model.layers[0].attention)
         with torch.no_grad():
             x = torch.layer_norm(stack.model.start(stack.batch(1)[0]), (32,))
@@ -76,7 +76,7 @@ def saturation(seed: int) -> Finding:
     """
     rng, keys, draws = random(seed), 64, repeats(24)
     sizes = (4, 16, 64, 256, 512)
-    found: dict[str, list[list[float]]] = {}
+    measured: dict[str, list[list[float]]] = {}
     for d in sizes:
         rows: dict[str, list[float]] = {}
         for _ in range(draws):
@@ -92,7 +92,7 @@ def saturation(seed: int) -> Finding:
                 by_q = scale * torch.linalg.matrix_norm(Jk)
                 rows.setdefault(f"{word}, q", []).append(by_q.mean().item())
         for name, values in rows.items():
-            found.setdefault(name, []).append(values)
+            measured.setdefault(name, []).append(values)
     narrow, wide = 512, 4096
     falls = []
     for _ in range(draws):
@@ -105,15 +105,15 @@ def saturation(seed: int) -> Finding:
         falls.append(math.log(averages[1] / averages[0]) / math.log(wide / narrow))
 
     def exponents(name: str, first: int) -> list[float]:
-        columns = torch.tensor(found[name][first:]).log().t()
+        columns = torch.tensor(measured[name][first:]).log().t()
         return [slope(torch.tensor(sizes[first:]).log(), column) for column in columns]
 
     def ratio(name: str, size: int) -> list[float]:
-        pair = found[f"without, {name}"][size], found[f"with, {name}"][size]
-        return [a / b for a, b in zip(*pair, strict=True)]
+        both = measured[f"without, {name}"][size], measured[f"with, {name}"][size]
+        return [a / b for a, b in zip(*both, strict=True)]
 
     parts = [
-        Part.mean("largest weight without, d_head = 512", 0.9, found["without, largest"][-1],
+        Part.mean("largest weight without, d_head = 512", 0.9, measured["without, largest"][-1],
                   relation=">="),
         Part.mean(f"exponent of ‖∂s/∂logits‖ without, d_head {narrow} to {wide}", -0.5, falls,
                   tolerance=0.2),
@@ -128,7 +128,7 @@ def saturation(seed: int) -> Finding:
     lines = []
     for name, label in (("logits", "by logits"), ("q", "by q"), ("median", "by logits, median")):
         for word in ("with", "without"):
-            draws_of_sizes = torch.tensor(found[f"{word}, {name}"], dtype=F64).t()
+            draws_of_sizes = torch.tensor(measured[f"{word}, {name}"], dtype=F64).t()
             lines.append(Line.mean(f"{label}, {word} 1/√d", sizes, draws_of_sizes))
     note = (
         f"64 keys, {draws} draws of 64 queries (256 for the exponent). It saturates. The gradient "
@@ -143,7 +143,7 @@ def saturation(seed: int) -> Finding:
 
 
 def softmax_gradient(s: Tensor) -> Tensor:
-    """‖diag(s) − ssᵀ‖_F of weights s (…, keys) that sum to 1."""
+    """Return ‖diag(s) − ssᵀ‖_F of weights s (…, keys) that sum to 1."""
     power = s.square().sum(dim=-1)
     return (power - 2 * s.pow(3).sum(dim=-1) + power.square()).clamp(min=0).sqrt()
 
@@ -158,16 +158,16 @@ def merged_attention(seed: int) -> Finding:
     """
     near = []
     learnt: dict[str, list[Tensor]] = {"merged": [], "separate": []}
-    for own in seeds(seed, 48):
+    for draw_seed in seeds(seed, 48):
         for kind, nats in learnt.items():
             keys = {
                 "model.family": "encoder_decoder", "model.scheme": "post_ln", "model.depth": 1,
                 "model.decoder_attention": kind, "task.name": "markov", "train.lr": 3e-3,
             }  # fmt: skip
-            stack = started(own, keys)
+            stack = started(draw_seed, keys)
             if kind == "merged":
                 G = cast(MergedAttention, stack.model.layers[-1].attention)
-                S, H = torch.randn(2, 4, 12, 32, generator=random(own))
+                S, H = torch.randn(2, 4, 12, 32, generator=random(draw_seed))
                 near.append(agreement(G(S, H), merged_formula(G, S, H)))
             losses = torch.tensor(stack.run(50), dtype=torch.float64)
             nats.append((stack.unigram_losses(50) - losses).view(5, 10).mean(dim=1))
@@ -199,7 +199,7 @@ def merged_attention(seed: int) -> Finding:
 
 
 def decoding_speeds(seed: int, length: int) -> list[float]:
-    """Times of decoding so many tokens by self- and cross-attention, over merged attention's."""
+    """Return times of decoding with self- and cross-attention over those of merged attention."""
     keys = {
         "model.family": "encoder_decoder", "model.scheme": "post_ln", "model.depth": 1,
         "model.decoder_depth": 4, "task.name": "markov", "task.seq_len": length,
@@ -220,9 +220,9 @@ def decoding_speeds(seed: int, length: int) -> list[float]:
 
 
 def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:
-    """(concat_h softmax(q_h k_hᵀ/√d_head) v_h + mean_{j ≤ i} u_j) W_oᵀ + b_o, position by position.
+    """Return (concat_h softmax(q_h k_hᵀ/√d_head) v_h + mean_{j ≤ i} u_j) W_oᵀ + b_o, by position.
 
-    q, u of S and k, v of H, u and v by the same W_v.  S, H: (batch, positions, d).
+    q and u are maps of S, k and v of H; u and v have the same W_v.  S, H: (batch, positions, d).
     """
     q, u = F.linear(S, G.q, G.q_bias), F.linear(S, G.v, G.v_bias)
     k, v = F.linear(H, G.k, G.k_bias), F.linear(H, G.v, G.v_bias)
@@ -231,9 +231,9 @@ def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:
     for i in range(S.shape[1]):
         heads = []
         for h in range(G.n_heads):
-            own = slice(h * width, (h + 1) * width)
-            logits = (k[:, :, own] @ q[:, i, own, None])[:, :, 0] / math.sqrt(width)
-            heads.append((torch.softmax(logits, dim=-1)[:, :, None] * v[:, :, own]).sum(dim=1))
+            columns = slice(h * width, (h + 1) * width)
+            logits = (k[:, :, columns] @ q[:, i, columns, None])[:, :, 0] / math.sqrt(width)
+            heads.append((torch.softmax(logits, dim=-1)[:, :, None] * v[:, :, columns]).sum(dim=1))
         rows.append(torch.cat(heads, dim=-1) + u[:, : i + 1].mean(dim=1))
     return F.linear(torch.stack(rows, dim=1), G.o, G.o_bias)
 
@@ -247,9 +247,9 @@ def masked_token_head(seed: int) -> Finding:
     with GELU; what it has of its own; and what a change of one token's row of E does to the logits.
     """
     d, near, own_numbers, tied = 32, [], [], []
-    for own in seeds(seed, 8):
-        stack = started(own, {"model.depth": 1, "model.head": "bert"})
-        model, rng, vocab = stack.model, random(own), stack.task.vocab_size
+    for draw_seed in seeds(seed, 8):
+        stack = started(draw_seed, {"model.depth": 1, "model.head": "bert"})
+        model, rng, vocab = stack.model, random(draw_seed), stack.task.vocab_size
         head = cast(BertHead, model.head)
         with torch.no_grad():
             for parameter in head.parameters():

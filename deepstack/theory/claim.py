@@ -1,4 +1,4 @@
-"""What a claim is: a formula, what it predicts, what was measured, a verdict by a fixed rule."""
+"""Claims: a formula, predicted and measured numbers, and a verdict by a fixed rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepstack.errors import PluginError
 from deepstack.registry import Registry
 from deepstack.theory.draws import THOROUGH, factor
 
-# Relative width of an interval that can confirm an equality for which the claim gives no tolerance.
+# Widest relative interval that confirms an equality for which the claim gives no tolerance.
 RESOLUTION = 0.1
 
 Relation = Literal["=", "<=", ">="]
@@ -25,7 +25,7 @@ Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold",
 
 
 class Source(NamedTuple):
-    """A document that states claims: its title, its address, and the papers that it is about."""
+    """A document that states claims: its title, its address, and the papers that it discusses."""
 
     title: str
     address: str
@@ -34,15 +34,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One number that a claim predicts: what it is, predicted, measured ± uncertainty.
+    """One number that a claim predicts, and its measured value.
 
-    relation: what the claim says of the measured number, '=', '<=' or '>=' the prediction.
-    uncertainty: one standard error of `measured`; draws: of how many it was estimated, 0 where it
-    is known otherwise.  tolerance: the relative difference that the
-    claim itself allows ('about', 'for large d'), 0 where it claims equality; an absolute
-    difference where the prediction is 0.
-    stated: False for a number that the claim does not state and the report shows beside it: such a
-    part does not count in the verdict.
+    what: the name of the number.
+    relation: of the measured number to the prediction, '=', '<=' or '>='.
+    uncertainty: one standard error of `measured`; draws: their number, 0 if it is no mean.
+    tolerance: the relative difference that the claim allows ('about', 'for large d'), 0 for an
+    equality; an absolute difference if the prediction is 0.
+    stated: False for a number that the claim does not state, which the verdict ignores.
     """
 
     what: str
@@ -58,14 +57,14 @@ class Part:
     def mean(
         cls, what: str, predicted: float, draws: Sequence[float] | Tensor, **more: Any
     ) -> Part:
-        """A part whose measured number is the mean of independent draws, ± its standard error."""
+        """Return a part that measures the mean of independent draws, ± its standard error."""
         values = torch.as_tensor(draws, dtype=torch.float64)
         error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 
     @property
     def decision(self) -> Decision:
-        """Whether the 99.73 % interval of the measured number decides for or against the claim.
+        """The decision that the 99.73 % interval of the measured number allows.
 
         disagrees: the whole interval violates the claim.  undecided: the estimate violates the
         claim but its interval does not, or the interval is too wide to confirm an equality.
@@ -87,9 +86,9 @@ class Part:
 
     @property
     def draws_needed(self) -> int | None:
-        """About how many draws would decide an undecided part; None if it is decided or unknown.
+        """The number of draws that would decide an undecided part; None if decided or unknown.
 
-        Assumes that the estimate and the spread of the draws stay as they are.
+        Assumes that the estimate and the spread of the draws stay the same.
         """
         if self.decision != "undecided" or not self.draws or not math.isfinite(self._interval):
             return None
@@ -118,7 +117,7 @@ class Part:
 
     @property
     def _excess(self) -> float:
-        """How far the estimate is outside the claim and its tolerance; negative if inside."""
+        """The distance of the estimate from the claim and its tolerance; negative if inside."""
         above = self.measured - self.predicted
         beyond = {"=": abs(above), "<=": above, ">=": -above}[self.relation]
         return beyond - self.tolerance * self._scale
@@ -135,7 +134,7 @@ def sure(draws: int) -> float:
 
 
 class Line(NamedTuple):
-    """A line of a claim's chart: points joined, or alone where `measured`."""
+    """A line of a claim's chart; if `measured`, separate points."""
 
     label: str
     x: Sequence[float]
@@ -152,7 +151,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """What a claim shows as a chart: axis labels with symbols and units, and lines."""
+    """The chart of a claim: axis labels with symbols and units, and lines."""
 
     x: str
     y: str
@@ -163,10 +162,10 @@ class Curves:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out of a claim's experiment.
+    """The result of a claim's experiment.
 
-    note: one to three sentences: what was done (sizes, number of draws), and where the claim does
-    not hold as stated, why.
+    note: one to three sentences with the sizes and the number of draws, and the reason if the claim
+    does not hold as stated.
     """
 
     parts: Sequence[Part]
@@ -175,9 +174,9 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Undecided if a stated part is; else whether all stated parts agree, some, or none.
+        """Undecided if a stated part is; else by whether all stated parts agree, some or none.
 
-        If all agree it holds, 'as a bound' if none of them is an equality.
+        If all agree the claim holds, 'as a bound' if none of them is an equality.
         """
         stated = [part for part in self.parts if part.stated]
         if any(part.decision == "undecided" for part in stated):
@@ -203,29 +202,29 @@ class Claim:
     experiment: Experiment = field(repr=False)
 
     def measure(self, seed: int = 0, thorough: bool = False) -> Finding:
-        """Run the experiment; the same arguments give the same numbers.
+        """Run the experiment and return its result; the same arguments give the same numbers.
 
         thorough: `repeats` gives THOROUGH times as many draws.
         Raises PluginError if it returns no Finding, or one without a stated part.
         """
         token = factor.set(THOROUGH if thorough else 1)
         try:
-            found = self.experiment(seed)
+            finding = self.experiment(seed)
         finally:
             factor.reset(token)
-        if not isinstance(found, Finding):
-            kind = type(found).__name__
+        if not isinstance(finding, Finding):
+            kind = type(finding).__name__
             raise PluginError(f"claim {self.id}: its experiment returned {kind}, no Finding")
-        if not any(part.stated for part in found.parts):
+        if not any(part.stated for part in finding.parts):
             raise PluginError(f"claim {self.id}: its Finding has no part that the claim states")
-        return found
+        return finding
 
 
 CLAIMS: Registry[Claim] = Registry("claim")
 
 
 def all_claims() -> list[Claim]:
-    """Every claim, C1, C2, …, in the order of their numbers."""
+    """Return every claim, C1, C2, …, in the order of their numbers."""
     return [CLAIMS[name] for name in sorted(CLAIMS, key=lambda name: (len(name), name))]
 
 

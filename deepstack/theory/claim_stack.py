@@ -1,4 +1,4 @@
-"""A small stack without a run folder: what claims about stacks are measured on."""
+"""Small stacks without a run folder, on which claims are measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepstack.config import Config, with_overrides
+from deepstack.config.schema import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.diagnostics.snapshot import matrices
 from deepstack.distributed import Processes
@@ -30,15 +31,14 @@ POST_LN: Mapping[str, Any] = {
     "model.scheme": "post_ln", "model.depth": 4, "model.n_heads": 4, "train.batch_size": 8,
 }  # fmt: skip
 VALUE_PATH = ("v", "o", "w1", "w2")
-MATRICES = ("q", "k", *VALUE_PATH)
-FLAT = 0.2  # 'the same order': what a growth of 1 may differ by
+FLAT = 0.2  # tolerance of a growth of 1 that is claimed to be of the same order
 CPU = torch.device("cpu")
 
 
 class Trial:
-    """A configuration's initialised stack, the batches of its task, and a fixed probe batch.
+    """An initialised stack, the batches of its task, and a fixed probe batch.
 
-    changes: dotted key -> value, beside SMALL.  Everything follows from them and the seed.
+    changes: dotted key -> value, added to SMALL.  They and the seed determine all numbers.
     """
 
     def __init__(self, seed: int, changes: Mapping[str, Any]) -> None:
@@ -49,22 +49,25 @@ class Trial:
         self.probe = to_device(self.task.probe_batch(4), CPU)[0]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of step 1, 2, …, each (batch, seq)."""
+        """Return inputs and targets of step 1, 2, …, each (batch, seq)."""
         return to_device(self.task.train_batch(step, self.config.train.batch_size), CPU)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         return mean_loss(self.model(inputs), targets)
 
     def unigram_losses(self, steps: int) -> Tensor:
-        """The unigram's loss on the batch of each step, in nats, (steps,)."""
+        """Return the unigram's loss on the batch of each step, in nats, (steps,)."""
         batches = (
             self.task.train_batch(t, self.config.train.batch_size) for t in range(1, steps + 1)
         )
         return torch.tensor([self.task.unigram_loss(batch) for batch in batches]).double()
 
     def run(self, steps: int, after: Callable[[int], None] = lambda step: None) -> list[float]:
-        """Train in memory with the step of every run; the losses.  after: called after each."""
+        """Train in memory with the usual training step and return the losses.
+
+        after: called with the step, after each of them.
+        """
         train = self.config.train
         penalty = SpectralPenalty(self.config, self.built, Processes())
         step = make_step(
@@ -85,12 +88,12 @@ class Trial:
         return losses
 
     def backward(self) -> None:
-        """Leave the gradient of the first batch's loss in the banks."""
+        """Compute the gradient of the first batch's loss, which the banks then hold."""
         self.built.banks.zero_gradients()
         self.loss(*self.batch(1)).backward()
 
     def banks_of(self, *roles: str) -> list[Bank]:
-        """The banks that hold a parameter of one of these roles."""
+        """Return the banks that hold a parameter of one of these roles."""
         return [bank for bank in self.built.banks if set(bank.roles) & set(roles)]
 
     @property
@@ -140,7 +143,7 @@ def descend(banks: Sequence[Bank], lr: float) -> None:
 
 
 def started(seed: int, changes: Mapping[str, Any]) -> Trial:
-    """The trial of a Post-LN stack of four layers, but for these changes."""
+    """Return the trial of a Post-LN stack of four layers with these changes."""
     return Trial(seed, {**POST_LN, **changes})
 
 
@@ -172,7 +175,7 @@ def tapped(schemes: Sequence[Scheme], tap: Tap) -> Iterator[None]:
 
 
 def gains(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """v and w of every sublayer, (2 depth,) each, attention first, from v, o, w1, w2.
+    """Return v and w of every sublayer, (2 depth,) each, attention first, from v, o, w1, w2.
 
     Attention: w² = d Var(W_V), v² = d Var(W_O).  Feed-forward: w² = d Var(W_1)/2, since ReLU keeps
     half of the second moment, and v² = m Var(W_2).
@@ -184,19 +187,19 @@ def gains(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def by_sublayer(matrices: Mapping[str, Tensor]) -> Tensor:
-    """The norm of what each sublayer has of v, o, w1, w2: (2 depth,), attention first."""
+    """Return the norm of each sublayer's part of v, o, w1, w2: (2 depth,), attention first."""
     square = {role: m.square().sum(dim=(1, 2)) for role, m in matrices.items()}
     both = [square["v"] + square["o"], square["w1"] + square["w2"]]
     return torch.stack(both, dim=1).flatten().sqrt()
 
 
 def growth(seeds: Sequence[int], changes: dict[str, Any], depths: Sequence[int]) -> Tensor:
-    """‖ΔF‖ of one SGD step on the matrices, over the learning rate: (seeds, depths)."""
+    """Return ‖ΔF‖ of one SGD step on the matrices, over the learning rate: (seeds, depths)."""
     lr = 1e-6 if changes["model.scheme"] == "post_ln" else 1e-4
-    found = torch.zeros(len(seeds), len(depths), dtype=torch.float64)
+    updates = torch.zeros(len(seeds), len(depths), dtype=torch.float64)
     for i, seed in enumerate(seeds):
         for j, depth in enumerate(depths):
             trial = Trial(seed, changes | {"model.depth": depth})
             trial.backward()
-            found[i, j] = trial.update_of(lr, trial.banks_of(*MATRICES)) / lr
-    return found
+            updates[i, j] = trial.update_of(lr, trial.banks_of(*MATRICES)) / lr
+    return updates

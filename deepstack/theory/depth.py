@@ -1,4 +1,4 @@
-"""What depth does: gradients by layer at the start, and ‖ΔF‖ of one step at several depths."""
+"""Claims about depth: gradients by layer at the start, and ‖ΔF‖ of one step at several depths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack.config.schema import MATRICES
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.claim_stack import FLAT, MATRICES, Trial, by_sublayer, gains, growth
+from deepstack.theory.claim_stack import FLAT, Trial, by_sublayer, gains, growth
 from deepstack.theory.draws import repeats
 from deepstack.theory.sources import LAYER_CAKE
 
@@ -24,14 +25,14 @@ GROUPS = {
 
 
 def scalar_product(trial: Trial, seed: int) -> Tensor:
-    """<F, R>, R of independent N(0, 1): the mean square of its gradient is ‖∂F/∂θ‖_F²."""
+    """Return <F, R>, R of independent N(0, 1); its gradient has the mean square ‖∂F/∂θ‖_F²."""
     F = trial.model.hidden(trial.probe)
     R = torch.randn(F.shape, generator=torch.Generator().manual_seed(seed))
     return (F * R).sum()
 
 
 def feed_forward_gradients(seed: int, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and as claimed."""
+    """Return ‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and claimed."""
     trial = Trial(seed, changes)
     depth = trial.config.model.depth
     trial.built.banks.zero_gradients()
@@ -40,7 +41,7 @@ def feed_forward_gradients(seed: int, changes: dict[str, Any]) -> tuple[Tensor, 
     v, w = gains(trial.weights())
     alpha = trial.model.schemes[0].alpha(depth) or 1.0
     share = (v * w / alpha).square()
-    # where v w is above alpha, the formula's base is negative: 0, as at v w = alpha
+    # above v w = alpha the formula's base is negative; take 0, its value at v w = alpha
     factor = ((1 - share).clamp(min=0) / (1 + share)).sqrt()
     above = torch.stack([factor[i + 1 :].prod() for i in range(1, 2 * depth, 2)])
     return measured / measured[-1], above
@@ -67,13 +68,13 @@ def gradient_by_layer(seed: int) -> Finding:
         pairs = [feed_forward_gradients(s, changes) for s in seeds]
         measured = torch.stack([pair[0] for pair in pairs])
         claimed = torch.stack([pair[1] for pair in pairs]).mean(dim=0)
-        what = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
-        parts.append(Part.mean(what, claimed[0].item(), measured[:, 0], tolerance=0.05))
+        quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
+        parts.append(Part.mean(quantity, claimed[0].item(), measured[:, 0], tolerance=0.05))
         if depth < 40:
             layers = list(range(1, depth + 1))
             lines.append(Line.mean(f"{label}, measured", layers, measured))
             lines.append(Line(f"{label}, claimed", layers, claimed.tolist(), False))
-    # the derivation's own model: every sublayer multiplies by (alpha ± v w)/sqrt(alpha² + v²w²)
+    # the model of the derivation: every sublayer multiplies by (alpha ± v w)/sqrt(alpha² + v²w²)
     rng = torch.Generator().manual_seed(seed)
     K, share = 32, 0.1  # share = v w / alpha
     sign = 2.0 * torch.randint(2, (4000, K), generator=rng, dtype=F64) - 1
@@ -105,19 +106,19 @@ def one_step(seed: int) -> Finding:
     """
     depths, draws, lr = (6, 18, 54), repeats(8), 1e-4
     seeds = [draws * seed + draw for draw in range(draws)]
-    found = {group: torch.zeros(draws, len(depths), dtype=torch.float64) for group in GROUPS}
+    updates = {group: torch.zeros(draws, len(depths), dtype=torch.float64) for group in GROUPS}
     halves = []
-    for i, own in enumerate(seeds):
+    for i, draw_seed in enumerate(seeds):
         for j, depth in enumerate(depths):
-            trial = Trial(own, {"model.scheme": "deepnorm", "model.depth": depth})
+            trial = Trial(draw_seed, {"model.scheme": "deepnorm", "model.depth": depth})
             trial.backward()
             for group, roles in GROUPS.items():
-                found[group][i, j] = trial.update_of(lr, trial.banks_of(*roles)) / lr
+                updates[group][i, j] = trial.update_of(lr, trial.banks_of(*roles)) / lr
         half = trial.update_of(lr / 2, trial.banks_of(*MATRICES)) / (lr / 2)
-        halves.append(2 * found["matrices"][i, -1].item() / half)
+        halves.append(2 * updates["matrices"][i, -1].item() / half)
     post_ln = growth(seeds, {"model.scheme": "post_ln"}, depths)
     parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, halves, tolerance=0.02)]
-    for group, moved in found.items():
+    for group, moved in updates.items():
         parts.append(
             Part.mean(
                 f"{group}: ‖ΔF‖ at N = 54 over N = 6",
@@ -128,11 +129,11 @@ def one_step(seed: int) -> Finding:
             )
         )
     growing = (post_ln[:, -1] / post_ln[:, 0]).log()  # spread over an order of magnitude
-    what = "Post-LN's matrices: ln of the same"
-    parts.append(Part.mean(what, 0.0, growing, stated=False))
+    quantity = "Post-LN's matrices: ln of the same"
+    parts.append(Part.mean(quantity, 0.0, growing, stated=False))
     lines = [
         Line.mean(group, depths, moved)
-        for group, moved in (*found.items(), ("Post-LN: matrices", post_ln))
+        for group, moved in (*updates.items(), ("Post-LN: matrices", post_ln))
     ]
     return Finding(
         parts,
@@ -161,8 +162,8 @@ def sizes_do_not_matter(seed: int) -> Finding:
     parts, lines = [], []
     for label, shape in shapes.items():
         moved = growth(seeds, {"model.scheme": "deepnorm", **shape}, depths)
-        what = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
-        parts.append(Part.mean(what, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT))
+        quantity = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
+        parts.append(Part.mean(quantity, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT))
         lines.append(Line.mean(label, depths, moved))
     return Finding(
         parts,

@@ -30,31 +30,33 @@ def mean_spectral_norm(stack: Trial) -> float:
 class Signals(NamedTuple):
     """β_LN, β_RC and their product β of every sublayer, in the order of the forward pass.
 
-    names: of the sublayers; values: symbol -> (sublayers,); whole: ‖δ‖ that enters the first
-    sublayer over ‖δ‖ that leaves the last.
+    names: of the sublayers; values: symbol -> (sublayers,); ratio: ‖δ‖ at the input of the first
+    sublayer over ‖δ‖ at the output of the last.
     """
 
     names: list[str]
     values: dict[str, Tensor]
-    whole: float
+    ratio: float
 
     def mean(self, symbol: str, kind: str) -> float:
-        """The mean over the sublayers of a kind."""
+        """Return the mean over the sublayers of a kind."""
         return self.values[symbol][[name == kind for name in self.names]].mean().item()
 
 
 def signals(stack: Trial, step: int = 1) -> Signals:
-    """What happens to the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
+    """Return the ratios of the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
     inputs, targets = stack.batch(step)
     banks = stack.layer_banks
-    here = [bank.values() for bank in banks]
+    initial = [bank.values() for bank in banks]
     loss = partial(mean_loss, targets=targets)
-    found = take(stack.model, banks, inputs, loss, before=None, initial=here)
+    snapshots = take(stack.model, banks, inputs, loss, before=None, initial=initial)
     z, r, o = (
-        torch.cat([getattr(seen, name).flatten() for seen in found])
+        torch.cat([getattr(snapshot, name).flatten() for snapshot in snapshots])
         for name in ("delta_in", "delta_norm_in", "delta_norm_out")
     )
-    names = [name for seen in found for _ in seen.schemes for name in seen.sublayers]
+    names = [
+        name for snapshot in snapshots for _ in snapshot.schemes for name in snapshot.sublayers
+    ]
     values = {"β_LN": r / o, "β_RC": z / r, "β": z / o}
     return Signals(names, values, (z[0] / o[-1]).item())
 
@@ -80,14 +82,14 @@ def error_signals(seed: int) -> Finding:
         "model.scheme": "post_ln", "model.family": "encoder_decoder", "model.depth": 6,
         "task.name": "reverse",
     }  # fmt: skip
-    start, later, way = [], [], []
-    for own in repetitions:
-        stack = started(own, keys)
+    start, trained, slopes = [], [], []
+    for draw_seed in repetitions:
+        stack = started(draw_seed, keys)
         start.append(signals(stack))
-        encoder = signals(started(own, {"model.scheme": "post_ln", "model.depth": 6}))
-        way.append(math.log(encoder.whole) / encoder.values["β"].log().sum().item())
+        encoder = signals(started(draw_seed, {"model.scheme": "post_ln", "model.depth": 6}))
+        slopes.append(math.log(encoder.ratio) / encoder.values["β"].log().sum().item())
         stack.run(steps)
-        later.append(signals(stack, steps + 1))
+        trained.append(signals(stack, steps + 1))
     parts = []
     ranges: list[tuple[str, Relation, float, float]] = [
         ("β_LN", "<=", 0.82, 0.86),
@@ -112,7 +114,7 @@ def error_signals(seed: int) -> Finding:
         )
     for kind, word in KINDS.items():
         relation = "<=" if kind == "feed_forward" else ">="
-        after = [s.mean("β", kind) for s in later]
+        after = [s.mean("β", kind) for s in trained]
         parts.append(
             Part.mean(f"β, {word}, step {steps}", 1.0, after, relation=relation, stated=False)
         )
@@ -122,7 +124,9 @@ def error_signals(seed: int) -> Finding:
             "δ_r by autograd, 1 − its distance from the formula", 1.0, stated, tolerance=1e-9
         ),
         Part.mean("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, right, tolerance=1e-9, stated=False),
-        Part.mean("ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, way, tolerance=1e-3),
+        Part.mean(
+            "ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, slopes, tolerance=1e-3
+        ),
     ]
     encoder_only = list(range(1, start[0].names.index("cross_attention")))
     lines = [
@@ -140,7 +144,7 @@ def error_signals(seed: int) -> Finding:
 
 
 def jacobian(rng: torch.Generator, d: int = 64, draws: int = 32) -> tuple[list[float], list[float]]:
-    """How near δ_r of LN, by autograd, is to the document's formula, and to the right one."""
+    """Return the agreement of δ_r of LN with the document's formula and with the right one."""
     near: tuple[list[float], list[float]] = [], []
     for _ in range(draws):
         r, gradient = torch.randn(2, d, dtype=torch.float64, generator=rng)
@@ -149,9 +153,9 @@ def jacobian(rng: torch.Generator, d: int = 64, draws: int = 32) -> tuple[list[f
         r = r.detach()
         sigma = r.std(correction=0)
         rows, one = ((r - r.mean()) / sigma).outer((r - r.mean()) / sigma), torch.ones(d, d)
-        for sign, found in zip((-1, 1), near, strict=True):
+        for sign, values in zip((-1, 1), near, strict=True):
             matrix = torch.eye(d, dtype=torch.float64) - (one + sign * rows) / d
-            found.append(agreement(true, matrix @ gradient / sigma))
+            values.append(agreement(true, matrix @ gradient / sigma))
     return near
 
 
@@ -170,10 +174,10 @@ def no_warmup(seed: int) -> Finding:
     norms: dict[str, list[Tensor]] = {moment: [] for moment in moments}
     shares: dict[str, list[Tensor]] = {moment: [] for moment in moments}
     updates = []
-    for own in seeds(seed, 12):
+    for draw_seed in seeds(seed, 12):
         for moment, warmup in moments.items():
             keys = {"model.scheme": "post_ln", "model.depth": depth, "train.warmup_steps": warmup}
-            stack = started(own, {**keys, "train.optimizer": "adam"})
+            stack = started(draw_seed, {**keys, "train.optimizer": "adam"})
             if moment != "start":
                 moved = update_norms(stack, steps)
                 if moment == "no warm-up":
@@ -191,7 +195,7 @@ def no_warmup(seed: int) -> Finding:
         return low / top
 
     (low, top), (start_low, start_top) = ends(shares["no warm-up"]), ends(shares["start"])
-    gains = [last_gain(own) for own in seeds(seed, 12)]
+    gains = [last_gain(draw_seed) for draw_seed in seeds(seed, 12)]
     parts = [
         Part.mean(f"ln ‖∂L/∂θ_l‖, lower over upper, after {steps} steps", 0.0,
                   ratio(norms["no warm-up"]).log(), relation="<="),
@@ -220,7 +224,7 @@ def no_warmup(seed: int) -> Finding:
 
 
 def update_norms(stack: Trial, steps: int) -> Tensor:
-    """‖θ_l,t − θ_l,t−1‖ by layer, the mean over the first steps, (depth,)."""
+    """Return the mean of ‖θ_l,t − θ_l,t−1‖ over the first steps by layer, (depth,)."""
     banks = stack.layer_banks
     values = [[bank.values().clone() for bank in banks]]
     stack.run(steps, lambda t: values.append([bank.values().clone() for bank in banks]))
@@ -229,13 +233,13 @@ def update_norms(stack: Trial, steps: int) -> Tensor:
 
 
 def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
-    """By layer: mean ‖g‖ over batches, and ‖E g‖²/E‖g‖², each (depth,)."""
+    """Return the mean ‖g‖ over batches and ‖E g‖²/E‖g‖² by layer, each (depth,)."""
     by_layer = [list(layer.parameters()) for layer in stack.model.layers]
     flat = [parameter for layer in by_layer for parameter in layer]
     drawn = []
     for t in range(1, batches + 1):
         gradients = iter(torch.autograd.grad(stack.loss(*stack.batch(t)), flat))
-        drawn.append([torch.cat([next(gradients).flatten() for _ in own]) for own in by_layer])
+        drawn.append([torch.cat([next(gradients).flatten() for _ in layer]) for layer in by_layer])
     norms, shares = [], []
     for rows in zip(*drawn, strict=True):
         g = torch.stack(rows).double()  # (batches, parameters of the layer)
@@ -247,7 +251,10 @@ def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
 
 
 def last_gain(seed: int, steps: int = 30) -> float:
-    """Mean gain of the last LN over that of the others, trained under a tied table of std 0.02."""
+    """Return the mean gain of the last LN over that of the others, after training.
+
+    The head is tied to a token table that starts with the standard deviation 0.02.
+    """
     stack = started(seed, {"model.scheme": "post_ln", "model.depth": 3, "train.lr": 3e-3})
     model = stack.model
     with torch.no_grad():

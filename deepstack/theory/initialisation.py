@@ -42,19 +42,19 @@ def nearly_orthogonal(seed: int) -> Finding:
         "uniform": lambda m: math.sqrt(3) * (2 * torch.rand(m, m, generator=rng, dtype=F64) - 1),
         "±1": lambda m: 2.0 * torch.randint(0, 2, (m, m), generator=rng).to(F64) - 1,
     }
-    parts, entries, whole = [], [], []
+    parts, entries, frobenius = [], [], []
     for m in sizes:
         errors = {kind: [gram_error(draw(m) / math.sqrt(m)) for _ in range(draws)]
                   for kind, draw in kinds.items()}  # fmt: skip
         off = [math.sqrt(power(e[~torch.eye(m, dtype=torch.bool)])) for e in errors["normal"]]
         entries.append(off)
-        whole.append([power(e) ** 0.5 * math.sqrt(m) for e in errors["normal"]])
+        frobenius.append([power(e) ** 0.5 * math.sqrt(m) for e in errors["normal"]])
         if m == sizes[-1]:
             for kind in kinds:
                 apart = [e[~torch.eye(m, dtype=torch.bool)] for e in errors[kind]]
                 root = [math.sqrt(power(e)) for e in apart]
-                what = f"(WᵀW − I)_ij, root mean square, i ≠ j, {kind}, m = {m}"
-                parts.append(Part.mean(what, m**-0.5, root))
+                quantity = f"(WᵀW − I)_ij, root mean square, i ≠ j, {kind}, m = {m}"
+                parts.append(Part.mean(quantity, m**-0.5, root))
             norm = [torch.linalg.matrix_norm(e, ord=2).item() for e in errors["normal"]]
     m = sizes[-1]
     lengths, inverse = [], []
@@ -72,8 +72,8 @@ def nearly_orthogonal(seed: int) -> Finding:
     parts += [
         Part.mean("‖Wx‖²/‖x‖²", 1.0, lengths),
         Part.mean("‖W⁻¹x − Wᵀx‖/‖W⁻¹x‖, 1/√m if as near as the entries", m**-0.5, inverse),
-        Part.mean("‖WᵀW − I‖_F/‖I‖_F", m**-0.5, whole[-1]),
-        Part.mean("‖WᵀW − I‖_F/‖I‖_F, √(1 + 1/m)", (1 + 1 / m) ** 0.5, whole[-1], stated=False),
+        Part.mean("‖WᵀW − I‖_F/‖I‖_F", m**-0.5, frobenius[-1]),
+        Part.mean("‖WᵀW − I‖_F/‖I‖_F, √(1 + 1/m)", (1 + 1 / m) ** 0.5, frobenius[-1], stated=False),
         Part.mean("‖WᵀW − I‖₂, (1 + 1)² − 1", 3.0, norm, tolerance=0.05, stated=False),
         Part.mean("the same in F, m = 4096, n = 16", (17 / 4096) ** 0.5, wide, stated=False),
         Part.mean("1 − ‖WᵀW − I‖₂, orthogonal start", 1.0, exact, tolerance=1e-5, stated=False),
@@ -86,13 +86,13 @@ def nearly_orthogonal(seed: int) -> Finding:
     lines = [
         Line.mean("entries, i ≠ j", sizes, torch.tensor(entries, dtype=F64).t()),
         Line("1/√m", sizes, [m**-0.5 for m in sizes], measured=False),
-        Line.mean("‖WᵀW − I‖_F/‖I‖_F", sizes, torch.tensor(whole, dtype=F64).t()),
+        Line.mean("‖WᵀW − I‖_F/‖I‖_F", sizes, torch.tensor(frobenius, dtype=F64).t()),
     ]
     return Finding(parts, note, Curves("m = n", "distance from I", lines, True, True))
 
 
 def gram_error(W: Tensor) -> Tensor:
-    """WᵀW − I."""
+    """Return WᵀW − I."""
     return W.t() @ W - torch.eye(W.shape[1], dtype=W.dtype)
 
 
@@ -130,19 +130,19 @@ def truncated_normal(seed: int) -> Finding:
 def through(
     rng: torch.Generator, activation: Callable[[Tensor], Tensor], layers: int, width: int = 256
 ) -> list[float]:
-    """E[x²] after each of the layers x <- activation(W x), Var W = 1/width, from E[x²] = 1.
+    """Return E[x²] after each of the layers x <- activation(W x), Var W = 1/width, from E[x²] = 1.
 
     The laws are those of large widths: a finite one moves E[x²] by about layers/width.
     """
-    x, found = normals(rng, width, 64), []
+    x, moments = normals(rng, width, 64), []
     for _ in range(layers):
         x = activation(normals(rng, width, width) @ x / math.sqrt(width))
-        found.append(power(x))
-    return found
+        moments.append(power(x))
+    return moments
 
 
 def expectation(f: Callable[[Tensor], Tensor]) -> float:
-    """E[f(x)], x ~ N(0, 1), by the trapezoid rule on [−12, 12]."""
+    """Return E[f(x)], x ~ N(0, 1), by the trapezoid rule on [−12, 12]."""
     x = torch.linspace(-12, 12, 240_001, dtype=F64)
     density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
     return torch.trapezoid(f(x) * density, x).item()
@@ -236,25 +236,25 @@ def ds_init(seed: int) -> Finding:
     same random numbers.
     """
     depth, repetitions, scale = 8, seeds(seed, 8), 0.8
-    spread, edge, nearer, mean = [], [], [], []
-    found: dict[str, list[Tensor]] = {"post_ln": [], "ds_init": []}
-    for own in repetitions:
-        for scheme, values in found.items():
+    deviations, edge, nearer, mean = [], [], [], []
+    ratios: dict[str, list[Tensor]] = {"post_ln": [], "ds_init": []}
+    for draw_seed in repetitions:
+        for scheme, values in ratios.items():
             keys = {"model.scheme": scheme, "model.depth": depth, "model.d_model": 64}
-            stack = started(own, {**keys, "model.init.distribution": "xavier_uniform"})
+            stack = started(draw_seed, {**keys, "model.init.distribution": "xavier_uniform"})
             values.append(signals(stack).values["β_RC"] - 1)
         options = {"model.scheme": "ds_init", "model.scheme_options": {"scale": scale}}
-        stack = started(own, {**keys, **options, "model.init.distribution": "xavier_uniform"})
+        stack = started(draw_seed, {**keys, **options, "model.init.distribution": "xavier_uniform"})
         for matrix in stack.matrices().values():
             W = matrix.double()
             gamma = math.sqrt(6 / (W.shape[1] + W.shape[2]))
             bound = gamma * scale / torch.arange(1, depth + 1).to(W)[:, None, None].sqrt()
-            spread.append(math.sqrt(3 * power(W / bound)))
+            deviations.append(math.sqrt(3 * power(W / bound)))
             edge.append((W / bound).abs().max().item())
-        nearer.append(float(found["ds_init"][-1].abs().sum() < found["post_ln"][-1].abs().sum()))
-        mean.append((found["ds_init"][-1].mean() / found["post_ln"][-1].mean()).item())
+        nearer.append(float(ratios["ds_init"][-1].abs().sum() < ratios["post_ln"][-1].abs().sum()))
+        mean.append((ratios["ds_init"][-1].mean() / ratios["post_ln"][-1].mean()).item())
     parts = [
-        Part.mean("standard deviation over γα/√(3l)", 1.0, spread),
+        Part.mean("standard deviation over γα/√(3l)", 1.0, deviations),
         Part.mean("largest |W| over γα/√l", 1.0, edge, tolerance=0.002),
         Part.mean("share of the starts in which β_RC is nearer 1 than Post-LN's", 1.0, nearer),
         Part.mean("mean of β_RC − 1, over Post-LN's", 1.0, mean, relation="<="),
@@ -263,7 +263,7 @@ def ds_init(seed: int) -> Finding:
     lines = []
     for scheme, word in (("post_ln", "Post-LN"), ("ds_init", "DS-Init")):
         for i, kind in enumerate(("attention", "feed-forward")):
-            draws = torch.stack(found[scheme])[:, i::2].double()
+            draws = torch.stack(ratios[scheme])[:, i::2].double()
             lines.append(Line.mean(f"{word}, {kind}", layers, draws))
     note = (
         f"Encoder of {depth} layers, d = 64, {len(repetitions)} seeds; α = {scale} for the "
@@ -283,26 +283,26 @@ def systems(seed: int) -> Finding:
     ‖W‖₂²/2 = σ₁²/2, which is σ₁ u₁v₁ᵀ by power iteration.
     """
     same: dict[str, list[float]] = {"rezero": [], "fixup": []}
-    logits, alike, drawn, straight, lowered, trained = [], [], [], [], [], []
-    for own in seeds(seed, 8):
-        for scheme, found in same.items():
-            model = started(own, {"model.scheme": scheme, "model.depth": 12}).model
-            tokens = started(own, {"model.depth": 1}).batch(1)[0]
-            found.append(agreement(model.hidden(tokens), model.start(tokens)))
-        logits.append(running_logits(started(own, {"model.scheme": "real_former"})))
+    logits, zero_starts, drawn, straight, lowered, trained = [], [], [], [], [], []
+    for draw_seed in seeds(seed, 8):
+        for scheme, agreements in same.items():
+            model = started(draw_seed, {"model.scheme": scheme, "model.depth": 12}).model
+            tokens = started(draw_seed, {"model.depth": 1}).batch(1)[0]
+            agreements.append(agreement(model.hidden(tokens), model.start(tokens)))
+        logits.append(running_logits(started(draw_seed, {"model.scheme": "real_former"})))
         start = {"model.init.distribution": "zero_identity"}
-        alike.append(agreement(matrices(own, start), matrices(own + 1, start)))
-        drawn.append(agreement(matrices(own, {}), matrices(own + 1, {})))
-        w1 = started(own, start).matrices()["w1"][0].double()
+        zero_starts.append(agreement(matrices(draw_seed, start), matrices(draw_seed + 1, start)))
+        drawn.append(agreement(matrices(draw_seed, {}), matrices(draw_seed + 1, {})))
+        w1 = started(draw_seed, start).matrices()["w1"][0].double()
         straight.append(agreement(w1.t() @ w1, torch.eye(w1.shape[1])))
-        W = normals(random(own), 48, 32)
+        W = normals(random(draw_seed), 48, 32)
         u, v = singular_vectors(W)
         before, after = (torch.linalg.svdvals(M) for M in (W, W - 0.01 * (u @ W @ v) * u.outer(v)))
         lowered.append((after[0] / before[0]).item())
         ends = []
         for penalty in (0.1, 0.0):
             keys = {"model.depth": 2, "train.lr": 3e-3, "train.spectral_penalty": penalty}
-            stack = started(own, keys)
+            stack = started(draw_seed, keys)
             stack.run(8)
             ends.append(mean_spectral_norm(stack))
         trained.append(ends[0] / ends[1])
@@ -311,7 +311,7 @@ def systems(seed: int) -> Finding:
         Part.mean("Fixup, 12 layers: the same", 1.0, same["fixup"]),
         Part.mean("RealFormer: 1 − distance of S_4 from Σ q kᵀ/√d_head", 1.0, logits,
                   tolerance=1e-5),
-        Part.mean("ZerO: 1 − distance of the matrices of two seeds", 1.0, alike),
+        Part.mean("ZerO: 1 − distance of the matrices of two seeds", 1.0, zero_starts),
         Part.mean("ZerO: 1 − ‖W_1ᵀW_1 − I‖_F/‖I‖_F", 1.0, straight, tolerance=1e-5),
         Part.mean("Xavier: 1 − distance of the matrices of two seeds", 1.0, drawn, stated=False),
         Part.mean("σ₁ after a step of rate 0.01 on σ₁²/2, over before", 0.99, lowered,
@@ -328,30 +328,30 @@ def systems(seed: int) -> Finding:
 
 
 def matrices(seed: int, keys: Mapping[str, Any]) -> Tensor:
-    """All numbers of the matrices of a small stack's layers."""
+    """Return all numbers of the matrices of a small stack's layers."""
     banks = started(seed, keys).layer_banks
     return torch.cat([bank.values().flatten() for bank in banks if bank.start == "matrix"])
 
 
 def running_logits(stack: Trial) -> float:
-    """How near the last layer's S is to the sum of all layers' own logits."""
-    own: list[Tensor] = []
+    """Return the agreement of the last layer's S with the sum of all layers' logits."""
+    logits: list[Tensor] = []
     total: list[Tensor] = []
 
-    def note(module: nn.Module, given: tuple[Tensor, Any], gives: tuple[Tensor, Tensor]) -> None:
-        own.append(given[0])
-        total.append(gives[0])
+    def note(module: nn.Module, args: tuple[Tensor, Any], output: tuple[Tensor, Tensor]) -> None:
+        logits.append(args[0])
+        total.append(output[0])
 
     hooks = [s.slots["logits"].register_forward_hook(note) for s in stack.model.schemes]
     with torch.no_grad():
         stack.model(stack.batch(1)[0])
     for hook in hooks:
         hook.remove()
-    return agreement(total[-1], torch.stack(own).sum(dim=0))
+    return agreement(total[-1], torch.stack(logits).sum(dim=0))
 
 
 def singular_vectors(W: Tensor, steps: int = 500) -> tuple[Tensor, Tensor]:
-    """u₁ and v₁, the directions in which W is largest, by power iteration."""
+    """Return u₁ and v₁, the singular vectors of the largest singular value, by power iteration."""
     v = torch.ones(W.shape[1], dtype=W.dtype)
     for _ in range(steps):
         v = W.t() @ (W @ v)

@@ -1,4 +1,4 @@
-"""Claims about norms: of layers, where they stand and what follows them, and of matrices."""
+"""Claims about norms of layers, their place and their successors, and about norms of matrices."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def folded(seed: int) -> Finding:
             before = F.linear(torch.layer_norm(x, (d,), gain, bias), W, b)
             after = F.linear(torch.layer_norm(x, (d,)), W * gain, W @ bias + b)
             near.append(agreement(after, before))
-        what = f"1 − relative distance, d = {d}, {n_out} outputs"
-        parts.append(Part.mean(what, 1.0, near, tolerance=ROUNDING))
+        quantity = f"1 − relative distance, d = {d}, {n_out} outputs"
+        parts.append(Part.mean(quantity, 1.0, near, tolerance=ROUNDING))
     pre: list[float] = []
     post: list[float] = []
     saved = []
-    for own in seeds(seed, 8):
-        for scheme, found in (("pre_ln", pre), ("post_ln", post)):
-            stack = started(own, {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3})
+    for draw_seed in seeds(seed, 8):
+        for scheme, agreements in (("pre_ln", pre), ("post_ln", post)):
+            stack = started(draw_seed, {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3})
             stack.run(8)
             tokens = stack.batch(9)[0]
             with torch.no_grad():
                 before = copy.deepcopy(stack.model).double()(tokens)
                 model, removed = fold(stack.model)
-                found.append(agreement(model(tokens), before))
+                agreements.append(agreement(model(tokens), before))
             if scheme == "pre_ln":
                 saved.append(removed / (6 * 2 * 32))
     parts += [
@@ -102,9 +102,9 @@ def fold(model: Transformer) -> tuple[Transformer, int]:
 
 
 def fold_times(rng: torch.Generator, blocks: int = 8, rounds: int = 8) -> list[float]:
-    """Time of LN₀ and a linear map over that of LN and it, 256 tokens, turn by turn.
+    """Return times of LN₀ and a linear map over those of LN and the map, for 256 tokens.
 
-    The shortest time of each in a block, since other work on the machine only adds.
+    Takes the shortest time of each in a block, since other work on the machine only adds time.
     """
     x, W = torch.randn(2, 256, 256, generator=rng)
     gain, bias, b = torch.randn(3, 256, generator=rng)
@@ -138,7 +138,7 @@ class UnitBranches(Tap):
 
 
 def stream_powers(stack: Trial) -> tuple[list[float], list[float]]:
-    """Of every sublayer: the mean square of the stream that enters it, and of what its norm reads.
+    """Return the mean squares of the stream and of the norm's input at every sublayer.
 
     In Post-LN the second is the variance D of the residual sum.
     """
@@ -158,11 +158,11 @@ def unrolled(seed: int) -> Finding:
     depth, repetitions = 8, seeds(seed, 96)
     weights: dict[str, list[list[float]]] = {"unit": [], "Xavier": []}
     powers: dict[str, list[list[float]]] = {"unit": [], "Xavier": []}
-    kept = []
-    for own in repetitions:
-        for scheme, found in (("post_ln", weights), ("pre_ln", powers)):
-            for start, values in found.items():
-                stack = started(own, {"model.scheme": scheme, "model.depth": depth})
+    shares = []
+    for draw_seed in repetitions:
+        for scheme, measured in (("post_ln", weights), ("pre_ln", powers)):
+            for start, values in measured.items():
+                stack = started(draw_seed, {"model.scheme": scheme, "model.depth": depth})
                 if start == "unit":
                     unit_branches(stack)
                 entering, sums = stream_powers(stack)
@@ -171,14 +171,14 @@ def unrolled(seed: int) -> Finding:
                     continue
                 values.append((-0.5 * torch.tensor(sums).log2()).cumsum(0).tolist())
                 if start == "unit":
-                    kept.append(share_of_start(stack))
+                    shares.append(share_of_start(stack))
     at = list(range(1, 2 * depth + 1))
     parts = [
         Part.mean("Post-LN: slope of log₂ weight against l", -0.5,
                   [slope(at, w) for w in weights["unit"]], tolerance=0.05),
         Part.mean("Pre-LN: slope of Var x_l against l", 1.0,
                   [slope(at, v) for v in powers["unit"]], tolerance=0.05),
-        Part.mean("Post-LN: x_l·x_0/‖x_0‖², l = 4", 0.25, kept, stated=False),
+        Part.mean("Post-LN: x_l·x_0/‖x_0‖², l = 4", 0.25, shares, stated=False),
         Part.mean("Post-LN, Xavier: slope of log₂ weight", -0.5,
                   [slope(at, w) for w in weights["Xavier"]], stated=False),
         Part.mean("Pre-LN, Xavier: slope of Var x_l", 1.0,
@@ -196,13 +196,13 @@ def unrolled(seed: int) -> Finding:
 
 
 def share_of_start(stack: Trial, layers: int = 2) -> float:
-    """x_l·x_0/‖x_0‖² after so many layers, over all tokens of a batch."""
+    """Return x_l·x_0/‖x_0‖² after l = `layers` layers, over all tokens of a batch."""
     encoder = stack.model.encoder
     assert encoder is not None
     with torch.no_grad():
         stream = list(encoder.stream(stack.model.start(stack.batch(1)[0])))
-    first, later = stream[0].flatten(), stream[layers].flatten()
-    return (later @ first / (first @ first)).item()
+    first, last = stream[0].flatten(), stream[layers].flatten()
+    return (last @ first / (first @ first)).item()
 
 
 @claim("C25", READING_NOTES)
@@ -222,9 +222,9 @@ def lipschitz(seed: int) -> Finding:
         moved = torch.relu(x @ W.t()) - torch.relu(y @ W.t())
         relu.append((moved.norm(dim=1) / (spectral * (x - y).norm(dim=1))).max().item())
         coarse.append(spectral / W.norm().item())
-        largest = torch.linalg.eigvalsh(W.t() @ W)[-1].item()
+        eigenvalue = torch.linalg.eigvalsh(W.t() @ W)[-1].item()
         u, v = singular_vectors(W)
-        iterated.append((u @ W @ v).item() / math.sqrt(largest))
+        iterated.append((u @ W @ v).item() / math.sqrt(eigenvalue))
         if i % 2:
             radius.append(torch.linalg.eigvals(W).abs().max().item() / spectral)
             S = W + W.t()
@@ -246,7 +246,7 @@ def lipschitz(seed: int) -> Finding:
 
 
 def sensitivity(stack: Trial, rng: torch.Generator) -> float:
-    """‖F(x_0 + δ) − F(x_0)‖/‖δ‖ of an encoder for a random δ of 1/100 of x_0's scale."""
+    """Return ‖F(x_0 + δ) − F(x_0)‖/‖δ‖ of an encoder for a random δ of 1/100 of x_0's scale."""
     encoder = stack.model.encoder
     assert encoder is not None
     with torch.no_grad():
@@ -265,32 +265,32 @@ def weight_decay(seed: int) -> Finding:
     """
     steps, decays = 15, {"none": ("adam", 0.0), "L2": ("adam", 0.02), "AdamW": ("adamw", 0.5)}
     ratios: dict[tuple[str, str, str], list[float]] = {}
-    for own in seeds(seed, 8):
-        for scheme, ways in (("pre_ln", ("L2", "AdamW")), ("t_fixup", ("L2",))):
+    for draw_seed in seeds(seed, 8):
+        for scheme, kinds in (("pre_ln", ("L2", "AdamW")), ("t_fixup", ("L2",))):
             ends = {}
-            for way in ("none", *ways):
-                optimizer, decay = decays[way]
+            for kind in ("none", *kinds):
+                optimizer, decay = decays[kind]
                 keys = {"model.scheme": scheme, "model.depth": 2, "train.lr": 3e-3}
                 more = {"train.optimizer": optimizer, "train.weight_decay": decay}
-                stack = started(own, {**keys, **more})
+                stack = started(draw_seed, {**keys, **more})
                 stack.run(steps)
                 bound = mean_spectral_norm(stack)
-                ends[way] = {"bound": bound, "felt": sensitivity(stack, random(own))}
-            for way in ways:
-                for what, value in ends[way].items():
-                    ratio = value / ends["none"][what]
-                    ratios.setdefault((scheme, way, what), []).append(ratio)
+                ends[kind] = {"bound": bound, "felt": sensitivity(stack, random(draw_seed))}
+            for kind in kinds:
+                for quantity, value in ends[kind].items():
+                    ratio = value / ends["none"][quantity]
+                    ratios.setdefault((scheme, kind, quantity), []).append(ratio)
     parts = []
-    for scheme, way in (("pre_ln", "L2"), ("pre_ln", "AdamW"), ("t_fixup", "L2")):
+    for scheme, kind in (("pre_ln", "L2"), ("pre_ln", "AdamW"), ("t_fixup", "L2")):
         bounds, word = (
-            ratios[scheme, way, "bound"],
-            f"{'Pre-LN' if scheme == 'pre_ln' else 'no norms'}, {way}",
+            ratios[scheme, kind, "bound"],
+            f"{'Pre-LN' if scheme == 'pre_ln' else 'no norms'}, {kind}",
         )
         lower = [float(ratio < 1) for ratio in bounds]
         parts += [
             Part.mean(f"{word}: share of runs with a lower Π‖W‖₂", 1.0, lower),
             Part.mean(f"{word}: ‖W‖₂ over that without", 1.0, bounds, relation="<="),
-            Part.mean(f"{word}: ‖ΔF‖/‖δ‖ over that without", 1.0, ratios[scheme, way, "felt"],
+            Part.mean(f"{word}: ‖ΔF‖/‖δ‖ over that without", 1.0, ratios[scheme, kind, "felt"],
                       relation="<=", stated=False),
         ]  # fmt: skip
     note = (
@@ -311,19 +311,19 @@ def small_deviation(seed: int) -> Finding:
     at ±2σ.  Beside Xavier's start.
     """
     sums: dict[str, list[list[float]]] = {"normal": [], "xavier_normal": []}
-    for own in seeds(seed, 24):
-        for start, found in sums.items():
+    for draw_seed in seeds(seed, 24):
+        for start, powers in sums.items():
             keys = {
                 "model.scheme": "post_ln", "model.depth": 1, "model.d_model": 768,
                 "model.n_heads": 12, "model.activation": "gelu", "train.batch_size": 2,
                 "model.init.distribution": start,
             }  # fmt: skip
             more = {"model.init.std": 0.0176} if start == "normal" else {}
-            found.append(stream_powers(started(own, {**keys, **more}))[1])
+            powers.append(stream_powers(started(draw_seed, {**keys, **more}))[1])
     parts = []
-    for start, found in sums.items():
+    for start, powers in sums.items():
         stated, word = start == "normal", "0.0176" if start == "normal" else "Xavier"
-        attention, feed_forward = torch.tensor(found).t()
+        attention, feed_forward = torch.tensor(powers).t()
         parts += [
             Part.mean(f"D, attention, {word}", 1.0, attention, tolerance=0.1, stated=stated),
             Part.mean(f"D, feed-forward, {word}", 1.0, feed_forward, tolerance=0.1, stated=stated),
@@ -346,7 +346,7 @@ def rms_without_biases(seed: int) -> Finding:
     has less; and short runs beside LayerNorm with biases, which the document does not predict.
     """
     rng, d, depth = random(seed), 32, 2
-    near, kept, saved, losses = [], [], [], []
+    near, means, saved, losses = [], [], [], []
     for _ in range(repeats(8)):
         rms = NORMS["rms"](d, eps=1e-6, gain=True, bias=False)
         gain = normals(rng, d)
@@ -355,13 +355,13 @@ def rms_without_biases(seed: int) -> Finding:
         formula = gain * x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
         near.append(agreement(rms(x), formula))
         wide = 1 + normals(rng, 64, 4096)
-        kept.append(torch.rms_norm(wide, (4096,)).mean().item())
-    for own in seeds(seed, 8):
+        means.append(torch.rms_norm(wide, (4096,)).mean().item())
+    for draw_seed in seeds(seed, 8):
         keys = {"model.scheme": "pre_ln", "model.depth": depth, "train.lr": 3e-3}
         t5 = {"model.norm.kind": "rms", "model.norm.bias": False, "model.bias": False}
         ends, counts = [], []
         for more in (t5, {}):
-            stack = started(own, {**keys, **more})
+            stack = started(draw_seed, {**keys, **more})
             counts.append(sum(stack.built.banks.count().values()))
             ends.append(sum(stack.run(24)[-8:]))
         saved.append(counts[1] - counts[0])
@@ -369,7 +369,7 @@ def rms_without_biases(seed: int) -> Finding:
     biases = depth * (3 * d + d + 4 * d + d) + (2 * depth + 1) * d  # of maps, and of norms
     parts = [
         Part.mean("1 − distance from the formula", 1.0, near, tolerance=ROUNDING),
-        Part.mean("mean of RMSNorm(x), x ~ N(1, 1): 1/√2", math.sqrt(0.5), kept),
+        Part.mean("mean of RMSNorm(x), x ~ N(1, 1): 1/√2", math.sqrt(0.5), means),
         Part.mean("numbers less, all biases", biases, saved),
         Part.mean("training loss over LayerNorm's with biases", 1.0, losses, stated=False),
     ]

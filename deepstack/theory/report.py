@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-Found = Sequence[tuple[Claim, Finding]]
+Findings = Sequence[tuple[Claim, Finding]]
 
 ROUNDING = 1e-9  # a standard error below this share of the value is that of arithmetic
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
@@ -34,14 +34,14 @@ RULE = (
 
 
 def predicted(part: Part) -> str:
-    """1, ≤ 1 or ≥ 1, and what the claim allows."""
+    """Return the prediction as text, such as `≤ 1 (within 5%)`."""
     share = f"{100 * part.tolerance:.3g}%" if part.predicted else f"{part.tolerance:.3g}"
     allowed = f" (within {share})" if part.tolerance >= 1e-3 else ""
     return f"{SIGNS[part.relation]}{part.predicted:.4g}{allowed}"
 
 
 def measured(part: Part) -> str:
-    """The measured number ± its standard error, to as many digits as that has."""
+    """Return the measured number ± its standard error, rounded to two digits of the latter."""
     value, error = part.measured, part.uncertainty
     if error <= ROUNDING * abs(value) or not math.isfinite(error) or not math.isfinite(value):
         return f"{value:.4g}"
@@ -54,17 +54,17 @@ def measured(part: Part) -> str:
 
 
 def decision_text(part: Part) -> str:
-    """The part's decision, the draws that an undecided one needs, and whether it is claimed."""
+    """Return a part's decision, with the draws it needs if undecided; 'beside' if not stated."""
     word: str = part.decision
     if part.draws_needed:
         word += f" (needs {part.draws_needed} draws, has {part.draws})"
     return word if part.stated else f"beside: {word}"
 
 
-def rows(found: Found) -> list[dict[str, str]]:
-    """A row for each claim with its verdict, and below it one for each of its parts."""
+def rows(findings: Findings) -> list[dict[str, str]]:
+    """Return a row for each claim with its verdict, followed by one for each of its parts."""
     table = []
-    for claim, finding in found:
+    for claim, finding in findings:
         names = ("id", "formula", "predicted", "measured", "verdict")
         table.append(
             dict(zip(names, (claim.id, claim.formula, "", "", finding.verdict), strict=True))
@@ -75,8 +75,8 @@ def rows(found: Found) -> list[dict[str, str]]:
     return table
 
 
-def as_json(found: Found) -> list[dict[str, Any]]:
-    """Everything that was found, ready for JSON."""
+def as_json(findings: Findings) -> list[dict[str, Any]]:
+    """Return the findings as lists and dicts that JSON can hold."""
     return [
         {
             "id": claim.id,
@@ -93,28 +93,28 @@ def as_json(found: Found) -> list[dict[str, Any]]:
                 for part in finding.parts
             ],
             "note": finding.note,
-            "curves": plain(finding.curves) if finding.curves else None,
+            "curves": curves_as_json(finding.curves) if finding.curves else None,
         }
-        for claim, finding in found
+        for claim, finding in findings
     ]
 
 
-def plain(curves: Curves) -> dict[str, Any]:
-    """Curves as lists of numbers."""
-    kept = {key: value for key, value in vars(curves).items() if key != "lines"}
+def curves_as_json(curves: Curves) -> dict[str, Any]:
+    """Return curves as lists of numbers."""
+    options = {key: value for key, value in vars(curves).items() if key != "lines"}
     lines = [
         {key: list(v) if key in ("x", "y", "error") and v else v for key, v in line.items()}
         for line in (line._asdict() for line in curves.lines)
     ]
-    return kept | {"lines": lines}
+    return options | {"lines": lines}
 
 
-def page(found: Found, command: str, charts: str | None) -> str:
-    """The findings as a page of Markdown; charts: the folder of the charts, seen from the page."""
+def page(findings: Findings, command: str, charts: str | None) -> str:
+    """Return the findings as a page of Markdown; charts: the path of their folder from the page."""
     import torch
 
     total: dict[str, int] = {}
-    for _, finding in found:
+    for _, finding in findings:
         total[finding.verdict] = total.get(finding.verdict, 0) + 1
     counted = ", ".join(f"{verdict}: {total[verdict]}" for verdict in sorted(total))
     lines = [
@@ -122,31 +122,31 @@ def page(found: Found, command: str, charts: str | None) -> str:
         "",
         f"This page was made by `{command}` (torch {torch.__version__}, CPU).  Do not edit it.",
         "",
-        f"{len(found)} claims.  {counted.capitalize()}.",
+        f"{len(findings)} claims.  {counted.capitalize()}.",
         "",
         RULE,
         "",
-        *undecided_parts(found),
+        *undecided_parts(findings),
         "",
         *table(
             ("claim", "what is claimed", "verdict"),
             [
                 (f"[{claim.id}](#{claim.id.lower()})", code(claim.formula), finding.verdict)
-                for claim, finding in found
+                for claim, finding in findings
             ],
         ),
     ]
-    for claim, finding in found:
+    for claim, finding in findings:
         lines += ["", *section(claim, finding, charts)]
     return "\n".join(lines)
 
 
-def undecided_parts(found: Found) -> list[str]:
-    """The undecided parts with the draws they need, as lines of Markdown."""
+def undecided_parts(findings: Findings) -> list[str]:
+    """Return the undecided parts with the draws they need, as lines of Markdown."""
     cells = [
         (claim.id, f"{'' if part.stated else 'beside: '}{part.what}", str(part.draws),
          str(part.draws_needed or "unknown"))
-        for claim, finding in found
+        for claim, finding in findings
         for part in finding.parts
         if part.decision == "undecided"
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def undecided_parts(found: Found) -> list[str]:
 
 
 def section(claim: Claim, finding: Finding, charts: str | None) -> list[str]:
-    """What is said of one claim."""
+    """Return the section of one claim, as lines of Markdown."""
     lines = [f"## {claim.id}", "", f"{code(claim.formula)}: **{finding.verdict}**.", ""]
     cells = [
         (part.what, predicted(part), measured(part), decision_text(part)) for part in finding.parts
@@ -170,40 +170,40 @@ def section(claim: Claim, finding: Finding, charts: str | None) -> list[str]:
 
 
 def cited(source: Source) -> str:
-    """Title, address and papers of a document, with links."""
+    """Return title, address and papers of a document, with links."""
     papers = re.sub(r"arXiv:(\S+?)(?=[,.;]?(?:\s|$))", link, source.papers)
     address = f", {source.address}" if source.address else ""
     return f"{source.title}{address}" + (f" (on {papers})." if papers else ".")
 
 
 def link(match: re.Match[str]) -> str:
-    """An arXiv id as a link."""
+    """Return an arXiv id as a link."""
     return f"[arXiv:{match[1]}](https://arxiv.org/abs/{match[1]})"
 
 
 def code(text: str) -> str:
-    """Text as a code span: signs in it mean nothing to Markdown."""
+    """Return text as a code span of Markdown."""
     return f"`{text}`"
 
 
 def table(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """Return a Markdown table, as lines."""
     lines = [names, ["---"] * len(names), *cells]
     safe = ([escaped(cell) for cell in line] for line in lines)
     return [f"| {' | '.join(line)} |" for line in safe]
 
 
 def escaped(cell: str) -> str:
-    """A cell in which no sign but those of code spans and links has a meaning to Markdown."""
+    """Escape a cell of a Markdown table; code spans and links keep their meaning."""
     cell = cell.replace("|", "\\|")
     return cell if cell.startswith(("`", "[")) else re.sub(r"([*_<>])", r"\\\1", cell)
 
 
 def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
-    """The claim's chart as <folder>/<id>.png, where it has one; the same finding, the same bytes.
+    """Draw the claim's chart as <folder>/<id>.png and return its path; None if it has no chart.
 
-    Measured points are alone, with a bar of ± one standard error; a line is what is claimed, or
-    many measured points, with a band.
+    Measured points have a bar of ± one standard error, lines a band.  The same finding gives the
+    same bytes.
     """
     if finding.curves is None:
         return None
@@ -235,15 +235,15 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
 
 
 def lowered(label: str) -> str:
-    """The indices of symbols as subscripts, whole words too: θ_l, β_LN, d_head."""
+    """Return a label with the indices of symbols as subscripts: θ_l, β_LN, d_head."""
     return re.sub(r"_(?:\{([^}]*)\}|([A-Za-z]+|\d+))", lambda m: f"$_{{{m[1] or m[2]}}}$", label)
 
 
 def lines(axes: Axes, curves: Curves) -> list[Line2D]:
-    """Draw the lines and give the legend's entries.
+    """Draw the lines and return the legend's entries.
 
-    Measured points and the line claimed of them, whose labels differ in what follows the last
-    comma only, share a colour.
+    Measured points and the claimed line share a colour if their labels are equal up to the last
+    comma.
     """
     from matplotlib.lines import Line2D
 

@@ -1,4 +1,4 @@
-"""How far a step moves the function: Theorem 4.2, DeepNorm's condition, and what follows."""
+"""Claims about the model update of a step: Theorem 4.2 and DeepNorm's condition."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack.config.schema import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.schemes import find_scheme, with_options
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.claim_stack import (
     FLAT,
-    MATRICES,
     VALUE_PATH,
     Trial,
     by_sublayer,
@@ -25,12 +25,12 @@ from deepstack.theory.claim_stack import (
 from deepstack.theory.draws import exponents, repeats
 from deepstack.theory.sources import LAYER_CAKE
 
-# x <- LN(alpha x + G(x)) with alpha of their own
+# schemes of the form x <- LN(alpha x + G(x))
 OF_THE_THEOREM = ("post_ln", "post_ln_init", "ds_init", "admin", "deepnorm", "deepnorm_adam")
 
 
 def alphas(trial: Trial) -> Tensor:
-    """alpha of every sublayer, (2 depth,)."""
+    """Return alpha of every sublayer, (2 depth,)."""
     schemes = trial.model.schemes
     if schemes[0].name == "admin":
         return torch.stack([w.detach().mean() for s in schemes for w in s.each("omega")])
@@ -38,7 +38,7 @@ def alphas(trial: Trial) -> Tensor:
 
 
 def right_hand_side(trial: Trial, before: dict[str, Tensor]) -> float:
-    """Σ_i √(v_i² + w_i²)/α_i ‖θ_i* − θ_i‖, from the weights before and those that are there."""
+    """Return Σ_i √(v_i² + w_i²)/α_i ‖θ_i* − θ_i‖, from the weights before and the present ones."""
     v, w = gains(before)
     now = trial.weights()
     moved = by_sublayer({role: now[role] - before[role] for role in now})
@@ -46,7 +46,7 @@ def right_hand_side(trial: Trial, before: dict[str, Tensor]) -> float:
 
 
 def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> list[float]:
-    """The right-hand side over ‖ΔF‖ of a random step, then of every step of training."""
+    """Return the right-hand side over ‖ΔF‖ of a random step, then of every training step."""
     trained = {"train.trainable": list(VALUE_PATH), "train.optimizer": optimizer}
     changes = {"model.scheme": scheme, "model.depth": 6, "train.lr": 1e-3, "train.clip": None}
     trial = Trial(seed, changes | trained)
@@ -85,18 +85,18 @@ def theorem_4_2(seed: int) -> Finding:
     seeds = [draws * seed + draw for draw in range(draws)]
     random, trained, extra, lines = [], [], [], []
     for name in OF_THE_THEOREM:
-        found = torch.tensor([bound_over_update(s, name, "sgd", steps) for s in seeds])
+        ratios = torch.tensor([bound_over_update(s, name, "sgd", steps) for s in seeds])
         label = find_scheme(name, {})[0].label
         at_least: dict[str, Any] = {"relation": ">="}
-        random.append(Part.mean(f"{label}: Σ/‖ΔF‖, Δθ random", 1.0, found[:, 0], **at_least))
-        least = found[:, 1:].amin(dim=1)
+        random.append(Part.mean(f"{label}: Σ/‖ΔF‖, Δθ random", 1.0, ratios[:, 0], **at_least))
+        least = ratios[:, 1:].amin(dim=1)
         trained.append(Part.mean(f"{label}: least Σ/‖ΔF‖ of SGD", 1.0, least, **at_least))
-        lines.append(Line.mean(label, list(range(1, steps + 1)), found[:, 1:]))
+        lines.append(Line.mean(label, list(range(1, steps + 1)), ratios[:, 1:]))
     for name in ("post_ln", "deepnorm"):
-        found = torch.tensor([bound_over_update(s, name, "adam", steps) for s in seeds])
-        what = f"{find_scheme(name, {})[0].label}: least Σ/‖ΔF‖ of Adam"
-        least = found[:, 1:].amin(dim=1)
-        extra.append(Part.mean(what, 1.0, least, relation=">=", stated=False))
+        ratios = torch.tensor([bound_over_update(s, name, "adam", steps) for s in seeds])
+        quantity = f"{find_scheme(name, {})[0].label}: least Σ/‖ΔF‖ of Adam"
+        least = ratios[:, 1:].amin(dim=1)
+        extra.append(Part.mean(quantity, 1.0, least, relation=">=", stated=False))
     lines.append(Line("the bound", [1, steps], [1.0, 1.0], False))
     return Finding(
         random + trained + extra,
@@ -109,7 +109,7 @@ def theorem_4_2(seed: int) -> Finding:
 
 
 def solved(depth: int, share: float, link: float) -> tuple[float, float]:
-    """alpha and beta with 2N share β²/α² = 1 and 1/α = link β, by bisection."""
+    """Return alpha and beta with 2N share β²/α² = 1 and 1/α = link β, by bisection."""
     low, high = 1e-3, 1e3
     for _ in range(200):
         alpha = math.sqrt(low * high)
@@ -119,7 +119,7 @@ def solved(depth: int, share: float, link: float) -> tuple[float, float]:
 
 
 def coefficients(name: str, depth: int, **options: Any) -> tuple[float, float]:
-    """A scheme's own alpha and beta."""
+    """Return a scheme's alpha and beta."""
     scheme, _ = find_scheme(name, options)
     alpha, beta = (with_options(f, options)(depth) for f in (scheme.alpha, scheme.beta))
     assert alpha is not None and beta is not None
@@ -141,8 +141,8 @@ def condition(seed: int) -> Finding:
         pairs = [solved(N, share, link) for N in depths]
         alpha = [x / (a * N) ** 0.25 for N, (x, _) in zip(depths, pairs, strict=True)]
         beta = [x * (b * N) ** 0.25 for N, (_, x) in zip(depths, pairs, strict=True)]
-        given = "v² + w²" if share == 2 else "β²"
-        names = f"{given}, 1/α = {'√2 ' if link > 1 else ''}β"
+        squares = "v² + w²" if share == 2 else "β²"
+        names = f"{squares}, 1/α = {'√2 ' if link > 1 else ''}β"
         return [
             Part.mean(f"{names}: α/({a:g}N)^¼", 1.0, alpha, **exact, **more),
             Part.mean(f"{names}: β/({b:g}N)^−¼", 1.0, beta, **exact, **more),
@@ -164,19 +164,21 @@ def condition(seed: int) -> Finding:
         parts.append(Part.mean(label, 1.0, values, **exact))
     draws = repeats(8)
     seeds = [draws * seed + draw for draw in range(draws)]
-    pairs = [gains(Trial(own, {"model.depth": 6}).weights()) for own in seeds]
+    pairs = [gains(Trial(draw_seed, {"model.depth": 6}).weights()) for draw_seed in seeds]
     sums = torch.stack([12 * (v**2 + w**2) / 12**0.5 for v, w in pairs])
     attention, feed_forward = sums[:, ::2].mean(dim=1), sums[:, 1::2].mean(dim=1)
     ours = "2N (v² + w²)/α² of initial weights"
     parts.append(Part.mean(f"{ours}, attention", 1.0, attention))
     parts.append(Part.mean(f"{ours}, feed-forward", 0.9, feed_forward, stated=False))
     for name in ("deepnorm_tight", "deepnorm_power"):
-        own: dict[str, Any] = {"power": 0.4} if name == "deepnorm_power" else {}
-        changes: dict[str, Any] = {"model.scheme": name, "model.scheme_options": own}
+        chosen_options: dict[str, Any] = {"power": 0.4} if name == "deepnorm_power" else {}
+        changes: dict[str, Any] = {"model.scheme": name, "model.scheme_options": chosen_options}
         moved = growth(seeds, changes, (6, 36))
-        label = find_scheme(name, own)[0].label + (", p = 0.4" if own else "")
-        what = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
-        parts.append(Part.mean(what, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False))
+        label = find_scheme(name, chosen_options)[0].label + (", p = 0.4" if chosen_options else "")
+        quantity = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
+        parts.append(
+            Part.mean(quantity, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False)
+        )
     return Finding(
         parts,
         f"Algebra at N = 1, 6, 100, 1000, and {draws} initial stacks of depth 6.  Published "

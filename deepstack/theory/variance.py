@@ -1,4 +1,4 @@
-"""Second moments at the start: linear maps, attention's average, layer norm, one sublayer."""
+"""Claims about second moments at the start: linear maps, attention, layer norm, one sublayer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def linear_layer(seed: int) -> Finding:
 
 
 def relu_chain(rng: torch.Generator, layers: int, width: int) -> float:
-    """E[x_L²]/E[x_0²] of x ← ReLU(x W), Var W = 2/width, over 8 inputs."""
+    """Return E[x_L²]/E[x_0²] of x ← ReLU(x W), Var W = 2/width, over 8 inputs."""
     x = normals(rng, 8, width)
     start = power(x)
     for _ in range(layers):
@@ -69,7 +69,7 @@ def xavier_as_published(seed: int) -> Finding:
     The matrices of deepstack's own Post-LN stacks, started as published and with 'init.fan: in'.
     """
     rng, draws = torch.Generator().manual_seed(seed), repeats(4)
-    found: dict[tuple[str, str], list[float]] = {}
+    ratios: dict[tuple[str, str], list[float]] = {}
     for fan in ("in_out", "in"):
         for draw in range(draws):
             changes = {"model.scheme": "post_ln", "model.depth": 6, "model.init.fan": fan}
@@ -77,14 +77,14 @@ def xavier_as_published(seed: int) -> Finding:
             for role in ("v", "w1", "w2"):
                 for W in weights[role].double():
                     x = normals(rng, 64, W.shape[1])
-                    found.setdefault((fan, role), []).append(power(x @ W.t()) / power(x))
+                    ratios.setdefault((fan, role), []).append(power(x @ W.t()) / power(x))
     shape = {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
     published = {"v": 1.0, "w1": 2 / 5, "w2": 8 / 5}
     parts = [
-        Part.mean(f"as published, {shape[role]}", published[role], found["in_out", role])
+        Part.mean(f"as published, {shape[role]}", published[role], ratios["in_out", role])
         for role in shape
     ]
-    parts += [Part.mean(f"1/n_in, {shape[role]}", 1.0, found["in", role]) for role in shape]
+    parts += [Part.mean(f"1/n_in, {shape[role]}", 1.0, ratios["in", role]) for role in shape]
     return Finding(
         parts,
         f"{6 * draws} matrices each (6 layers, {draws} draws, d = 32), 64 inputs of variance 1.  "
@@ -192,13 +192,13 @@ def layer_norm_jacobian(seed: int) -> Finding:
 def sublayer(
     rng: torch.Generator, d: int, m: int, v: float, w: float, tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x (tokens, d), layer-normalised, W (d, m) of variance 2w²/d and V (m, d) of v²/m."""
+    """Return a normalised x (tokens, d), W (d, m) of variance 2w²/d, V (m, d) of v²/m."""
     x = torch.layer_norm(normals(rng, tokens, d), (d,), eps=0.0)
     return x, normals(rng, d, m) * w * math.sqrt(2 / d), normals(rng, m, d) * v / math.sqrt(m)
 
 
-def said(alpha: float, v: float, w: float) -> str:
-    """The coefficients, as parts name them."""
+def as_text(alpha: float, v: float, w: float) -> str:
+    """Return the coefficients as text, for the names of parts."""
     return f"α = {alpha:.3g}, v = {v:.3g}, w = {w:.3g}"
 
 
@@ -212,11 +212,11 @@ def residual_sum(seed: int) -> Finding:
     d, m, draws = 64, 256, repeats(120)
     parts = []
     for alpha, v, w in COEFFICIENTS:
-        found = []
+        powers = []
         for _ in range(draws):
             x, W, V = sublayer(rng, d, m, v, w, tokens=8)
-            found.append(power(alpha * x + torch.relu(x @ W) @ V))
-        parts.append(Part.mean(f"E‖z‖²/d, {said(alpha, v, w)}", alpha**2 + v**2 * w**2, found))
+            powers.append(power(alpha * x + torch.relu(x @ W) @ V))
+        parts.append(Part.mean(f"E‖z‖²/d, {as_text(alpha, v, w)}", alpha**2 + v**2 * w**2, powers))
     return Finding(parts, f"{draws} draws of W, V and 8 tokens each, d = {d}, m = {m}.")
 
 
@@ -239,11 +239,11 @@ def step_through_the_residual(seed: int) -> Finding:
             step = normals(rng, 16, d)
             squares.append(power(step @ jacobian) / power(step))
             most.append(torch.linalg.matrix_norm(jacobian, 2).item())
-        what = f"‖∂z/∂x Δx‖²/‖Δx‖², {said(alpha, v, w)}"
-        parts.append(Part.mean(what, predicted**2, squares))
+        quantity = f"‖∂z/∂x Δx‖²/‖Δx‖², {as_text(alpha, v, w)}"
+        parts.append(Part.mean(quantity, predicted**2, squares))
         worst.append(
             Part.mean(
-                f"largest ‖∂z/∂x Δx‖/‖Δx‖, {said(alpha, v, w)}",
+                f"largest ‖∂z/∂x Δx‖/‖Δx‖, {as_text(alpha, v, w)}",
                 predicted,
                 most,
                 relation="<=",
@@ -268,20 +268,20 @@ def step_of_the_weights(seed: int) -> Finding:
     d, m, v, w, draws, tokens = 64, 256, 0.5, 0.5, repeats(40), (1, 4, 16, 64)
 
     def moved(x: Tensor, W: Tensor, V: Tensor, dW: Tensor, dV: Tensor) -> tuple[float, float]:
-        """‖∂z/∂V ΔV‖² and ‖∂z/∂V ΔV + ∂z/∂W ΔW‖², means over tokens."""
+        """Return ‖∂z/∂V ΔV‖² and ‖∂z/∂V ΔV + ∂z/∂W ΔW‖², means over tokens."""
         hidden = torch.relu(x @ W)
         first = hidden @ dV
-        whole = first + ((x @ dW) * (hidden > 0)) @ V
-        return d * power(first), d * power(whole)
+        full = first + ((x @ dW) * (hidden > 0)) @ V
+        return d * power(first), d * power(full)
 
     equal, bound = [], []
     for _ in range(draws):
         x, W, V = sublayer(rng, d, m, v, w, tokens=16)
         dW, dV = normals(rng, d, m), 2 * normals(rng, m, d)
-        whole = moved(x, W, V, dW, dV)[1]
-        kept = w**2 * dV.square().sum() + d * v**2 / (2 * m) * dW.square().sum()
-        equal.append(whole / kept.item())
-        bound.append(whole / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum())).item())
+        full = moved(x, W, V, dW, dV)[1]
+        expected = w**2 * dV.square().sum() + d * v**2 / (2 * m) * dW.square().sum()
+        equal.append(full / expected.item())
+        bound.append(full / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum())).item())
     first = torch.zeros(len(tokens), draws, dtype=F64)
     total = torch.zeros_like(first)
     for i, count in enumerate(tokens):
@@ -289,9 +289,9 @@ def step_of_the_weights(seed: int) -> Finding:
             x, W, V = sublayer(rng, d, m, v, w, tokens=count)
             g, hidden = normals(rng, count, d), torch.relu(x @ W)
             dV, dW = hidden.t() @ g, x.t() @ ((g @ V.t()) * (hidden > 0))
-            a, whole = moved(x, W, V, dW, dV)
+            a, full = moved(x, W, V, dW, dV)
             first[i, draw] = a / (w**2 * dV.square().sum())
-            total[i, draw] = whole / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum()))
+            total[i, draw] = full / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum()))
     parts = [
         Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, equal),
         Part.mean("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, bound, relation="<="),
