@@ -34,8 +34,8 @@ def to_trash(
 ) -> list[tuple[Path, Path]]:
     """Move runs and studies of the results folder `out` into its trash: (from, to) of each.
 
-    Checks all of them before it moves the first.  Raises ConfigError for a path that is no run or
-    study below `out` or is a symbolic link, NothingMatchedError for a folder without runs,
+    Checks all of them before it moves the first.  Raises ConfigError for a symbolic link and for a
+    path that is no run or study below `out`, NothingMatchedError for a folder without runs, and
     LockedError if another process works on one of the runs.
     """
     chosen = dict(_below(Path(path), Path(out)) for path in paths)

@@ -27,11 +27,11 @@ Family = Literal["encoder", "decoder", "encoder_decoder"]
 class Batch(NamedTuple):
     """Input sequences and their targets.
 
-    inputs: (batch, seq) int64, the tokens that the model reads; for an encoder-decoder the source,
+    inputs: (batch, seq) int64, the tokens that the model reads. For an encoder-decoder: the source,
     seq_len tokens, followed by the decoder's input, the target shifted right.
     targets: (batch, seq or target) int64, the true token, or IGNORE where nothing is predicted.
-    masked: like targets, bool, the predicted positions whose token is not among the inputs: those
-    that show [MASK], or, in a decoder, those of the next token.
+    masked: like targets, bool, the predicted positions whose token the inputs do not reveal. These
+    show [MASK], or, in a decoder, are those of the next token.
     """
 
     inputs: NDArray[np.int64]
@@ -64,10 +64,10 @@ class Task:
     unigram: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        found = self.vocab_size
-        if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < 2:
+        size = self.vocab_size
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 2:
             raise PluginError(
-                f"task {self.name!r}: found vocab_size={found!r}; allowed an integer >= 2, tokens "
+                f"task {self.name!r}: found vocab_size={size!r}; allowed an integer >= 2, tokens "
                 "are 0 to vocab_size - 1"
             )
         if not isinstance(self.seed, int) or not callable(self.draw):

@@ -57,7 +57,7 @@ def text(
     ] = 0.15,
     mask_split: MaskSplit = (0.8, 0.1, 0.1),
     span: Annotated[
-        int, Field(ge=1, le=1024, description="encoder_decoder: bytes that one [MASK] stands for")
+        int, Field(ge=1, le=1024, description="encoder_decoder: bytes that one [MASK] replaces")
     ] = 3,
     held_out: Annotated[
         float,

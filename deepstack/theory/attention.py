@@ -70,9 +70,9 @@ def saturation(seed: int) -> Finding:
     vanishes.
 
     s = softmax(q·k_j) over 64 keys of unit variance, with and without the scale.  The gradients
-    are ‖∂s/∂logits‖_F = ‖diag(s) − ssᵀ‖_F and ‖∂s/∂q‖_F, means over queries.  'Vanishes' is read
-    as a power: a gap between the two largest logits is of size √d_head, so that the share of
-    queries where it is below 1, and with it the mean gradient, falls as d_head^(−1/2).
+    are ‖∂s/∂logits‖_F = ‖diag(s) − ssᵀ‖_F and ‖∂s/∂q‖_F, means over queries.  'Vanishes' means a
+    power law here.  The gap between the two largest logits grows as √d_head.  The share of queries
+    with a gap below 1, and with it the mean gradient, falls as d_head^(−1/2).
     """
     rng, keys, draws = random(seed), 64, repeats(24)
     sizes = (4, 16, 64, 256, 512)
@@ -243,8 +243,8 @@ def masked_token_head(seed: int) -> Finding:
     """logits = LN(act(F Wᵀ + c)) Eᵀ + b: dense, activation, LN, then the token table E itself, with
     a bias b of its own.
 
-    deepstack's head `bert` in a stack, all its numbers moved off their start, against the formula
-    with GELU; what it has of its own; and what a change of one token's row of E does to the logits.
+    Compares deepstack's head `bert`, with all parameters moved off their start, to the formula with
+    GELU.  Counts its parameters, and measures how a changed row of E moves the logits.
     """
     d, near, own_numbers, tied = 32, [], [], []
     for draw_seed in seeds(seed, 8):

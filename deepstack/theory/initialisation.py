@@ -33,8 +33,8 @@ def nearly_orthogonal(seed: int) -> Finding:
     """W (m × n, m ≥ n), entries of mean 0 and variance 1/m: WᵀW ≈ I, the better the larger m;
     W keeps lengths, and a square W has W⁻¹ ≈ Wᵀ.
 
-    Square matrices of three distributions, entry by entry and as a whole.  What 'nearly' means is
-    taken from the entries: their error is 1/√m.
+    Square matrices of three distributions, entry by entry and as a whole.  'Nearly' means an error
+    of 1/√m, that of the entries.
     """
     rng, sizes, draws = random(seed), (16, 64, 256), repeats(8)
     kinds: dict[str, Callable[[int], Tensor]] = {
@@ -277,10 +277,10 @@ def systems(seed: int) -> Finding:
     """ReZero and Fixup start as the identity; RealFormer's logits are S_l = q kᵀ/√d_head + S_{l−1};
     ZerO starts without random numbers; the spectral norm is a regulariser.
 
-    Each of deepstack's own, selected by its name in a configuration: what leaves a stack of 12
-    layers, S_4 against the sum of what the layers add, matrices from two seeds, short runs with
-    and without λ/2 Σ‖W‖₂² in the loss (`train.spectral_penalty`), and one step down the gradient of
-    ‖W‖₂²/2 = σ₁²/2, which is σ₁ u₁v₁ᵀ by power iteration.
+    Measures deepstack's implementations: the output of a stack of 12 layers, S_4 against the sum of
+    the layers' logits, matrices from two seeds, and short runs with and without λ/2 Σ‖W‖₂² in the
+    loss (`train.spectral_penalty`).  Then takes one step down the gradient of ‖W‖₂²/2 = σ₁²/2, that
+    is σ₁ u₁v₁ᵀ by power iteration.
     """
     same: dict[str, list[float]] = {"rezero": [], "fixup": []}
     logits, zero_starts, drawn, straight, lowered, trained = [], [], [], [], [], []

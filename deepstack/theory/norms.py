@@ -153,7 +153,7 @@ def unrolled(seed: int) -> Finding:
     """Var G = 1: in Post-LN x_l holds x_0 with weight 2^(−l/2); in Pre-LN Var x_l ≈ l.
 
     l counts sublayers.  Stacks whose output matrices are scaled so that every branch starts with
-    mean square 1.  The weight is the product of 1/√D, D the mean square of what the norms read.
+    mean square 1.  The weight is the product of 1/√D, D the mean square of a norm's input.
     """
     depth, repetitions = 8, seeds(seed, 96)
     weights: dict[str, list[list[float]]] = {"unit": [], "Xavier": []}
@@ -342,8 +342,8 @@ def small_deviation(seed: int) -> Finding:
 def rms_without_biases(seed: int) -> Finding:
     """T5: y = γ x/√(mean(x²) + ε), no centring, and no bias in any layer.
 
-    deepstack's RMSNorm against the formula; what it does to a mean; the numbers that such a stack
-    has less; and short runs beside LayerNorm with biases, which the document does not predict.
+    Compares deepstack's RMSNorm to the formula, and measures the mean that it leaves and the number
+    of parameters saved.  Short runs beside LayerNorm with biases are no claim of the document.
     """
     rng, d, depth = random(seed), 32, 2
     near, means, saved, losses = [], [], [], []
