@@ -105,9 +105,12 @@ def inspect(folder: RunFolder) -> Inspection:
 def _status(result: Inspection) -> dict[str, Any]:
     """Return status.json, set the state, and add contradictions to the problems."""
     folder, say = result.folder, result.problems.append
+    row: dict[str, str] = {}
+    with contextlib.suppress(DeepstackError):  # reported where the file is read
+        row = folder.last_row()
     if not folder.status_path.exists():
         result.state = "interrupted"  # the run was killed before it began
-        if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or _last_row(folder):
+        if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or row:
             say("status.json: missing")
         return {}
     try:
@@ -123,9 +126,11 @@ def _status(result: Inspection) -> dict[str, Any]:
     if not isinstance(step, int) or isinstance(step, bool) or "error" not in status:
         say("status.json: state, step and error are not all there")
         return status
-    row = _last_row(folder)
     last = int(row.get("step", "0"))
-    if state in ENDED and not _ends_at(folder, step):
+    reaches_step = False
+    with contextlib.suppress(DeepstackError):
+        reaches_step = folder.ends_at(step)
+    if state in ENDED and not reaches_step:
         say(f"status.json: {state} at step {step}, but the last row of steps.csv is step {last}")
     elif state in ("running", "interrupted") and step > last:
         say(f"status.json: saved at step {step}, but the last row of steps.csv is step {last}")
@@ -255,21 +260,6 @@ def _compare_logs(result: Inspection, step: int) -> None:
 def _lacks_config(path: Path) -> bool:
     """Return whether a folder looks like a run but has no config.yaml."""
     return not RunFolder(path).exists() and any((path / sign).is_file() for sign in SIGNS)
-
-
-def _last_row(folder: RunFolder) -> dict[str, str]:
-    """Return the cells of the last complete row of steps.csv; empty without rows."""
-    try:
-        return folder.last_row()
-    except DeepstackError:  # reported where the file is read
-        return {}
-
-
-def _ends_at(folder: RunFolder, step: int) -> bool:
-    try:
-        return folder.ends_at(step)
-    except DeepstackError:
-        return False
 
 
 def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
