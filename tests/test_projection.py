@@ -30,7 +30,7 @@ MATRICES = ("qkv", ".q", ".k", ".v", ".o", "w1", "w2", "w3", "w13", "mix")
 def own() -> Any:
     """A scheme whose matrices have rows of norm 1/2, those of layer 1 of norm `first`."""
 
-    class Own(Scheme, name="own", label="Own", paper="none"):
+    class Own(Scheme, name="own", label="Own", paper="none", static=True):
         """x <- LN(x + M G(x)), rows of matrices of norm 1/2, or `first` in layer 1."""
 
         families = "encoder", "decoder", "encoder_decoder"

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepstack.cli import app
-from deepstack.training import opening
+from deepstack.training import preflight
 
 QUICK = str(Path(__file__).parents[1] / "configs" / "quick.yaml")
 TINY = [
@@ -39,8 +39,8 @@ def test_a_refused_run_leaves_nothing_behind(
     assert refused.exit_code == 2 and "runtime.fused: found true, which needs" in refused.stderr
     assert everything(tmp_path) == {}
     with monkeypatch.context() as patched:
-        patched.setattr(opening.conf, "disk_estimate", lambda *given: (0, 10**9))
-        patched.setattr(opening.shutil, "disk_usage", Free)
+        patched.setattr(preflight.conf, "disk_estimate", lambda *given: (0, 10**9))
+        patched.setattr(preflight.shutil, "disk_usage", Free)
         assert train(out).exit_code == 5
     assert everything(tmp_path) == {}
     done = train(out)
