@@ -1,4 +1,4 @@
-"""What a residual scheme is: how a layer joins its sublayers to the stream, and how it starts."""
+"""The base class of residual schemes: how sublayers join the stream, and how a layer starts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 Sublayer = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]
 Stream = Any
-"""What goes from layer to layer: a tensor (batch, seq, d_model), or a tuple that begins with it."""
+"""The value passed from layer to layer: x (batch, seq, d_model), or a tuple that begins with it."""
 
 Family = Literal["encoder", "decoder", "encoder_decoder"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class Place(NamedTuple):
-    """Where a stack stands: the family of its model, its side of it, and the depths of both sides.
+    """The position of a stack in its model: family, side, and the depths of both sides.
 
     encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
-    decoder_sublayers: of a layer of the decoder that reads an encoder, 3, or 2 where one merged
-    attention stands for two.
+    decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if
+    one merged attention replaces two sublayers.
     """
 
     family: Family = "encoder"
@@ -44,20 +44,20 @@ class Place(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The layers of this side."""
+        """The number of layers of this side."""
         return self.encoder_depth if self.side == "encoder" else self.decoder_depth
 
 
 ALONE = Place()
-"""An encoder without a decoder, at whatever depth: the place where none is given."""
+"""The default position: an encoder without a decoder, of any depth."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a scheme is built from: the sizes of the stack, its norm at any width, its sublayers.
+    """The parts from which a scheme is built: the stack's sizes, its norm and its sublayers.
 
-    sublayers: their names in the order in which the stream passes them; place: see `Place`; gated:
-    whether the feed-forward has a gate.
+    sublayers: their names in the order in which the stream passes them.  place: see `Place`.
+    gated: whether the feed-forward has a gate.  make_norm builds a norm of a given width.
     """
 
     d_model: int
@@ -69,12 +69,12 @@ class Parts:
     gated: bool = False
 
     def norm(self, width: int | None = None) -> nn.Module:
-        """A norm of the stack; of width d_model where none is given."""
+        """Return a norm of the stack's kind; the default width is d_model."""
         return self.make_norm(width or self.d_model)
 
 
 class Optim(NamedTuple):
-    """What a scheme multiplies learning rate, weight decay and epsilon of a role with."""
+    """A scheme's factors on the learning rate, weight decay and epsilon of a role."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
@@ -82,28 +82,34 @@ class Optim(NamedTuple):
 
 
 class Scheme(nn.Module):
-    """One layer's residual wiring: one subclass a scheme, whose docstring opens with its equation.
+    """The residual connections of one layer; each scheme is a subclass.
 
-    Symbols: x (batch, seq, d_model), the stream; G, a sublayer (attention or feed-forward, its
-    dropout included); N, the number of layers (two sublayers each; three in a decoder that reads
-    an encoder, whose layers M counts); l, the layer, 1..N; LN, a norm of the stack.
+    The docstring of a subclass opens with its equation.  Symbols: x (batch, seq, d_model), the
+    stream; G, a sublayer (attention or feed-forward, its dropout included); N, the number of layers
+    (two sublayers each; a decoder that reads an encoder has M layers of three); l, the layer, 1..N;
+    LN, a norm of the stack.
 
     static: declared in the first line of the class, and not inherited.  It promises that every step
-    carries out the same operations and reads no Python value that changes while a model is trained,
-    so that a step may be recorded once and replayed.
+    runs the same operations and reads no Python value that changes during training, so that a step
+    can be recorded once and replayed.
 
-    A subclass overrides `residual` (one sublayer) or, where the sublayers of a layer are joined in
-    some other way, `layer`.  It says with `alpha` and `beta` which coefficients it uses at a depth
-    (None: it has none), with `gain` how its matrices start, with `optim` how a role is trained,
-    with `entry_norm` and `final_norm` whether a stack begins or ends in a norm of its own, with
-    `families` and `merges` where its paper has it, with `post_scale` that a GPU may take a kernel
-    for all of `residual`.  What it puts inside of a sublayer goes into
-    `slots` (see `deepstack.model.sublayers`), what it has once a sublayer into `of_each`.
-    More than one stream: `enter` and `leave`.  What changes with the step: `at_step`.  What looks
-    at data first: `calibrate`.  Where matrices are kept, after every step too: `project`.  Further
-    keyword-only arguments of its `__init__` are its options in a configuration
-    (`model.scheme_options`); `alpha`, `beta`, `gain`, `project` and `optim` are given those of them
-    that they name, and all but the last `place` if they name it.
+    A subclass overrides `residual` (one sublayer) or, if its sublayers join differently, `layer`.
+
+    - `alpha` and `beta`: its coefficients at a depth; None if it has none.
+    - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training.
+    - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
+    - `families`, `merges`: the models for which its paper defines it.
+    - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
+    - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
+    - `of_each`: registers one module or parameter for each sublayer.
+    - `enter`, `leave`: convert x to several streams and back.
+    - `at_step`: sets values that depend on the step.
+    - `calibrate`: starts parameters from data.
+    - `project`: constrains matrices, at the start and after every step.
+
+    Further keyword-only arguments of `__init__` are its options in a configuration
+    (`model.scheme_options`).  `alpha`, `beta`, `gain`, `project` and `optim` receive the options
+    that they name; all but `optim` also receive `place` if they name it.
     """
 
     name: ClassVar[str]
@@ -112,13 +118,13 @@ class Scheme(nn.Module):
     equation: ClassVar[str]
     static: ClassVar[bool] = False
     families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
-    merges: ClassVar[bool] = True  # whether one merged attention may stand for two sublayers
+    merges: ClassVar[bool] = True  # whether one merged attention can replace two sublayers
     entry_norm: ClassVar[bool] = False
     final_norm: ClassVar[bool] = False
-    stream_norms: ClassVar[int] = 0  # norms of the stack, one for each stream that `leave` is given
-    normalised: ClassVar[bool] = True  # whether F leaves a norm, and so has a fixed scale
+    stream_norms: ClassVar[int] = 0  # norms of the stack, one for each stream passed to `leave`
+    normalised: ClassVar[bool] = True  # whether F is a norm's output, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
-    uniform: ClassVar[bool] = True  # whether layers are of one kind, or of few, to a compiler
+    uniform: ClassVar[bool] = True  # whether a compiler sees one kind of layer, or a few kinds
     # Declared by defining a method, see `CAPABILITIES`.
     changes_by_step: ClassVar[bool] = False  # `at_step` sets buffers before each step
     reads_data: ClassVar[bool] = False  # `calibrate` starts parameters from the first batch
@@ -126,7 +132,7 @@ class Scheme(nn.Module):
     constrains: ClassVar[bool] = False  # `project` changes matrices after each step
     joins_sublayers: ClassVar[bool] = False  # `layer` is more than `residual` for each sublayer
     tap: Tap | None = None
-    norm_functions: tuple[tuple[Any, ...], ...]  # what `layer` calls, for each sublayer
+    norm_functions: tuple[tuple[Any, ...], ...]  # the norms that `layer` calls, for each sublayer
 
     def __init_subclass__(
         cls, *, name: str = "", label: str = "", paper: str = "", static: bool = False
@@ -172,104 +178,107 @@ class Scheme(nn.Module):
         self.call_norms(None)
 
     def of_each(self, what: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
-        """Give the layer one of these a sublayer: `attention_<what>`, `feed_forward_<what>`, …"""
+        """Set `attention_<what>`, `feed_forward_<what>`, …: one result of `make` a sublayer."""
         for sublayer in self.sublayers:
             setattr(self, f"{sublayer}_{what}", make())
 
     def each(self, what: str) -> list[Any]:
-        """What `of_each` made, in the order of the sublayers."""
+        """Return the attributes set by `of_each`, in the order of the sublayers."""
         return [getattr(self, f"{sublayer}_{what}") for sublayer in self.sublayers]
 
     def call_norms(self, as_function: Callable[[nn.Module], Norm] | None) -> None:
-        """Let `layer` call as_function(norm) instead of each norm; None: the norms themselves."""
+        """Make `layer` call as_function(norm) for each norm; with None, the norms themselves."""
         self.norm_functions = tuple(
             tuple(as_function(norm) if as_function else norm for norm in norms)
             for norms in self.each("norms")
         )
 
     def post_scale(self) -> float | None:
-        """The constant a if `residual` is LN(a x + G(x)), for which a GPU has one kernel, or None.
+        """Return the constant a if `residual` is LN(a x + G(x)), else None.
 
-        A subclass that defines `residual`, `layer` or `at_step` states it anew.
+        A GPU has one kernel for that equation.  The value is not inherited by a subclass that
+        defines `residual`, `layer` or `at_step`.
         """
         return None
 
     @classmethod
     def alpha(cls, depth: int) -> float | None:
-        """The residual coefficient at this depth, or None."""
+        """Return the residual coefficient at this depth, or None."""
         return None
 
     @classmethod
     def beta(cls, depth: int) -> float | None:
-        """The initialisation gain at this depth, or None.  It never appears in a forward pass."""
+        """Return the initialisation gain at this depth, or None; forward passes never use it."""
         return None
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        """What the standard deviation of a role's matrix is multiplied by.
+        """Return the factor on the standard deviation of a role's initial matrix.
 
-        layer is 1..N, and 0 for what lies outside of the layers (embedding, position, head).  A
-        keyword `qkv` is given 'model.init.qkv'.
+        layer is 1..N, and 0 outside the layers (embedding, position, head).  A keyword `qkv`
+        receives 'model.init.qkv'.
         """
         return 1.0
 
     @classmethod
     def optim(cls, role: str, depth: int) -> Optim:
-        """What learning rate, weight decay and epsilon of a role are multiplied by.
+        """Return the factors on the learning rate, weight decay and epsilon of a role.
 
-        A keyword `optimizer` is given the name in 'train.optimizer'.
+        A keyword `optimizer` receives the name in 'train.optimizer'.
         """
         return Optim()
 
     @classmethod
     def project(cls, role: str, matrices: Tensor) -> None:
-        """Put a role's matrices back to where they are kept, in place, after each optimizer step.
+        """Apply the scheme's constraint to a role's matrices in place, after each optimizer step.
 
-        And once before the first, as they start.  matrices: (layers, n_out, n_in), of all layers of
-        a stack, applied as x Wᵀ; asked for every role that is trained (at the start for all), and
-        for q, k and v one by one where a product computes them together.  No gradient is taken,
-        and nothing may wait for a value: `torch.where`, not `if`.
+        It also runs once at the start, for every role; after a step, for every trained role.
+        matrices: (layers, n_out, n_in), of all layers of a stack, applied as x Wᵀ; q, k and v come
+        one by one even if one product computes them.  Gradients are disabled.  Code must not wait
+        for a value of a tensor: use `torch.where`, not `if`.
         """
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One sublayer joined to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
+        """Join one sublayer to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
         raise PluginError(
             f"the scheme {type(self).name} defines neither residual nor layer; write "
             "residual(self, x, G, norm), which returns the new stream"
         )
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        """A whole layer: `residual` around each sublayer in turn, the feed-forward last."""
+        """Run the whole layer: `residual` around each sublayer in turn, the feed-forward last."""
         for G, norms in zip(sublayers, self.norm_functions, strict=True):
             x = self.residual(x, G, *norms)
         return x
 
     def pass_over(self, x: Stream) -> Stream:
-        """What the layer would hand on if it were the identity, y_l = x_l: diagnostics ask it."""
+        """Return the layer's output if it were the identity, y_l = x_l; for diagnostics."""
         return x
 
     def enter(self, x: Tensor) -> Stream:
-        """The stream that the first layer reads, from x_0."""
+        """Convert x_0 to the stream that the first layer reads."""
         return x
 
     def leave(self, stream: Stream, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """F, from what the last layer gives and the final norm, where there is one."""
+        """Return F, given the output of the last layer and the final norm, if there is one."""
         return stream if norm is None else norm(stream)
 
     def at_step(self, step: int) -> None:
-        """Set what depends on the step t; called before step t = 1, 2, …, and with 0 at first.
+        """Set the values that depend on the step t, before t = 1, 2, …; at first, with t = 0.
 
-        In place, in buffers: a captured or replayed step reads tensors anew, and Python's numbers
-        never again.
+        Write them in place into buffers: a captured or replayed step reads tensors again, but
+        never Python numbers.
         """
 
     def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
-        """Start parameters from data: called layer by layer on the first batch; gives the layer's
-        output.  seen: what layers of the same stack before it have noted."""
+        """Start parameters from the first batch, layer by layer; return the layer's output.
+
+        seen: values that earlier layers of the same stack stored for later ones.
+        """
         return self.layer(x, *sublayers)
 
 
-# method -> the capability that a class declares by defining it
+# method -> the capability that a class declares when it defines the method
 CAPABILITIES = {
     "at_step": "changes_by_step",
     "calibrate": "reads_data",
@@ -281,18 +290,18 @@ CAPABILITIES = {
 
 
 def visible(stream: Stream) -> Tensor:
-    """The tensor of a stream that charts of the stream show."""
+    """Return the tensor that represents a stream in charts: the stream itself or its first item."""
     return stream if isinstance(stream, Tensor) else stream[0]
 
 
 def with_options(method: Callable[..., T], options: Mapping[str, Any]) -> Callable[..., T]:
-    """A class method of a scheme, given those options that it names."""
+    """Bind to a class method of a scheme the options that it names."""
     known = inspect.signature(method).parameters
     return partial(method, **{key: value for key, value in options.items() if key in known})
 
 
 def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], dict[str, Any]]:
-    """The scheme of a configuration, and all its options, validated against its `__init__`.
+    """Return a configuration's scheme and all its options, validated against its `__init__`.
 
     Raises ConfigError with the nearest name for an unknown scheme or option.
     """
@@ -306,5 +315,5 @@ def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], di
 
 
 def scheme_options(name: str) -> list[Option]:
-    """The options of a scheme: the keyword-only arguments of its `__init__`."""
+    """Return the options of a scheme: the keyword-only arguments of its `__init__`."""
     return options_of(SCHEMES[name], given=(), kind="scheme", name=name)
