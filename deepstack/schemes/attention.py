@@ -1,4 +1,4 @@
-"""Schemes whose attention reads, besides the stream, what the attention before it handed on."""
+"""Schemes whose attention also reads a tensor from the attention of the layer before."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
 
 
 class Attending(Protocol):
-    """An attention in which the one of the layer before has a say."""
+    """An attention that reads a tensor from the attention of the layer before."""
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """G(x), and what is handed on to the next layer."""
+        """Return G(x) and the tensor for the next layer's attention."""
 
 
 class RunningLogits(nn.Module):
-    """S_l = q kᵀ / sqrt(d_head) + S_{l-1}, which is handed on; the softmax takes S_l, or S_l / l.
+    """S_l = q kᵀ / sqrt(d_head) + S_{l-1}; the softmax takes S_l, or S_l / l.
 
-    S: (batch, head, seq, seq), in fp32.
+    S: (batch, head, seq, seq), in fp32; S_l goes to the next layer.
     """
 
     share: Tensor
@@ -43,13 +43,13 @@ class RealFormer(
 ):
     """x <- LN(x + A(x)), S_l = q kᵀ/sqrt(d_head) + S_{l-1} in A's softmax, x <- LN(x + F(x)).
 
-    He et al. 2020, arXiv:2012.11747, section 3.  Post-LN whose attention logits have a residual of
-    their own: S_l, (batch, head, seq, seq), is a sum over the layers so far, S_0 = 0.  A causal
-    attention masks S_l before its softmax and hands it on unmasked.  No fused attention kernel
-    gives its logits: every layer keeps batch * heads * seq^2 numbers for S_l and as many for
-    its softmax, and recomputation keeps S_l with x at each boundary.
+    He et al. 2020, arXiv:2012.11747, section 3.  Post-LN with residual attention logits: S_l,
+    (batch, head, seq, seq), is a sum over the layers so far, S_0 = 0.  A causal attention masks
+    S_l before its softmax and passes it on unmasked.  No fused attention kernel returns its
+    logits.  So every layer stores batch * heads * seq^2 numbers for S_l and as many for its
+    softmax, and recomputation stores S_l with x at each boundary.
 
-    mean: the softmax takes S_l / l.  The authors' code has it, for 30 layers or more
+    mean: the softmax takes S_l / l.  The authors' code does so for 30 layers or more
     (`use_running_mean` in google-research/realformer); the paper's equation has the sum.
     """
 
@@ -88,7 +88,7 @@ class RealFormer(
 
 
 class MixedValues(nn.Module):
-    """v_l <- a v_1 + b v_l for the layers that mix; v_1 is handed on.
+    """v_l <- a v_1 + b v_l for the layers that mix; v_1 goes to the next layer.
 
     v: (batch, head, seq, d_head).  a and b: trained numbers, or constants.
     """
@@ -115,16 +115,16 @@ class ResFormer(
 ):
     """x <- x + A(LN(x)), v_l <- a v_1 + b v_l in A, x <- x + F(LN(x)).  Zhou et al. 2024.
 
-    Value residual learning, arXiv:2410.17897, section 3: Pre-LN whose attention weighs the layer's
-    values mixed with those of the first layer, before its softmax is applied to them; the first
-    layer keeps its own.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
+    Value residual learning, arXiv:2410.17897, section 3: Pre-LN whose attention mixes the layer's
+    values with those of the first layer, before the softmax weights apply to them.  The first
+    layer keeps its values.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
 
-    learnable: a and b are trained numbers of each layer, started there (Learnable-ResFormer).
-    first, own: other a and b; 2 and 1 in Constant-ResFormer.  last: only so many of the last layers
-    mix; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.  The three are as others report
-    them: the authors' code that was read has constants of 1/2 alone.
-    With first = 1 and own = 0 all layers share v_1: SVFormer, but for the W_v of the other layers,
-    which it leaves out and which are here without use.
+    learnable: each layer trains its a and b, which start at `first` and `own`
+    (Learnable-ResFormer).  first, own: a and b; 2 and 1 in Constant-ResFormer.  last: only the last
+    `last` layers mix; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.  Secondary sources
+    report these three variants; the authors' code has only constants of 1/2.
+    With first = 1 and own = 0 all layers share v_1: SVFormer, which has no W_v in the other layers;
+    here they exist but have no effect.
     """
 
     final_norm = True

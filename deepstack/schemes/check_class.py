@@ -1,4 +1,4 @@
-"""What a scheme's class must look like where it is written: else it is refused there, by line."""
+"""Checks of a scheme class at its definition; errors name the file and line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from deepstack.errors import PluginError
 from deepstack.registry import line_of, nearest
 
-# class methods -> what they are called with; more that they name are options, or what is said here
+# class methods -> their positional arguments; further arguments are options, or listed in MORE
 OF_A_DEPTH: dict[str, tuple[str, ...]] = {
     "alpha": ("depth",),
     "beta": ("depth",),
@@ -18,7 +18,7 @@ OF_A_DEPTH: dict[str, tuple[str, ...]] = {
     "project": ("role", "matrices"),
 }
 MORE = {"optim": {"optimizer"}, "gain": {"place", "qkv"}}
-# methods of a layer -> what they are called with
+# methods of a layer -> their positional arguments
 OF_A_LAYER: dict[str, tuple[str, ...]] = {
     "__init__": ("layer", "depth", "parts"),
     "enter": ("x",),
@@ -37,7 +37,7 @@ SETTINGS = (
     "norms_per_sublayer",
     "uniform",
 )
-# methods that an instance must not hide under an attribute
+# methods that an instance attribute must not hide
 CALLED = (
     *OF_A_DEPTH,
     *(n for n in OF_A_LAYER if n != "__init__"),
@@ -50,9 +50,10 @@ KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
 
 
 def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
-    """Raise PluginError where nothing could be made of a scheme, or something else than it says.
+    """Raise PluginError if a scheme class cannot be used, or would not do what it appears to do.
 
-    cls: a subclass of `base`, which is Scheme; options: the keyword-only arguments of its __init__.
+    It checks the docstring, misspelt names and the arguments of methods.  cls: a subclass of
+    `base`, which is Scheme; options: the keyword-only arguments of its __init__.
     """
     what = f"the scheme {cls.name}"
     if not (vars(cls).get("__doc__") or "").strip():
@@ -65,7 +66,7 @@ def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
                 f"{what}{line_of(value)}: forward is called by nobody; write residual(self, x, G, "
                 "norm), one sublayer joined to the stream, or layer(self, x, *sublayers)"
             )
-        declared = name in base.__annotations__  # name, label, paper: every scheme's own
+        declared = name in base.__annotations__  # name, label, paper: each scheme has them
         inherited = declared or any(hasattr(parent, name) for parent in cls.__bases__)
         if not name.startswith("_") and not inherited:
             meant = nearest(name, KNOWN)
@@ -98,7 +99,7 @@ def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
 def refuse_class_method(
     what: str, cls: type, name: str, given: tuple[str, ...], known: set[str]
 ) -> None:
-    """Raise PluginError for alpha, beta, gain or optim that cannot be asked for a depth alone."""
+    """Raise PluginError for a method such as alpha or gain that needs more than its class."""
     value, right = vars(cls)[name], f"@classmethod def {name}(cls, {', '.join(given)})"
     if not isinstance(value, classmethod | staticmethod):
         found = "takes self" if callable(value) else f"is {value!r}"
@@ -114,7 +115,7 @@ def refuse_class_method(
 def refuse_call(
     what: str, function: Any, given: tuple[str, ...], named: Sequence[str] = ()
 ) -> None:
-    """Raise PluginError where a function cannot be called so, or means others by these names."""
+    """Raise PluginError if a function does not take these arguments, in this order."""
     if not callable(function):
         return
     signature = inspect.signature(function)

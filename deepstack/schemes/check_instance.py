@@ -1,4 +1,4 @@
-"""What no stack can be built of: schemes that are not what they must be, refused by name."""
+"""Checks of the schemes in a stack: their parameters, gains and optimizer factors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from deepstack.schemes.scheme import Optim, Scheme
 
 
 def check_equal_parameters(schemes: Sequence[Scheme]) -> None:
-    """Raise PluginError where the schemes of a stack's layers cannot be given storage.
+    """Raise PluginError if the schemes of a stack's layers differ in their parameters.
 
-    A parameter over all layers is one tensor, a row a layer; so each layer needs the same ones.
+    One tensor stores a parameter for all layers, one row each; so each layer needs the same ones.
     """
-    names: dict[int, str] = {}  # by identity: all of them are alive
+    names: dict[int, str] = {}  # by identity: none of the parameters is freed meanwhile
     first = parameters_of(schemes[0], names)
     for own in schemes[1:]:
         found = parameters_of(own, names)
@@ -35,7 +35,10 @@ def check_equal_parameters(schemes: Sequence[Scheme]) -> None:
 
 
 def parameters_of(own: Scheme, names: dict[int, str]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a layer's own parameters; names: of those of the layers before it."""
+    """Return name -> shape of a layer's parameters; raise PluginError for unusable ones.
+
+    names: id -> name of the parameters of earlier layers; those of this layer are added.
+    """
     what = f"the scheme {own.name}"
     if "slots" not in vars(own).get("_modules", {}):
         raise PluginError(
@@ -77,12 +80,12 @@ def said(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def shape(tensor: Tensor) -> str:
-    """(3, 4) as arguments: '3, 4'."""
+    """Return a tensor's shape as arguments: '3, 4' for (3, 4)."""
     return ", ".join(map(str, tensor.shape))
 
 
 def checked_gain(scheme: type[Scheme], gain: Callable[..., Any]) -> Callable[..., float]:
-    """`gain` of a scheme, which raises PluginError for what is no finite number >= 0."""
+    """Wrap `gain` of a scheme to raise PluginError unless it returns a finite number >= 0."""
 
     def checked(role: str, layer: int, depth: int) -> float:
         asked = f"gain({role!r}, {layer}, {depth})"
@@ -103,7 +106,7 @@ def checked_gain(scheme: type[Scheme], gain: Callable[..., Any]) -> Callable[...
 
 
 def checked_optim(scheme: type[Scheme], optim: Callable[..., Any]) -> Callable[..., Optim]:
-    """`optim` of a scheme, which raises PluginError for what is no Optim of numbers >= 0."""
+    """Wrap `optim` of a scheme to raise PluginError unless it returns an Optim of numbers >= 0."""
 
     def checked(role: str, depth: int) -> Optim:
         found = optim(role, depth)
@@ -120,5 +123,5 @@ def checked_optim(scheme: type[Scheme], optim: Callable[..., Any]) -> Callable[.
 
 
 def written(scheme: type[Scheme], method: str) -> str:
-    """'the scheme mine: my_file.py:12: '."""
+    """Return where a method is defined: 'the scheme mine: my_file.py:12: '."""
     return f"the scheme {scheme.name}: {place_of(getattr(scheme, method))}"

@@ -1,4 +1,4 @@
-"""Schemes in which a layer reads more than the layer before it."""
+"""Schemes whose layers read the outputs of several earlier layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Subl
 class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):
     """x_{l+1} = sum over k <= l of W_k LN(y_k), y_l = PreLN(x_l).  Wang et al. 2019, 1906.01787.
 
-    y_l is the output of layer l, a Pre-LN layer, and y_0 the embedding; every y_k has a norm of its
-    own.  W, trained, starts as the mean, 1/(l + 1) each; it is kept as its difference from that.
-    x_1 = LN(y_0), and a norm follows x_{N+1}.  The paper trains a weight W_0^(1) of that LN(y_0)
-    too, and the authors' code keeps y_0 without a norm.  Layer l reads l tensors: time and memory
-    grow as N^2, and no two layers are the same to a compiler.
+    y_l is the output of layer l, a Pre-LN layer, and y_0 the embedding; every y_k has its own norm.
+    W, trained, starts as the mean, 1/(l + 1) each; it is stored as its difference from that.
+    x_1 = LN(y_0), and a norm follows x_{N+1}.  The paper also trains a weight W_0^(1) of that
+    LN(y_0), and the authors' code applies no norm to y_0.  Layer l reads l tensors: time and memory
+    grow as N^2, and a compiler sees no two equal layers.
     """
 
     families = FAMILIES
@@ -43,7 +43,7 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=T
         return self.after(*x)
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
-        """What follows a layer that gave y, (batch, seq, d): the sum over all, and all of them."""
+        """Return the weighted sum of all outputs up to y, (batch, seq, d), and those outputs."""
         history = (*history, self.output_norm(y))
         weights = self.weights[: len(history)] + 1 / len(history)
         with in_full_precision(y):
@@ -61,13 +61,13 @@ class DenseFormer(
 ):
     """x_{l+1} = sum over k <= l of W_lk y_k, y_l = PreLN(x_l).  Pagliardini et al. 2024.
 
-    arXiv:2402.02622, section 3: DLCL without norms of its own.  y_l is the output of layer l, a
+    arXiv:2402.02622, section 3: DLCL without norms of the y_k.  y_l is the output of layer l, a
     Pre-LN layer, and y_0 the embedding.  W, trained, starts as Pre-LN: W_ll = 1, the others 0; it
-    is kept as its difference from that.  A final norm.
+    is stored as its difference from that.  The stack has a final norm.
 
-    dilation: only y_l, y_{l-k}, y_{l-2k}, … are read, k the dilation.  period: layers that it does
-    not divide hand on y_l as it is.  The authors advise 4 and 5 for deep stacks.  Time and memory
-    grow as N^2 over both, and no two layers are the same to a compiler.
+    dilation: layers read only y_l, y_{l-k}, y_{l-2k}, …, k the dilation.  period: a layer whose
+    number it does not divide passes y_l on unchanged.  The authors advise 4 and 5 for deep stacks.
+    Time and memory grow as N^2 / (dilation * period); a compiler sees no two equal layers.
     """
 
     families = ("encoder", "decoder")
@@ -87,7 +87,7 @@ class DenseFormer(
         self.weights = parameter(depth // dilation + 1, role="scheme", start="zero")
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
-        """What follows a layer that gave y, (batch, seq, d): what the next one reads, and all y."""
+        """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
         history = (*history, y)
         if not self.mixes:
             return y, history
@@ -102,14 +102,14 @@ class AttentionResiduals(
 ):
     """h = sum over i of a_i v_i, a = softmax_i(wᵀ RMS(v_i)), v_0 = x_0, v_i = G(LN(h)).
 
-    Kimi Team 2026, arXiv:2603.15031, section 3.  Nothing is added up: each sublayer reads h, a
-    mean of x_0 and of what all sublayers before it gave, token by token, with a trained vector w
-    (d_model) of its own, and so does the final norm.  w = 0 at the start: all weigh the same.
-    RMS(v) = v / sqrt(mean(v^2) + 1e-6); the gain that the authors' norm has is left to w.
+    Kimi Team 2026, arXiv:2603.15031, section 3.  There is no residual sum: each sublayer reads h, a
+    weighted mean of x_0 and of the outputs of all sublayers before it, computed for every token
+    with its own trained vector w (d_model); so does the final norm.  w = 0 at the start: equal
+    weights.  RMS(v) = v / sqrt(mean(v^2) + 1e-6); the gain of the authors' norm is part of w.
 
-    blocks: this many runs of sublayers, of equal length or nearly, stand for one v_i each, the sum
-    of theirs, and so does the part so far of the one at work (the paper's Block AttnRes; it uses
-    8).  0: every sublayer is one of its own (Full AttnRes); time and memory grow as N^2.
+    blocks: the stack is divided into this many blocks of nearly equal length.  A block's v_i is the
+    sum of its outputs, in the current block so far (the paper's Block AttnRes; it uses 8).
+    0: every sublayer is a block (Full AttnRes); time and memory grow as N^2.
     """
 
     uniform = False
@@ -129,11 +129,11 @@ class AttentionResiduals(
         blocks = blocks or total
 
         def block(sublayers: int) -> int:
-            """The blocks that are complete after so many sublayers of the stack."""
+            """Return how many blocks are complete after so many sublayers of the stack."""
             return sublayers * blocks // total
 
         self.completes = [block(first + i + 1) > block(first + i) for i in range(count)]
-        # that of what is read next, by the sublayer after or, at last, the final norm
+        # the query of the next reader: the sublayer after, or at the end the final norm
         self.of_each("query", lambda: parameter(parts.d_model, role="scheme", start="zero"))
 
     def enter(self, x: Tensor) -> Stream:
@@ -150,10 +150,10 @@ class AttentionResiduals(
         return x
 
     def after(self, i: int, stream: Stream, v: Tensor | None) -> Stream:
-        """What follows the layer's sublayer i, which gave v, or nothing.
+        """Return the stream after sublayer i of the layer, whose output is v, or None.
 
-        The stream: h; the sum of the block at work, None where it has nothing yet; the blocks that
-        are complete, x_0 the first.
+        The stream is a tuple: h; the sum of the current block, None while it is empty; the complete
+        blocks, x_0 the first.
         """
         _, part, done = stream
         if v is not None:
@@ -164,7 +164,7 @@ class AttentionResiduals(
         return weighed(values, self.each("query")[i]), part, done
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        """v, from h (here x)."""
+        """Return v, given h (here x)."""
         return G(norm(x))
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
@@ -172,7 +172,7 @@ class AttentionResiduals(
 
 
 def weighed(values: Tensor, w: Tensor) -> Tensor:
-    """sum_i a_i v_i, a = softmax_i(wᵀ RMS(v_i)).  values: (batch, seq, n, d); w: (d,)."""
+    """Return sum_i a_i v_i, a = softmax_i(wᵀ RMS(v_i)); values: (batch, seq, n, d), w: (d,)."""
     with in_full_precision(values):
         keys = torch.rms_norm(values, w.shape, eps=1e-6)
         weights = torch.softmax(torch.matmul(keys, w), dim=-1)
@@ -189,10 +189,10 @@ class X0Lambdas(
     """x <- r x + s x_0 before each layer, then x <- x + G(LN(x)), r = 1 and s = 0 at the start.
 
     Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt (`lambdas` of its `Block`): Pre-LN in
-    which every layer may take up the embedding once more.  r and s are trained numbers of a layer,
-    x_0 is normed (LN(x_0), whose gain the authors leave out), and a norm ends the stack.  nanochat
-    (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s at 0.1, and both give
-    these numbers learning rates of their own.
+    which every layer can add the embedding again.  r and s are trained numbers of each layer.  x_0
+    is normed (LN(x_0), without a gain in the authors' code), and a norm ends the stack.  nanochat
+    (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s at 0.1.  Both use
+    separate learning rates for these numbers.
     """
 
     entry_norm = True

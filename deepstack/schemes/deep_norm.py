@@ -1,8 +1,8 @@
-"""DeepNorm's relatives: other solutions of its condition, and a mistake worth a name.
+"""Variants of DeepNorm: other solutions of its condition, and a common mistake.
 
-The condition, for one SGD step on the weight matrices: 2N (v^2 + w^2) / alpha^2 = 1, v and w the
-gains of the value path (Wang et al. 2022, arXiv:2203.00555, section 4.3).  `deepnorm_power` is the
-curve of its solutions with v = w; the others read the bound in another way.
+The condition for one SGD step on the weight matrices is 2N (v^2 + w^2) / alpha^2 = 1.  Here v and w
+are the gains of the value path (Wang et al. 2022, arXiv:2203.00555, section 4.3).
+`deepnorm_power` is the curve of its solutions with v = w; the others interpret the bound otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class DeepNormAdam(
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/2).  Su 2022, kexue.fm/archives/8978.
 
     The same bound under Adam, whose update of a weight does not shrink with its gradient: alpha =
-    (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2.  GLM-130B uses this alpha in another wiring.
+    (2N)^(1/2), beta = (2N)^(-1/2) on v, o, w1, w2.  GLM-130B uses this alpha with other residual
+    connections.
     """
 
     @classmethod
@@ -50,8 +51,8 @@ class DeepNormTight(
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  Su 2022, kexue.fm/8978.
 
-    What 2N beta^2 / alpha^2 = 1 gives with 1/alpha = beta, beta^2 standing where DeepNet's
-    condition has v^2 + w^2: the paper's alpha with a beta that is larger by sqrt(2).
+    The solution of 2N beta^2 / alpha^2 = 1 with 1/alpha = beta.  DeepNet's condition has v^2 + w^2
+    in the place of beta^2; so alpha is the paper's, and beta is larger by sqrt(2).
     """
 
     @classmethod
@@ -78,7 +79,7 @@ class DeepNormPower(
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^power, beta = alpha / (4N)^(1/2).  arXiv:2203.00555.
 
-    Any point of the curve 2N (2 beta^2) / alpha^2 = 1; power 1/4 is DeepNorm itself.
+    The points of the curve 2N (2 beta^2) / alpha^2 = 1; power 1/4 is DeepNorm itself.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class DeepNormPower(
         return norm(torch.add(G(x), x, alpha=self.coefficient))
 
 
-# With which power of N an update of size eta moves F: one step of Adam from initialisation.
+# The power of N with which an update of size eta moves F, for one Adam step from initialisation.
 ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2", "w3")} | {
     "bias": 3 / 4,
     "norm_gain": 1.0,
@@ -128,22 +129,22 @@ class DeepNormRates(
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4); learning rates fall with N.  Derived here.
 
-    DeepNorm's condition makes one SGD step on the weight matrices move F alike at every depth.
+    With DeepNorm's condition, one SGD step on the weight matrices moves F equally at every depth.
     Under Adam an update of size eta moves each entry of a parameter by about eta, whatever its
-    gradient.  What that does to F is added up over 2N sublayers whose residual path keeps a
-    disturbance as it is, so that with alpha = (2N)^(1/4) and beta = (8N)^(-1/4)
+    gradient.  The effects on F add up over 2N sublayers, whose residual path keeps a perturbation
+    unchanged.  With alpha = (2N)^(1/4) and beta = (8N)^(-1/4), F moves by
 
         matrices   2N sqrt(v^2 + w^2) / alpha = 2N sqrt(2) beta / alpha eta    ~ N^(1/2) eta
-        biases     2N / alpha eta, that of an output; beta less for the others   ~ N^(3/4) eta
+        biases     2N / alpha eta for output biases; the others: times beta   ~ N^(3/4) eta
         norms      2N eta: gain and bias move the stream itself                ~ N eta
-        tables     eta: x_0 is moved once                                     ~ eta
+        tables     eta: x_0 moves once                                        ~ eta
 
-    so the learning rate of each role is multiplied by its power of base/N, and all of it moves F
-    alike at every depth, as at N = base, where nothing is changed.  Measured with roles trained
-    apart, one step of Adam, N from 6 to 500, three seeds: 0.49 (v, o), 0.50 (w1, w2), 0.72 (bias),
-    1.01 (norm_gain, norm_bias), -0.02 (tables).  Queries and keys move F a fiftieth of what values
-    do at N = 500, and are treated like the other matrices; so is a gate's w3, which the derivation
-    does not know and which was not measured apart.  The rates of SGD stay.
+    The learning rate of each role is multiplied by its power of base/N, so that every role moves F
+    equally at every depth; at N = base nothing changes.  Measured powers, each role trained alone
+    for one Adam step, N from 6 to 500, three seeds: 0.49 (v, o), 0.50 (w1, w2), 0.72 (bias),
+    1.01 (norm_gain, norm_bias), -0.02 (tables).  At N = 500 queries and keys move F by a fiftieth
+    of the effect of values; they are treated like the other matrices.  So is a gate's w3, which
+    the derivation omits and which was not measured alone.  The rates of SGD are unchanged.
     """
 
     def __init__(
@@ -190,9 +191,9 @@ class DeepNormRuntimeBeta(
 ):
     """x <- LN(alpha x + G(beta x)), which is not DeepNorm.  A mistake found in tutorials.
 
-    beta, which should scale how matrices start, multiplies the sublayer's input in every forward
-    pass instead, and matrices start with gain 1.  q and k are scaled too, so that logits get
-    beta^2; the branch starts at beta and not beta^2; and the factor stays for all of training.
+    beta should scale the initial matrices.  Instead it multiplies the sublayer's input in every
+    forward pass, and matrices start with gain 1.  So q and k are scaled too, and logits by beta^2;
+    the branch starts at beta and not beta^2; and the factor remains during all of training.
     """
 
     @classmethod

@@ -19,10 +19,10 @@ from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Subl
 class Connections(nn.Module):
     """C(H) = C + [s_a, …, s_a, s_b] * tanh(LN(H) W); without `dynamic`, C.
 
-    H: (n, batch, seq, w), n streams of width w; C(H): (n, batch, seq, k), or (n, 1, 1, k): all
-    columns but the last, A, say what is made of the streams, and the last one, B, what each is
-    given of the sublayer's output.  W: (w, k), kept transposed, is 0 at the start; the scalars s_a
-    and s_b are 0.01.  C starts as [begin | 1], and is kept as its difference from that.
+    H: (n, batch, seq, w), n streams of width w; C(H): (n, batch, seq, k), or (n, 1, 1, k).  All
+    columns but the last are A, the weights that mix the streams.  The last one is B, the weight of
+    the sublayer's output in each stream.  W: (w, k), stored transposed, is 0 at the start; the
+    scalars s_a and s_b are 0.01.  C starts as [begin | 1]; its difference from that is stored.
     """
 
     begin: Tensor
@@ -41,7 +41,7 @@ class Connections(nn.Module):
             self.scale_b = parameter(1, role="scheme", start=0.01)
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
-        """A and B, (n, …, k - 1) and (n, …, 1)."""
+        """Return A and B, (n, …, k - 1) and (n, …, 1)."""
         C = self.begin + self.static
         last = C.shape[-1] - 1
         if self.dynamic:
@@ -60,19 +60,19 @@ class HyperConnections(
 ):
     """h = A_mᵀ H, H <- A_rᵀ H + Bᵀ G(LN(h)), H of n streams.  Zhu et al. 2024, arXiv:2409.19606.
 
-    H (n, d) of a token: x_0 in every stream at first; F = LN(the sum of all streams) at last.
+    H (n, d) of a token is x_0 in every stream at first; at the end F = LN(the sum of all streams).
     A_m (n, 1), A_r (n, n) and B (1, n) of a sublayer, all trained, start as Pre-LN: A_m reads
-    stream k mod n, k = 0, 1, … counting the sublayers of the stack, A_r = I and B = (1, …, 1).  All
-    streams are then x of Pre-LN and the sum is n x, of which LN makes what it makes of x, but for
-    its epsilon (dynamic_tanh, which fixes no scale, makes something else of it).
+    stream k mod n, k = 0, 1, … counting the sublayers of the stack, A_r = I and B = (1, …, 1).
+    Every stream then equals x of Pre-LN and the sum is n x.  LN of n x equals LN of x but for its
+    epsilon (not so for dynamic_tanh, which fixes no scale).
 
-    dynamic: to each of them is added s tanh(LN(H) W), W = 0 and s = 0.01 at the start, with a norm
-    of the sublayer's own (section 2.3).  Weight decay leaves all of them alone; the authors decay
-    W.  They also report matrices o and w2 that start scaled by sqrt(n), which is left to
-    `output_gain`: with it the start is Pre-LN's no longer.
+    dynamic: adds s tanh(LN(H) W) to each of them, W = 0 and s = 0.01 at the start, with a separate
+    norm for each sublayer (section 2.3).  Weight decay applies to none of them; the authors decay
+    W.  They also report matrices o and w2 that start scaled by sqrt(n).  The option `output_gain`
+    sets this factor; the start then differs from Pre-LN's.
 
-    Between layers go H and, for charts, its first stream.  Memory for what is between sublayers
-    grows n times, or 2 n + 1 with what A makes of it.
+    The stream is a tuple of H's first stream, for charts, and H.  Memory for the values between
+    sublayers is n times as large, or 2 n + 1 times with the mixed streams.
     """
 
     families = FAMILIES
@@ -100,7 +100,7 @@ class HyperConnections(
         self.connect(streams, connections)
 
     def connect(self, streams: int, make: Callable[[int], nn.Module]) -> None:
-        """Give every sublayer its connections, made from the stream that it reads at the start."""
+        """Build the connections of every sublayer, given the stream that it reads at the start."""
         self.streams = streams
         k = count((self.layer_index - 1) * len(self.sublayers))
         self.of_each("connections", lambda: make(next(k) % streams))
@@ -123,7 +123,7 @@ class HyperConnections(
         return H[0], H
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
-        """H, from h (here x) and the streams as A_r has mixed them, (n, batch, seq, d)."""
+        """Return H, given h (here x) and the streams mixed by A_r, (n, batch, seq, d)."""
         return mixed + B * G(norm(x))
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
@@ -133,14 +133,14 @@ class HyperConnections(
 class Constrained(nn.Module):
     """A_m = sigmoid(a), A_r = Sinkhorn(R), B = 2 sigmoid(b), [a | b | R] = s W RMS(vec H) + [bias].
 
-    H: (n, batch, seq, d); A_m and B: n numbers a token, A_r: (n, n), of which the rows sum to one,
-    and the columns nearly.  RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token;
+    H: (n, batch, seq, d); A_m and B: n numbers a token; A_r: (n, n), whose rows sum to one, and its
+    columns nearly.  RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token.
     W: (n, n (n + 2), d), 0 at the start; s: a trained number for each of the three, 0.01 at the
-    start.  The biases, kept as their differences from that, start at 1 for stream k and -1 for the
-    others (a, b), and at 0 on the diagonal and -8 elsewhere (R), as in the code of mHC-lite
-    (arXiv:2601.05732).  So near the identity Sinkhorn's steps are short: with normal numbers of
-    deviation 0.2 added to R, columns sum to 1 within 0.0014 after 20 of them, and within 0.0015
-    where the rows alone are divided, once.
+    start.  The biases a and b start at 1 for stream k and -1 for the others; R starts at 0 on the
+    diagonal and -8 elsewhere, as in the code of mHC-lite (arXiv:2601.05732).  Their differences
+    from these starts are stored.  So near the identity Sinkhorn's steps are short.  With normal
+    noise of deviation 0.2 added to R, columns sum to 1 within 0.0014 after 20 steps, and within
+    0.0015 after one division of the rows alone.
     """
 
     begin: Tensor
@@ -157,7 +157,7 @@ class Constrained(nn.Module):
         self.iterations = iterations
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
-        """A = [A_m | A_rᵀ] and B, (n, batch, seq, n + 1) and (n, batch, seq, 1)."""
+        """Return A = [A_m | A_rᵀ], (n, batch, seq, n + 1), and B, (n, batch, seq, 1)."""
         with in_full_precision(H):
             n, batch, seq, _ = H.shape
             rms = torch.rsqrt(H.square().mean(dim=(0, 3)) + 1e-6)
@@ -170,15 +170,15 @@ class Constrained(nn.Module):
             a, b, R = given.split(sizes)
             A_r = sinkhorn(R.view(n, n, batch, seq), self.iterations)
             A = torch.cat([torch.sigmoid(a)[:, None], A_r.transpose(0, 1)], dim=1)
-            # laid out token by token, which `mix` takes a fifteenth of the time for
+            # contiguous for each token: `mix` then takes a fifteenth of the time
             return A.movedim(1, -1).contiguous(), 2 * torch.sigmoid(b)[..., None]
 
 
 def sinkhorn(R: Tensor, iterations: int) -> Tensor:
-    """exp(R), its columns and then its rows divided by their sums, so many times.  R: (n, n, …).
+    """Divide the columns, then the rows, of exp(R) by their sums, `iterations` times.
 
-    Sinkhorn & Knopp 1967: this goes to a matrix whose rows and columns sum to one.  In logarithms,
-    where to divide by a sum is a log-softmax.
+    R: (n, n, …).  Sinkhorn & Knopp 1967: this converges to a matrix whose rows and columns sum to
+    one.  In logarithms, a division by the sum is a log-softmax.
     """
     for _ in range(iterations):
         R = torch.log_softmax(torch.log_softmax(R, dim=0), dim=1)
@@ -188,13 +188,13 @@ def sinkhorn(R: Tensor, iterations: int) -> Tensor:
 class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880", static=True):
     """h = A_mᵀ H, H <- A_r H + B G(LN(h)), A_r doubly stochastic.  Xie et al. 2025, 2512.24880.
 
-    Manifold-constrained hyper-connections: H (n, d) of a token is x_0 in every stream at first, and
-    F = LN(the sum of all streams) at last.  A_m, A_r and B are functions of H at every sublayer
-    (section 4): A_r by `iterations` steps of Sinkhorn and Knopp, so that what it makes of H is no
-    longer than H was and has the same mean; A_m in (0, 1), B in (0, 2).
+    Manifold-constrained hyper-connections: H, (n, d) for a token, is at first x_0 in every stream;
+    at the end F = LN(the sum of all streams).  A_m, A_r and B are functions of H at every sublayer
+    (section 4).  A_r results from `iterations` steps of Sinkhorn and Knopp, so that A_r H is no
+    longer than H and has the same mean; A_m is in (0, 1), B in (0, 2).
 
-    At the start a sublayer reads stream k mod n above all, k = 0, 1, … counting the sublayers of
-    the stack, and gives it most.  Memory and what goes between layers: as with hyper-connections.
+    At the start a sublayer mainly reads and writes stream k mod n, k = 0, 1, … counting the
+    sublayers of the stack.  Memory and the stream between layers: as with hyper-connections.
     """
 
     families = ("encoder", "decoder")
@@ -218,14 +218,14 @@ class FracConnections(
 ):
     """h = Yᵀ H, H <- Aᵀ H + B * G(LN(h)), H the stream in m parts.  Zhu et al. 2025, 2503.14125.
 
-    Section 4: hyper-connections between fractions of the stream, H (m, d/m) of a token, which
-    therefore grows no wider; h and what G gives are as wide as the stream, and cut up likewise.
+    Section 4: hyper-connections between fractions of the stream, H (m, d/m) for a token; the stream
+    becomes no wider.  h and the output of G are as wide as the stream, and are divided likewise.
     Y (m, m), A (m, m) and B (m, 1) of a sublayer, all trained, start as Pre-LN: Y = A = I,
-    B = (1, …, 1).  A final norm.
+    B = (1, …, 1).  The stack has a final norm.
 
-    dynamic: to each of them is added s tanh(LN(H) W), with W = 0 and s = 0.01 at the start and a
-    norm over the d/m numbers of a part; s is one number for Y and A and one for B, as in the
-    paper's appendix A.  Weight decay leaves all of them alone; the authors decay W.
+    dynamic: adds s tanh(LN(H) W) to each of them, with W = 0 and s = 0.01 at the start and a norm
+    over the d/m numbers of a part.  s is one number for Y and A and one for B, as in the paper's
+    appendix A.  Weight decay applies to none of them; the authors decay W.
     """
 
     final_norm = True
@@ -264,24 +264,24 @@ class FracConnections(
         return x
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
-        """The stream, from h (here x) and its parts as A has mixed them, (m, batch, seq, d/m)."""
+        """Return the stream, given h (here x) and the parts mixed by A, (m, batch, seq, d/m)."""
         return together(mixed + B * self.apart(G(norm(x))))
 
     def apart(self, x: Tensor) -> Tensor:
-        """(batch, seq, d) -> (m, batch, seq, d/m)."""
+        """Divide the stream into parts: (batch, seq, d) -> (m, batch, seq, d/m)."""
         return x.unflatten(-1, (self.fractions, -1)).movedim(2, 0)
 
 
 def together(H: Tensor) -> Tensor:
-    """(m, batch, seq, d/m) -> (batch, seq, d)."""
+    """Join the parts of the stream: (m, batch, seq, d/m) -> (batch, seq, d)."""
     return H.movedim(0, 2).flatten(2)
 
 
 def mix(A: Tensor, H: Tensor) -> Tensor:
-    """Aᵀ H for every token, (k, batch, seq, d), in fp32 under autocast too.
+    """Return Aᵀ H for every token, (k, batch, seq, d), in fp32 even under autocast.
 
-    A: (n, batch, seq, k), or (n, 1, 1, k); H: (n, batch, seq, d).  In bf16 every sublayer
-    would round the streams, which other schemes leave in fp32.
+    A: (n, batch, seq, k), or (n, 1, 1, k); H: (n, batch, seq, d).  In bf16 every sublayer would
+    round the streams, which other schemes keep in fp32.
     """
     with in_full_precision(H):
         return torch.einsum("ibsj,ibsd->jbsd", A, H)

@@ -1,4 +1,4 @@
-"""Schemes that mix Post-LN and Pre-LN, that have two streams, or that start from data."""
+"""Schemes that mix Post-LN and Pre-LN, have two streams, or start from data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Subl
 class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795", static=True):
     """x <- LN(x + G(x)) for l <= share N, else x <- x + G(LN(x)).  Li et al. 2024, 2412.13795.
 
-    Post-LN in the first floor(share N) layers, Pre-LN in the others; a final norm.
+    Post-LN in the first floor(share N) layers, Pre-LN in the others; the stack has a final norm.
     """
 
     final_norm = True
@@ -43,8 +43,9 @@ class HybridNorm(
 ):
     """y = LN(x + A(x)) with normed q, k, v, x <- y + F(y).  Zhuo et al. 2025, arXiv:2503.04598.
 
-    Queries, keys and values are normed head by head and nothing before them; the feed-forward is
-    wired post-norm around the attention's sum.  A final norm.  The paper's norm is RMS.
+    Queries, keys and values are normed head by head; the attention's input is not normed.  The norm
+    after the attention's addition feeds the feed-forward and its residual path.  The stack has a
+    final norm.  The paper's norm is RMS.
     """
 
     final_norm = True
@@ -96,7 +97,7 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         return x
 
     def both(self, streams: Stream, G: Sublayer, norm: Norm) -> Stream:
-        """One sublayer, on both streams."""
+        """Apply one sublayer to both streams."""
         x, r = streams
         f = G(x)
         return norm(x + f), torch.add(r, f, alpha=self.s)
@@ -111,10 +112,10 @@ class SiameseNorm(
 ):
     """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
 
-    Li et al. 2026, arXiv:2602.08064: two streams that the same sublayers read and write, x normed
-    on its way as in Post-LN and y added up as in Pre-LN, both x_0 at first.  As in the authors'
-    code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm); that for OLMo has
-    HybridNorm's norms in its attention in the place of the one around x + LN(y).
+    Li et al. 2026, arXiv:2602.08064: the same sublayers read and write two streams, both x_0 at
+    first.  x is normed in every sublayer as in Post-LN, and y is a sum as in Pre-LN.  This follows
+    the authors' code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm).  Their
+    code for OLMo has HybridNorm's norms in its attention instead of the one around x + LN(y).
 
     Every norm has its own parameters.  The three norms of F belong to the stack.
     """
@@ -151,7 +152,7 @@ class SiameseNorm(
 
 
 def noting(G: Sublayer, given: list[Tensor]) -> Sublayer:
-    """The sublayer, which also puts what it gives into the list."""
+    """Wrap a sublayer to append its output to the list `given`."""
 
     def call(x: Tensor) -> Tensor:
         given.append(G(x))
@@ -164,11 +165,11 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", stati
     """x <- LN(w * x + G(x)), w a trained vector.  Liu et al. 2020, arXiv:2004.08249, section 4.
 
     w (d_model) of sublayer i starts at sqrt(1 + sum over j < i of Var[G_j]), profiled on the first
-    batch as the authors' code does (the paper's formula has no 1): r_1 = 1, w_i = r_i, r_{i+1} =
-    sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch; a decoder starts at 1
-    anew.  The authors start q, k and v as under 'model.init.qkv: packed'.  At 100 layers their w of
-    sublayer 200 starts at 8.84; here at about 8.5 with packed and 10.9 with separate q, k, v.
-    `start` takes one of admin-torch's closed forms instead, n the sublayers of the stack
+    batch as in the authors' code (the paper's formula has no 1).  There r_1 = 1, w_i = r_i and
+    r_{i+1} = sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch; a decoder
+    starts again at 1.  The authors start q, k and v as under 'model.init.qkv: packed'.  At 100
+    layers their w of sublayer 200 starts at 8.84; here at about 8.5 with packed and 10.9 with
+    separate q, k, v.  `start` can choose a closed form of admin-torch, n the sublayers of the stack
     (2N): 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one' sqrt(n), 'linear' 1 (its O(log n), O(1), O(n)).
     """
 

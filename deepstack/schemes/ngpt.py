@@ -1,4 +1,4 @@
-"""The normalised Transformer: stream, branches and the vectors of every matrix have norm 1."""
+"""The normalised Transformer: stream, branches and the vectors of every matrix have unit norm."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deepstack.schemes.scheme import Parts, Scheme, Sublayer
 from deepstack.schemes.unit_norm import lengths, unit
 
 GIVING = ("o", "w2")
-"""The matrices whose columns are along the stream; of the others it is the rows."""
+"""The matrices whose columns lie along the stream; for the others, the rows do."""
 
 
 def unit_heads(h: Tensor) -> Tensor:
-    """Norm(h) in every head, (batch, head, seq, d_head); token by token, as heads lie in memory."""
+    """Return Norm(h) in every head, (batch, head, seq, d_head), computed in memory order."""
     return unit(h.transpose(1, 2)).transpose(1, 2)
 
 
@@ -31,9 +31,9 @@ class UnitKeys(nn.Module):
 class UnitQueries(nn.Module):
     """q <- d_head s_qk^2 * Norm(q) in every head.  q: (batch, head, seq, d_head).
 
-    Beside keys of norm 1 this gives logits q kᵀ / sqrt(d_head) = sqrt(d_head) (s_qk * Norm(q))
-    (s_qk * Norm(k))ᵀ, s_qk being applied to both at once.  s_qk (head, 1, d_head) is 1 at the
-    start, and is kept as s_qk / sqrt(d_model).
+    With keys of norm 1 the logits are q kᵀ / sqrt(d_head) = sqrt(d_head) (s_qk * Norm(q))
+    (s_qk * Norm(k))ᵀ; one factor applies s_qk to both.  s_qk (head, 1, d_head) is 1 at the start,
+    and is stored as s_qk / sqrt(d_model).
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -47,11 +47,11 @@ class UnitQueries(nn.Module):
 
 
 class ScaledRows(nn.Module):
-    """W_1, b_1 <- S W_1, S b_1, S = diag(sqrt(d_model) s_v): what the activation reads is scaled.
+    """W_1, b_1 <- S W_1, S b_1, S = diag(sqrt(d_model) s_v): scales the activation's input.
 
-    Under a gate W_3 and b_3 lie below them, and are scaled by s_u, without the root.  s = [s_v;
+    With a gate, W_3 and b_3 lie below them and are scaled by s_u, without the root.  s = [s_v;
     s_u] is trained, (d_ff,) or (2 d_ff,), and 1 at the start.  To scale d_ff rows of d_model
-    numbers takes less than to scale the d_ff numbers of every token, and comes to the same.
+    numbers takes less than to scale the d_ff numbers of every token; the result is the same.
     """
 
     root: Tensor
@@ -75,20 +75,20 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=T
     github.com/NVIDIA/ngpt).  The stream stays on the unit sphere, and there is no LN, before a
     branch or elsewhere (`model.norm` is not used).  a = |alpha|, (d_model,), of each sublayer
     starts at `start`.  Every vector along the stream in q, k, v, w1, w3 (rows), o and w2 (columns)
-    is brought to norm 1 at the start and after each step, so that the scale of what `model.init`
-    draws leaves no trace.  Queries and keys have norm 1 in each head, times s_qk, and the softmax
-    takes sqrt(d_head) times their products.  In the feed-forward v = sqrt(d_model) s_v * (W_1 x)
-    goes into the activation, and u = s_u * (W_3 x) stands beside it under a gate, the paper's MLP;
-    where there is none, v is all there is.  alpha, s_qk, s_u and s_v are trained vectors; the first
-    two are kept as 1/sqrt(d_model) at the start, and multiplied up, so that a step moves them more.
-    The code has the root on u too, which Norm takes out where there are no biases.
+    is normalised at the start and after each step, so the scale of `model.init` has no effect.
+    Queries and keys have norm 1 in each head, times s_qk, and the softmax takes sqrt(d_head) times
+    their products.  In the feed-forward v = sqrt(d_model) s_v * (W_1 x) enters the activation.
+    With a gate, as in the paper's MLP, u = s_u * (W_3 x) multiplies its output.  alpha, s_qk, s_u
+    and s_v are trained vectors.  The first two are stored with the initial value 1/sqrt(d_model)
+    and multiplied up, so that a step moves them more.  The code has the root on u too; Norm
+    cancels it if there are no biases.
 
-    What lies outside of the layers is the configuration's: x_0 is normed on entry, while the
-    tables, which the paper keeps on the sphere, are not; F = sqrt(d_model) x_N, so that it reads
-    as what leaves other schemes' last norm, and a head's logits start as theirs.  The paper's
-    scale of each logit, s_z, is left out: a head whose rows have any length has it in them.  The
-    paper has no biases (`model.bias: false`), warm-up or weight decay, and rotary positions, which
-    turn q and k before s_qk there and after it here.  The code's rotary embedding is no rotation
+    The configuration determines everything outside the layers.  x_0 is normed on entry, but the
+    tables are not; the paper keeps them on the sphere.  F = sqrt(d_model) x_N has the scale of
+    other schemes' last norm, so a head's logits start as theirs.  The paper's scale of each logit,
+    s_z, is left out: the rows of a head have any length and include it.  The paper has no biases
+    (`model.bias: false`), warm-up or weight decay, and has rotary positions, which turn q and k
+    before s_qk there and after it here.  The code's rotary embedding is no rotation
     (`docs/errata.md`).
     """
 

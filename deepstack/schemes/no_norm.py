@@ -1,4 +1,4 @@
-"""Schemes without a norm: branches that start at or near nothing."""
+"""Schemes without a norm, whose branches start at or near zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deepstack.schemes.scheme import ALONE, FAMILIES, Parts, Place, Scheme, Subl
 class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", static=True):
     """x <- x + a G(x), a = 0 at the start.  Bachlechner et al. 2020, arXiv:2003.04887, section 3.
 
-    One trained scalar a a layer, shared by its sublayers; no norm anywhere.
+    The sublayers of a layer share one trained scalar a; there is no norm.
     """
 
     families = FAMILIES
@@ -33,7 +33,7 @@ class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", st
 class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.10444", static=True):
     """x <- x + a G(x), a = `start` (0) at the start.  De and Smith 2020, arXiv:2002.10444.
 
-    One trained scalar a sublayer, at the end of its branch; no norm.
+    Each sublayer has one trained scalar, at the end of its branch; there is no norm.
     """
 
     families = FAMILIES
@@ -63,11 +63,12 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
 class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, ICML", static=True):
     """x <- x + G(x), v, o, w1, w2 started at 0.67 N^(-1/4).  Huang et al. 2020, ICML.
 
-    No norm; the paper needs no warm-up, and its code takes lr sqrt(4000/(4000 + t - 1))
+    There is no norm.  The paper needs no warm-up, and its code uses lr sqrt(4000/(4000 + t - 1))
     (train.schedule: inverse_sqrt, warmup_steps: 0, decay_period: 4000).  In a decoder of M layers
-    that reads an encoder they start at (9M)^(-1/4), those of cross-attention too.  The token table
-    starts at (9N)^(-1/4), as in the authors' code where both sides share it.  That code starts q, k
-    and v as under 'model.init.qkv: packed' and multiplies v by sqrt(2); so does this gain there.
+    that reads an encoder these matrices start at (9M)^(-1/4), those of cross-attention too.  The
+    token table starts at (9N)^(-1/4), as in the authors' code, where both sides share it.  That
+    code starts q, k and v as under 'model.init.qkv: packed' and multiplies v by sqrt(2); with
+    'packed', this gain does the same.
     """
 
     families = "encoder", "encoder_decoder"
@@ -91,7 +92,7 @@ class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, 
 
 
 class ScalarBias(nn.Module):
-    """y <- y + c, c a trained scalar started at 0."""
+    """y <- y + c, c a trained scalar that starts at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,14 +105,16 @@ class ScalarBias(nn.Module):
 class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321", static=True):
     """x <- x + s G(x + c) + c', W_o = W_2 = 0 at the start.  Zhang et al. 2019, arXiv:1901.09321.
 
-    Trained scalars: a multiplier s a branch (1) and a bias (0) before every matrix, before the
-    activation and after the last matrix.  The paper's classifier starts at 0 too; here the head is
-    the configuration's.  Of L branches (2N; 2N + 3M with a decoder, 2N + 2M where its attention is
-    merged) of m matrices, the others start at L^(-1/(2m - 2)): w1 at L^(-1/2), and q, k, v at
-    L^(-1/6).  The authors' Transformer differs: it starts q, k and v as under 'model.init.qkv:
-    packed' and those of cross-attention at 12^(-1/6) at every depth; it has no biases in linear
-    maps and no scalar before W_o or after the last matrix; and at the end of each stack one shift
-    more, with a multiplier in the encoder.
+    The trained scalars are a multiplier s for each branch (start 1) and a bias (start 0) before
+    every matrix, before the activation and after the last matrix.  The paper's classifier starts at
+    0 too; here the configuration chooses the head.  The other matrices start at L^(-1/(2m - 2)),
+    given L branches of m matrices: w1 at L^(-1/2), and q, k, v at L^(-1/6).  L is 2N; with a
+    decoder 2N + 3M, or 2N + 2M if its attention is merged.
+
+    The authors' Transformer starts q, k and v as under 'model.init.qkv: packed', and those of
+    cross-attention at 12^(-1/6) at every depth.  It has no biases in linear maps and no scalar
+    before W_o or after the last matrix.  Each of its stacks ends in one more shift, with a
+    multiplier in the encoder.
     """
 
     families = FAMILIES
@@ -142,5 +145,5 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321", stati
         return x
 
     def residual(self, x: Tensor, G: Sublayer, *, scalars: RoleParameter) -> Tensor:
-        into, scale, out = scalars.unbind()  # scale is kept as s - 1, so that all three start at 0
+        into, scale, out = scalars.unbind()  # scale stores s - 1, so that all three start at 0
         return x + (1 + scale) * G(x + into) + out

@@ -1,4 +1,4 @@
-"""Norms of a stack: each a module with its formula and nothing else."""
+"""The norms of a stack: one module each, with its formula."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch import Tensor, nn
 from deepstack.parameters.role import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
-"""Which mean and variance a batch norm uses: those of the batch that it is given; the same, which
-its running averages follow as well; or these averages."""
+"""The mean and variance that a batch norm uses.
+
+'own': those of its input batch.  'own_and_followed': the same, and they update the running
+averages.  'followed': the running averages."""
 
 
 class StackNorm(nn.Module):
-    """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), where configured.
+    """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
-    roles: of the gain (and of what else is trained but the bias) and of the bias.
+    roles: the role of the gain (and of every trained parameter but the bias), and that of the bias.
     """
 
-    fixes_scale: ClassVar[bool] = True  # whether what leaves it has a norm that z does not change
+    fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's
 
     def __init__(
         self,
@@ -43,8 +45,8 @@ class StackNorm(nn.Module):
 class LayerNorm(StackNorm):
     """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
 
-    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so; var is the
-    biased variance.  Ba et al. 2016, arXiv:1607.06450.
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration; var is the biased
+    variance.  Ba et al. 2016, arXiv:1607.06450.
     """
 
     def forward(self, z: Tensor) -> Tensor:
@@ -56,9 +58,9 @@ class LayerNorm(StackNorm):
 class RMSNorm(StackNorm):
     """RMSNorm(z) = g * z / sqrt(mean(z^2) + eps) + b, over the last axis.
 
-    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so.  The paper's
-    equation 4 has no b, and its authors' code has one only if asked to; most language models have
-    none (`model.norm.bias: false`).  Zhang & Sennrich 2019, arXiv:1910.07467.
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The paper's equation 4 has
+    no b, and in its authors' code b is an option; most language models have none
+    (`model.norm.bias: false`).  Zhang & Sennrich 2019, arXiv:1910.07467.
     """
 
     def forward(self, z: Tensor) -> Tensor:
@@ -69,8 +71,8 @@ class RMSNorm(StackNorm):
 class DynamicTanh(StackNorm):
     """DyT(z) = g * tanh(a z) + b, a a trained scalar, `model.norm.start` (0.5) at the start.
 
-    z: (batch, seq, d); g, b: (d,), each left out when the configuration says so; eps is not used.
-    It has no statistics: every number is treated alone.  Zhu et al. 2025, arXiv:2503.10622.
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
+    It has no statistics: it acts on every number alone.  Zhu et al. 2025, arXiv:2503.10622.
     """
 
     fixes_scale = False
@@ -89,13 +91,13 @@ class DynamicTanh(StackNorm):
 class BatchNorm(StackNorm):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 
-    z: (…, d); g, b: (d,), each left out when the configuration says so; mean and var: (d,), of the
-    batch at hand (var biased), or of the batches before: averages that follow the training batches
-    by MOMENTUM, over all of them while they are few, their variance unbiased.  Before the first
-    batch there is none, and the batch's own are used.  Ioffe & Szegedy 2015, arXiv:1502.03167.
+    z: (…, d); g, b: (d,), each optional in the configuration; mean and var: (d,), those of the
+    input batch (var biased) or running averages over the training batches.  The averages use the
+    factor MOMENTUM, or the plain mean while batches are few, and unbiased variances.  Before the
+    first batch, the input batch's own are used.  Ioffe & Szegedy 2015, arXiv:1502.03167.
 
-    `statistics` says which (see `Statistics`); nn.Module's `training` has no say, since a model
-    without dropout is trained in evaluation mode and a probe must use its own batch's statistics.
+    `statistics` chooses between them (see `Statistics`).  nn.Module's `training` has no effect: a
+    model without dropout trains in evaluation mode, and a probe must use its batch's statistics.
     """
 
     MOMENTUM = 0.1
@@ -143,12 +145,12 @@ NORMS: dict[str, type[StackNorm]] = {
 
 
 def in_fp32(z: Tensor) -> Tensor:
-    """z, or its copy in fp32 where a product under autocast has left it in bf16."""
+    """Return z, or a copy in fp32 if z is in bf16 (the result of a product under autocast)."""
     return z.float() if z.dtype is torch.bfloat16 else z
 
 
 def in_full_precision(z: Tensor) -> AbstractContextManager[None]:
-    """Without autocast, where it is on for the device of z."""
+    """Return a context that disables autocast if it is enabled for the device of z."""
     if torch.is_autocast_enabled(z.device.type):
         return torch.autocast(z.device.type, enabled=False)
     return nullcontext()

@@ -1,4 +1,4 @@
-"""Schemes that normalise after the addition: the stream itself passes through every norm."""
+"""Schemes that normalise after the addition, so the stream itself passes through every norm."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from deepstack.parameters.role import RoleParameter, parameter
 from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
-"""The matrices that the output of a sublayer is linear in: q and k only weigh."""
+"""The matrices of the value path; q and k only determine the attention weights."""
 MATRICES = ("q", "k", "w3", "cross_q", "cross_k", *VALUE_PATH)
 
 
 class PostLN(Scheme, name="post_ln", label="Post-LN", paper="arXiv:1706.03762", static=True):
     """x <- LN(x + G(x)).  Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
 
-    Matrices start Xavier with gain 1.  No final norm: every sublayer already ends in one.
+    Matrices start Xavier with gain 1.  There is no final norm: every sublayer ends in a norm.
     """
 
     families = FAMILIES
@@ -41,9 +41,9 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     | encoder_decoder | encoder | 0.81 (N^4 M)^(1/16)      | 0.87 (N^4 M)^(-1/16)      |
     | encoder_decoder | decoder | (3M)^(1/4)               | (12M)^(-1/4)              |
 
-    beta is the gain with which v, o, w1 and w2 start, those of cross-attention too, while q and k
-    start with gain 1 (Figure 2 of the paper).  It is a gain of the initialisation and nothing else;
-    alpha is a constant and is not trained.  No final norm.
+    beta is the gain with which v, o, w1 and w2 start, those of cross-attention too; q and k start
+    with gain 1 (Figure 2 of the paper).  beta affects the initialisation alone.  alpha is a
+    constant and is not trained.  There is no final norm.
     """
 
     families = FAMILIES
@@ -84,10 +84,10 @@ class PostLNInit(
 ):
     """x <- LN(x + G(x)), W_l started at 1/(N - l + 1).  Wang et al. 2022, arXiv:2203.00555.
 
-    The paper's own baseline (section 3): Xavier, then the matrices of layer l divided by N - l + 1,
-    so that lower layers are narrowed more (DS-Init narrows the higher ones).  Whether 'the weights
-    of the l-th layer' means all matrices or, as in DeepNorm, those of the value path, the paper
-    leaves open; matrices chooses.
+    The paper's own baseline (section 3): Xavier, then the matrices of layer l divided by N - l + 1.
+    So lower layers start smaller; in DS-Init, higher ones do.  The paper leaves open whether 'the
+    weights of the l-th layer' are all matrices or, as in DeepNorm, those of the value path; the
+    option `matrices` chooses.
     """
 
     families = FAMILIES
@@ -155,9 +155,9 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", 
 class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True):
     """u = LN(x + A(x)), x <- LN(x + u + F(u)).  Takase et al. 2022, arXiv:2206.00330.
 
-    Post-LN, A the attention and F the feed-forward, with the layer's input added once more before
-    its last norm (in a decoder, u is what leaves cross-attention).  The authors' code also
-    multiplies every matrix of the layers by N^(-1/2), which the paper does not say: rescale.
+    Post-LN, A the attention and F the feed-forward, with the layer's input added again before its
+    last norm (in a decoder, u is the stream after cross-attention).  The authors' code, but not the
+    paper, also multiplies every matrix of the layers by N^(-1/2): the option `rescale`.
     """
 
     families = FAMILIES
@@ -191,11 +191,11 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True
 class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=True):
     """x <- LN(alpha x + G(LN(x))), alpha = 2N.  arXiv:2601.19895, 'Post-LayerNorm Is Back'.
 
-    alpha is the number of sublayers; the paper's norm is RMS.  The first layer has alpha = 1, and
-    its attention no outer norm.  Matrices start Xavier with gain 1.
+    alpha is the number of sublayers; the paper's norm is RMS.  The first layer has alpha = 1 and no
+    outer norm after its attention.  Matrices start Xavier with gain 1.
     """
 
-    norms_per_sublayer = 2  # inside of the branch, and after the addition
+    norms_per_sublayer = 2  # inside the branch, and after the addition
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__(layer, depth, parts)
@@ -232,10 +232,10 @@ class BranchNorm(
 ):
     """x <- LN(x + a_t G(x)), a_t = min(1, t/ramp_steps).  Liu et al. 2023, arXiv:2305.02790.
 
-    The branch grows in, and after the ramp this is Post-LN.  t counts steps from 1: the first step
-    trains with 1/ramp_steps.  No code of the authors is public, so it is open whether theirs starts
-    with t = 0, as ProRes does.  ramp_steps should lie well below train.steps; its default comes
-    from a secondary source.  F_0 is measured with a_0 = 0, so ‖ΔF‖ contains the ramp.
+    The branch's weight grows; after the ramp this is Post-LN.  t counts steps from 1: the first
+    step trains with 1/ramp_steps.  The authors' code is not public; theirs may start with t = 0, as
+    ProRes does.  ramp_steps should lie well below train.steps; its default comes from a secondary
+    source.  F_0 is measured with a_0 = 0, so ‖ΔF‖ contains the ramp.
     """
 
     families = FAMILIES
@@ -265,10 +265,10 @@ class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169
     """x <- LN(x + b * (g - M g) + a * (M g - M x)), g = G(x), M the mean over the tokens.
 
     Lu 2026, arXiv:2605.06169 (Mean-Variance Split residuals), for diffusion Transformers of 1000
-    layers: what differs between the tokens of a sequence is added with one trained vector, b (0.03
-    at the start), and their mean is replaced by the branch's with another, a (0).  As in the
-    author's code (`dit.py` of github.com/erwold/mv-split), whose norm is RMS: a norm on x_0 and
-    none at the end.  The mean is that of a whole sequence, so there is no causal form.
+    layers.  The branch's deviation from its mean over the tokens is added with one trained vector,
+    b (0.03 at the start).  The mean of the stream moves towards the branch's with another, a (0).
+    As in the author's code (`dit.py` of github.com/erwold/mv-split), whose norm is RMS, there is a
+    norm on x_0 and none at the end.  The mean is over a whole sequence, so there is no causal form.
     """
 
     families = ("encoder",)

@@ -1,4 +1,4 @@
-"""Schemes that normalise what a sublayer reads, or gives: the stream itself is never rescaled."""
+"""Schemes that normalise a sublayer's input or output and never rescale the stream itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", sta
 class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", static=True):
     """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
 
-    Pre-LN with a second norm inside of each sublayer: before W_o, over the heads side by side, and
+    Pre-LN with a second norm inside each sublayer: before W_o, over the concatenated heads, and
     before W_2, over d_ff.  v, o, w1, w2 start with gain sqrt(log(2N)), q and k with gain 1.  With
     a decoder of M layers: sqrt(log(3M) log(2N) / 3) in the encoder, sqrt(log(3M)) in the decoder,
     whose cross-attention has no second norm and gain 1.
@@ -61,7 +61,7 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", sta
 
 
 class HeadScale(nn.Module):
-    """y_h <- s_h y_h, s_h started at 1.  y: (batch, head, seq, d_head)."""
+    """y_h <- s_h y_h, where s_h starts at 1.  y: (batch, head, seq, d_head)."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class SandwichLN(
 
     start: 'scaled' starts the output matrices o and w2 at 1/sqrt(2N) of the others, as the authors'
     code does; 'plain' starts all matrices with gain 1.  The norm after G removes this factor from
-    the forward pass, but a step moves the smaller matrices by sqrt(2N) as much of their size.
+    the forward pass, but a step changes the smaller matrices sqrt(2N) times as much in proportion.
     """
 
     final_norm = True
@@ -154,9 +154,9 @@ class ScaledPreLN(
 ):
     """x <- x + G(LN(x)), W_o and W_2 started at 1/sqrt(2N) of the others.  Radford et al. 2019.
 
-    The start of GPT-2 (section 2.3, where N counts the 2N sublayers), which Megatron-LM
-    (arXiv:1909.08053) has too: what all sublayers add then has the variance of what one does
-    elsewhere.  GPT-2 draws from N(0, 0.02^2): `model.init.distribution: normal`.
+    The initialisation of GPT-2 (section 2.3, where N counts the 2N sublayers) and of Megatron-LM
+    (arXiv:1909.08053).  The sum of all branches then has the variance of one unscaled branch.
+    GPT-2 draws from N(0, 0.02^2): `model.init.distribution: normal`.
     """
 
     final_norm = True
@@ -172,7 +172,7 @@ class ScaledPreLN(
 class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.02311", static=True):
     """x <- x + A(LN(x)) + F(LN(x)), one LN for both.  Chowdhery et al. 2022, 2204.02311 (PaLM).
 
-    Attention and feed-forward read the same; from GPT-J (Wang & Komatsuzaki 2021).  Section 2.
+    Attention and feed-forward read the same input, as in GPT-J (Wang & Komatsuzaki 2021).  Sec. 2.
     """
 
     final_norm = True
@@ -189,7 +189,7 @@ class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.0231
         return x
 
     def branch(self, G: Sublayer, z: Tensor, x: Tensor) -> Tensor:
-        """G(z), whatever the stream x is by then."""
+        """Return G(z), regardless of the stream x."""
         return G(z)
 
     def residual(self, x: Tensor, G: Sublayer) -> Tensor:
@@ -201,10 +201,10 @@ class ResPostNorm(
 ):
     """x <- x + LN(G(x)).  Liu et al. 2021, arXiv:2111.09883 (Swin Transformer V2), section 3.2.
 
-    The norm is on the branch, after the sublayer; nothing is normed before it.  OLMo 2
-    (arXiv:2501.00656) has the same.  A final norm.
+    The norm is on the branch, after the sublayer; the sublayer's input is not normed.  OLMo 2
+    (arXiv:2501.00656) does the same.  The stack has a final norm.
 
-    start: where the gains of these norms start.  1, as in OLMo 2; with 0, as in the code of Swin V2
+    start: the initial gain of these norms: 1 as in OLMo 2.  With 0, as in the code of Swin V2
     (`_init_respostnorm`), the stack starts as the identity.
     """
 

@@ -1,4 +1,4 @@
-"""Pre-LN whose branches, or whose stream, are scaled: by depth, by layer, by what is trained."""
+"""Pre-LN with a scaled branch or stream: by depth, by layer, or by trained parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LNScaling(
     """x <- x + G(LN(x) / sqrt(l)).  Sun et al. 2025, arXiv:2502.05795 (The Curse of Depth).
 
     l is the layer, the same for attention and feed-forward; the final norm is not scaled.  The
-    authors' public code never takes its branch for this equation (`docs/errata.md`).
+    authors' public code never executes its branch for this equation (`docs/errata.md`).
     """
 
     final_norm = True
@@ -68,11 +68,11 @@ class LayerScale(
 class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049", static=True):
     """y = x + G(LN(x)), x <- y - SiLU(g) sg(y), sg: without its gradient.  Chen et al. 2025.
 
-    arXiv:2506.22049, section 3: Pre-LN whose stream is scaled by 1 - SiLU(g), while gradients go
-    down as if it were not.  g is a trained number of each layer, 0 at the start, where this is
-    Pre-LN; both sublayers share it, as in the authors' code, which for large models clips its
-    gradient apart.  Since gradients are not those of F, neither is what is linearised by them
-    (`log.first_order`).
+    arXiv:2506.22049, section 3: Pre-LN whose stream is scaled by 1 - SiLU(g), while gradients flow
+    as if it were not.  g is a trained number of each layer; it starts at 0, which is Pre-LN.  Both
+    sublayers share it, as in the authors' code, which clips its gradient separately for large
+    models.  The gradients are not those of F, so linearisations with them (`log.first_order`) are
+    not those of F either.
     """
 
     final_norm = True
@@ -91,9 +91,9 @@ class DeepScaleLM(
 ):
     """x <- lambda x + b G(LN(x)), lambda^2 + b^2 = 1, b^2 = k/N.  Kedia et al. 2024, 2403.09635.
 
-    The residual coefficients of the paper (k = 2), with b^2 at most 1/2 where N < 2k; its moments
-    for the start of every matrix are not applied: matrices start as the configuration says.  The
-    authors' code takes b^2 = 0.005 for 192 layers, which k = 1 gives here: N may count sublayers.
+    The residual coefficients of the paper (k = 2), with b^2 at most 1/2 if N < 2k.  Its moments for
+    the start of every matrix are not applied: the configuration chooses how matrices start.  The
+    authors' code uses b^2 = 0.005 for 192 layers, equal to k = 1 here: N may count sublayers.
     """
 
     final_norm = True
@@ -121,9 +121,9 @@ class DeepScaleLM(
 class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244", static=True):
     """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
 
-    Learning rates of what is inside the layers times (N/base)^(-1/2), epsilon likewise (Adam and
-    AdamW; SGD's stay).  This is the rule for depth; that for width is the identity at d_model = its
-    base, but for attention's logits, which stay divided by sqrt(d_head) and not d_head.
+    Learning rates and epsilon inside the layers are multiplied by (N/base)^(-1/2) (Adam and AdamW;
+    SGD's rates are unchanged).  This is the rule for depth.  The rule for width changes nothing at
+    d_model = its base, except attention's logits: here divided by sqrt(d_head) and not d_head.
     """
 
     final_norm = True
@@ -152,10 +152,10 @@ class CompleteP(
 ):
     """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
 
-    Learning rates as they are; epsilon of what is inside the layers times (N/base)^(-1) (Adam and
-    AdamW; SGD's learning rates times N/base).  This is the rule for depth; that for width is the
-    identity at d_model = its base, but for attention's logits, which stay divided by sqrt(d_head)
-    and not d_head.
+    Learning rates are unchanged; epsilon inside the layers is multiplied by (N/base)^(-1) (Adam and
+    AdamW; SGD's learning rates by N/base).  This is the rule for depth.  The rule for width changes
+    nothing at d_model = its base, except attention's logits: here divided by sqrt(d_head) and not
+    d_head.
     """
 
     final_norm = True
@@ -182,12 +182,12 @@ class CompleteP(
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):
     """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
 
-    Progressive residual warm-up: t counts the finished steps, as in the authors' code, so the first
-    step trains with a = 0, step s with (s - 1)/(l ramp_steps).  Layer l takes l times as long as
-    the first one, and the last reaches 1 after N ramp_steps.  The paper has 1000, and 500 for 96
-    layers and more.  F_0 is measured with a = 0, the model update after a step with the a of that
-    step.  The paper puts the same factor into Post-LN, DeepNorm, Sandwich-LN and LayerNorm Scaling
-    too; here it is in Pre-LN.
+    Progressive residual warm-up: t counts the finished steps, as in the authors' code.  So the
+    first step trains with a = 0, and step s with (s - 1)/(l ramp_steps).  Layer l takes l times as
+    long as the first one, and the last reaches 1 after N ramp_steps.  The paper uses 1000, and 500
+    for 96 layers or more.  F_0 is measured with a = 0, the model update after a step with the a of
+    that step.  The paper also applies this factor to Post-LN, DeepNorm, Sandwich-LN and LayerNorm
+    Scaling; here it applies to Pre-LN.
     """
 
     final_norm = True
@@ -218,11 +218,11 @@ class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", s
 class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501", static=True):
     """x <- x + B A x + G(LN(x)), A (rank, d) and B (d, rank) trained, B = 0 at the start.
 
-    Menghani et al. 2024, arXiv:2411.07501, section 2.2 (the low-rank version): a residual stream
-    that passes a linear map of its own around every sublayer, and starts as Pre-LN.  A starts with
-    A_ji = 1/sqrt(rank d) where i mod rank = j, and 0 elsewhere, as for the paper's language models
-    (section 3.3), whose rank is 4 and 64; it is kept as its difference from that.  The paper also
-    has weights of x and G, bounded by a function that it leaves open, which are not here.
+    Menghani et al. 2024, arXiv:2411.07501, section 2.2 (the low-rank version): around every
+    sublayer the residual stream also passes a trained linear map; it starts as Pre-LN.  A starts
+    with A_ji = 1/sqrt(rank d) where i mod rank = j, and 0 elsewhere, as for the paper's language
+    models (section 3.3), whose rank is 4 and 64.  The difference from that is stored.  The paper's
+    weights of x and G, bounded by a function that it leaves open, are not implemented.
     """
 
     final_norm = True
@@ -257,10 +257,10 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
 
 
 def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
-    """Learning rate times m^(a - 1) and epsilon times m^(-a) inside of the layers, m = N/base.
+    """Return the factors inside the layers: m^(a - 1) for the learning rate, m^(-a) for epsilon.
 
-    arXiv:2505.01618, Table 1, for AdamW: a = 1/2 is depth-µP, a = 1 CompleteP.  For SGD the
-    learning rate's power is 2 a - 1.
+    m = N/base; outside the layers the factors are 1.  arXiv:2505.01618, Table 1, for AdamW: a = 1/2
+    is depth-µP, a = 1 CompleteP.  For SGD the learning rate's power is 2 a - 1.
     """
     if role in ("embedding", "position", "head", "final_norm"):
         return Optim()

@@ -1,4 +1,4 @@
-"""Taps: listeners to the values inside of a residual connection."""
+"""Taps: observers of the values inside a residual connection."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Residual = Callable[..., Tensor]
 
 
 class Tap:
-    """Receives the values of one `Scheme.residual` call after the other, in order.
+    """Receives the values inside each `Scheme.residual` call, in order.
 
-    Each method may return another value than the default, which then takes the place of the
-    layer's own.  A scheme calls its tap only while `scheme.tap` is set.
+    `branch` and `norm` return the value with which the layer continues, by default its own.  A
+    scheme calls its tap only while `scheme.tap` is set.
     """
 
     def enter(self, x: Tensor) -> None:
-        """x: the stream that enters, (batch, seq, d_model)."""
+        """Receive the stream x before the sublayer, (batch, seq, d_model)."""
 
     def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-        """The output of the sublayer G for the input y."""
+        """Return the output of the sublayer G for the input y."""
         return G(y)
 
     def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
-        """The output of a norm for the input z; last: whether it is the last of its sublayer."""
+        """Return a norm's output for the input z; last: whether it is its sublayer's last norm."""
         return norm(z)
 
     def leave(self, x: Tensor) -> None:
-        """x: the stream that leaves."""
+        """Receive the stream x after the sublayer, (batch, seq, d_model)."""
 
 
 def with_tap(residual: Residual) -> Residual:
-    """`residual`, which passes its values through the scheme's tap while there is one."""
+    """Wrap `residual` to pass its values through the scheme's tap while one is set."""
 
     @wraps(residual)
     def run(self: Any, x: Tensor, G: Callable[..., Tensor], *norms: Any, **more: Any) -> Tensor:

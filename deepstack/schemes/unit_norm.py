@@ -1,4 +1,4 @@
-"""z/‖z‖ over the last axis, in as few operations as a step that is replayed can have of it."""
+"""The unit norm z/‖z‖ over the last axis, in few operations, for replayed steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LEAST_NORM = 1e-12
-"""Of a vector: one that is not longer is taken for 0, which has no direction, and stays so."""
+"""The norm up to which a vector counts as 0, which has no direction and stays 0."""
 
 
 def lengths(z: Tensor, dim: int = -1) -> Tensor:
-    """‖z‖ along an axis that stays, of length 1; infinite for a vector that is taken for 0."""
+    """Return ‖z‖ along an axis, which is kept with length 1; infinite where z counts as 0."""
     if dim in (-1, z.ndim - 1):
         norms = torch.linalg.vector_norm(z, dim=dim, keepdim=True)
-    else:  # across rows the same in a tenth of the time
+    else:  # for columns, a tenth of the time of vector_norm
         norms = z.square().sum(dim=dim, keepdim=True).sqrt_()
     return F.threshold(norms, LEAST_NORM, math.inf)
 
 
 class Unit(torch.autograd.Function):
-    """y = z/n, n = ‖z‖;  dz = (dy - (y·dy) y)/n, the part of dy that is across y.
+    """y = z/n, n = ‖z‖;  dz = (dy - (y·dy) y)/n, from the part of dy orthogonal to y.
 
-    z: (…, d) -> y, (…, d), and n, (…, 1).  Of z = 0: y = 0 and dz = 0.
+    z: (…, d) -> y, (…, d), and n, (…, 1).  If z = 0, y = 0 and dz = 0.
     """
 
     @staticmethod
@@ -52,14 +52,14 @@ class Unit(torch.autograd.Function):
 
 
 def across(v: Tensor, y: Tensor, n: Tensor) -> Tensor:
-    """(v - (y·v) y)/n, what moves z/n where v moves z, and the other way round."""
+    """Return (v - (y·v) y)/n: the symmetric Jacobian of z/n applied to v, forward or backward."""
     return torch.addcmul(v, y, (y * v).sum(dim=-1, keepdim=True), value=-1) / n
 
 
 def unit(z: Tensor) -> Tensor:
-    """z/‖z‖ over the last axis, (…, d), in fp32; 0 where z is."""
+    """Return z/‖z‖ over the last axis, (…, d), with bf16 converted to fp32; 0 where z is 0."""
     z = z.float() if z.dtype is torch.bfloat16 else z
-    if torch.compiler.is_compiling():  # it takes derivatives itself, and makes one kernel of each
+    if torch.compiler.is_compiling():  # the compiler derives the backward pass and fuses each pass
         return z / lengths(z)
     y: Tensor = Unit.apply(z)[0]
     return y
