@@ -1,4 +1,4 @@
-"""The stack that a configuration describes; it knows no device, no dtype and no compiler."""
+"""The model of a configuration, independent of device, dtype and compiler."""
 
 from deepstack.model.build import build_model
 from deepstack.model.decoding import decoder_of, generate

@@ -1,4 +1,4 @@
-"""From a configuration to a model with storage, initialised."""
+"""Building of an initialised model with storage from a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deepstack.schemes import Optim, checked_optim, find_scheme, with_options
 
 @dataclass(frozen=True)
 class Built:
-    """A model, its parameters by role, and those of them that are trained."""
+    """A model, its parameters by role, and its trained parameters."""
 
     model: Transformer
     banks: Banks
@@ -30,29 +30,29 @@ class Built:
     project: Constraint | None = None
 
     def projection(self) -> Callable[[], None] | None:
-        """What puts trained matrices back after a step, where the scheme keeps them somewhere."""
+        """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
         return None if self.project is None else partial(self.project, self.trained)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps as weights: the parameters, and averages of batch norms."""
+        """Return the weights of a checkpoint: parameters and running averages of batch norms."""
         return self.banks.state() | self.model.averages()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Overwrite them; a key that is missing raises KeyError."""
+        """Overwrite the weights that `state` returns; a missing key raises KeyError."""
         self.banks.load(state)
         self.model.load_averages(state)
 
     def at_step(self, step: int) -> None:
-        """Tell schemes that change with the step that step t begins, t = 1, 2, …; 0 before them.
+        """Call `at_step` of schemes that change with the step: t = 1, 2, …; t = 0 before training.
 
-        Free for all others.
+        It costs nothing for other schemes.
         """
         if self.model.schemes[0].changes_by_step:
             for scheme in self.model.schemes:
                 scheme.at_step(step)
 
     def calibrate(self, tokens: Tensor) -> None:
-        """Let a scheme that starts from data see the first batch, layer by layer."""
+        """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
         with torch.no_grad():
             self.model.calibrate(tokens)
         self.at_step(0)
@@ -65,17 +65,17 @@ def build_model(
     device: torch.device | str = "cpu",
     draw: bool = True,
 ) -> Built:
-    """The initialised model of this configuration, logits = head(F), on a device.
+    """Build the initialised model of this configuration, logits = head(F), on a device.
 
-    vocab_size: of the task, 257 of the text's bytes and [MASK].  device: 'meta' has shapes only.
-    Returns what has `model`, tokens (batch, seq) -> logits (batch, seq, vocab_size), with
+    vocab_size: the task's, 257 for text (its bytes and [MASK]).  device: 'meta' has shapes only.
+    The result has `model`, tokens (batch, seq) -> logits (batch, seq, vocab_size), with
     `model.hidden(tokens)`, F (batch, seq, d_model); `banks`, its parameters by role, which
-    `banks.count()` counts; `trained`, those of them that are; `state()` and `load(state)`.
+    `banks.count()` counts; `trained`, the trained banks; `state()` and `load(state)`.
 
-    A scheme that starts from data (Admin) is not calibrated yet: `calibrate` on the first batch.
-    Parameters that `train.trainable` leaves out get requires_grad False.  draw=False leaves the
-    numbers to whoever has others to put there.  Raises ConfigError for a scheme that is not known
-    or has no equations for the family, PluginError for one that no stack can be built of.
+    A scheme that starts from data (Admin) is not calibrated yet: call `calibrate` on the first
+    batch.  Parameters that `train.trainable` excludes have requires_grad False.  draw=False skips
+    the initialisation, for callers that load values.  Raises ConfigError for a scheme that is
+    unknown or has no equations for the family, PluginError for one that cannot form a stack.
     """
     device = torch.device(device)
     refuse_unfit(conf.checked_config(config).model)
@@ -111,7 +111,7 @@ def build_model(
 
 
 def refuse_unfit(model: conf.Model) -> None:
-    """Raise ConfigError for what the scheme has no equations for, or the norm no sense in."""
+    """Raise ConfigError for a model that the scheme's equations or the norm do not support."""
     scheme, _ = find_scheme(model.scheme, model.scheme_options)
     if model.family not in scheme.families:
         raise ConfigError(
@@ -157,7 +157,7 @@ def refuse_unfit(model: conf.Model) -> None:
 
 
 def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
-    """Whether these roles are trained alike: then they may share one tensor."""
+    """Return whether these roles have the same optimizer settings and so can share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
     optim = optim_of(config)
@@ -166,7 +166,7 @@ def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
 
 
 def optim_of(config: conf.Config) -> Callable[[str], Optim]:
-    """role -> what the scheme multiplies its learning rate, decay and epsilon with."""
+    """Return role -> the scheme's factors on its learning rate, weight decay and epsilon."""
     scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
     known = options | {"optimizer": config.train.optimizer}
     optim = checked_optim(scheme, with_options(scheme.optim, known))

@@ -1,4 +1,4 @@
-"""Matrices that a scheme keeps somewhere, on a sphere say: put back there all layers at once."""
+"""A scheme's constraint on its matrices, such as unit norm, applied to all layers at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Constraint = Callable[[Iterable[Bank]], None]
 
 
 def constraint_of(model: conf.Model) -> Constraint | None:
-    """What changes the matrices among some banks as `Scheme.project` says; None where it does not.
+    """Return a function that applies `Scheme.project` to the matrices among some banks, or None.
 
-    Matrices are those parameters of the layers that start as such: q, k, v, o, w1, w2, w3, those of
-    a cross-attention, and a scheme's own.
+    Matrices are the parameters of layers with start 'matrix': q, k, v, o, w1, w2, w3, those of a
+    cross-attention, and a scheme's own.  None: the scheme has no constraint.
     """
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     if not scheme.constrains:

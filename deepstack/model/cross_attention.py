@@ -1,4 +1,4 @@
-"""The sublayers with which a decoder reads an encoder: cross-attention, and merged attention."""
+"""The sublayers with which a decoder reads an encoder: cross-attention and merged attention."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from deepstack.parameters import parameter
 
 
 class Crossing(nn.Module):
-    """What both have: queries of the stream, keys of the encoder's output, by head.
+    """The base class of both: queries of the stream and keys of the encoder's output, by head.
 
-    qk: what becomes of them; only the norms: positions of two sequences have no distance.
+    qk: the norms of queries and keys; no rotation, as positions of two sequences have no distance.
     """
 
     listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
@@ -28,17 +28,17 @@ class Crossing(nn.Module):
     q_bias: Tensor | None
 
     def queries(self, x: Tensor) -> Tensor:
-        """Of the stream, (batch, head, seq, d_head)."""
+        """Return the queries of the stream, (batch, head, seq, d_head)."""
         q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
         return q if self.qk is None else self.qk.q(q)
 
     def keys(self, k: Tensor) -> Tensor:
-        """Keys, (batch, source, d_model), by head."""
+        """Split keys, (batch, source, d_model), by head and norm them."""
         k = by_head(k, self.n_heads)
         return k if self.qk is None else self.qk.k(k)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The heads' outputs, (batch, head, seq, d_head)."""
+        """Return the heads' outputs, (batch, head, seq, d_head)."""
         if self.listener is not None:
             self.listener(q, k)
         rate = self.dropout if self.training else 0.0
@@ -89,7 +89,7 @@ class CrossAttention(Crossing):
         return self.keys(k), by_head(v, self.n_heads)
 
     def read(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """G(x), given the keys and values."""
+        """Return G(x), given the keys and values."""
         rate = self.dropout if self.training else 0.0
         y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2)
         if "before_cross_out" in self.slots:
@@ -105,9 +105,9 @@ class MergedAttention(Crossing):
     """G(x) = (concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h + mean_{j <= i} u_j) W_oᵀ + b_o.
 
     q = x W_qᵀ + b_q and u = x W_vᵀ + b_v of the decoder's stream; k = m W_kᵀ + b_k and
-    v = m W_vᵀ + b_v of the encoder's output, by the same W_v.  Instead of attending to the
-    positions before it, a position takes the mean of their values: so one sublayer stands for
-    self-attention and cross-attention, and decoding keeps a sum where others keep all keys.
+    v = m W_vᵀ + b_v of the encoder's output, with the same W_v.  A position does not attend to the
+    positions up to it but takes the mean of their values.  So one sublayer replaces self-attention
+    and cross-attention, and decoding stores one sum instead of all keys and values.
     x: (batch, seq, d_model); m: (batch, source, d_model).  Zhang et al. 2019, arXiv:1908.11365,
     section 4.2.
     """
@@ -143,11 +143,11 @@ class MergedAttention(Crossing):
         return self.keys(k), by_head(self.values(memory), self.n_heads)
 
     def values(self, x: Tensor) -> Tensor:
-        """x W_vᵀ + b_v, (batch, seq, d_model)."""
+        """Return x W_vᵀ + b_v, (batch, seq, d_model)."""
         return self.linear(x, self.v, self.v_bias)
 
     def read(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
-        """G(x), given keys and values of the encoder's output and the mean of the values so far."""
+        """Return G(x), given the encoder's keys and values and the mean of the values so far."""
         rate = self.dropout if self.training else 0.0
         y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2) + mean
         if "before_out" in self.slots:
@@ -162,5 +162,5 @@ class MergedAttention(Crossing):
 
 
 def by_head(x: Tensor, n_heads: int) -> Tensor:
-    """(batch, seq, d_model) -> (batch, head, seq, d_head)."""
+    """Split by head: (batch, seq, d_model) -> (batch, head, seq, d_head)."""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""Decoding: a decoder says one token after the other, and keeps what it needs of those before.
+"""Decoding: a decoder generates one token at a time and caches values of earlier positions.
 
-A self-attention keeps all keys and values, so that its work and memory grow with what is said; a
-merged attention keeps the sum of the values.  Keys and values of the encoder's output are computed
-once.  The wiring is the scheme's own `layer`: only the sublayers are others.
+A self-attention caches all keys and values, so its work and memory grow with the number of tokens;
+a merged attention caches the sum of the values.  Keys and values of the encoder's output are
+computed once.  The scheme's own `layer` runs; only its sublayers are replaced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from deepstack.schemes import Sublayer
 def generate(
     model: Transformer, tokens: Tensor, length: int, *, source: Tensor | None = None
 ) -> Tensor:
-    """The `length` most probable next tokens after `tokens`, each given those before it.
+    """Generate `length` tokens after `tokens`, each the most probable given those before it.
 
-    tokens: (batch, begin), what the decoder is shown first; source: (batch, source) with an
-    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or where
-    there are more tokens than positions.  The model is left in evaluation mode.
+    tokens: (batch, begin), the first input of the decoder; source: (batch, source) with an
+    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or if
+    there are more tokens than positions.  Leaves the model in evaluation mode.
     """
     if length < 1 or not tokens.shape[1]:
         raise ConfigError(
@@ -46,11 +46,10 @@ def generate(
 
 
 def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """A function of the token at the next position, (batch,), to logits, (batch, vocab_size).
+    """Return a function from the next position's token, (batch,), to logits, (batch, vocab_size).
 
-    It is called once a position, in order, and remembers the positions before.  source:
-    (batch, source) tokens, for a decoder that reads an encoder.  The model is left in evaluation
-    mode.
+    Call it once for each position, in order; it caches earlier positions.  source: (batch, source)
+    tokens, for a decoder that reads an encoder.  Leaves the model in evaluation mode.
     """
     decoder = model.decoder
     if decoder is None or (model.encoder is not None) != (source is not None):
@@ -94,9 +93,9 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
 
 
 def one_by_one(module: nn.Module, memory: Tensor | None, room: int) -> Sublayer:
-    """A sublayer as a function of one position, (batch, 1, d_model), after another.
+    """Return a sublayer as a function of one position at a time, (batch, 1, d_model).
 
-    memory: the encoder's output; room: how many positions there may be.
+    memory: the encoder's output; room: the largest number of positions.
     """
     if isinstance(module, Attention):
         return AttentionOneByOne(module, room)
@@ -107,13 +106,13 @@ def one_by_one(module: nn.Module, memory: Tensor | None, room: int) -> Sublayer:
         assert memory is not None
         k, v = module.keys_and_values(memory)
         return lambda x: module.read(x, k, v)
-    return module  # a feed-forward has nothing to remember
+    return module  # a feed-forward caches nothing
 
 
 class AttentionOneByOne:
-    """Self-attention that keeps the keys and values of all positions so far.
+    """Self-attention with a cache of the keys and values of all positions so far.
 
-    kept: keys and values, each (batch, head, room, d_head), of which the first `said` are there.
+    kept: keys and values, each (batch, head, room, d_head); the first `said` positions are filled.
     """
 
     def __init__(self, attention: Attention, room: int) -> None:
@@ -125,13 +124,13 @@ class AttentionOneByOne:
         return self.attention.out(self.attention.attend(q, *self.keep(k, v), causal=False))
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The same for a scheme that hands something on, here of one position."""
+        """Return G(x) of one position, and the tensor for the next layer's attention."""
         qkv = self.attention.project(x, self.said)
         y, handed = self.attention.attend_given(*qkv, before, causal=False, keep=self.keep)
         return self.attention.out(y), handed
 
     def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of all positions so far, given those of this one."""
+        """Cache the keys and values of this position; return those of all positions so far."""
         if not self.kept:
             self.kept = [n.new_empty(*n.shape[:2], self.room, n.shape[3]) for n in new]
         for old, now in zip(self.kept, new, strict=True):
@@ -142,7 +141,7 @@ class AttentionOneByOne:
 
 
 def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
-    """Merged attention that keeps the sum of the values so far."""
+    """Return merged attention for one position at a time, with a cached sum of the values."""
     k, v = attention.keys_and_values(memory)
     total: Tensor | None = None
     count = 0

@@ -1,4 +1,4 @@
-"""What turns the last hidden state into logits over the vocabulary."""
+"""The heads: modules that map the last hidden state to logits over the vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TiedHead(nn.Module):
 
 
 class SeparateHead(nn.Module):
-    """logits = F Wᵀ + b with a matrix of its own, W ~ N(0, 1/d_model).  W: (vocab, d_model)."""
+    """logits = F Wᵀ + b with a separate matrix, W ~ N(0, 1/d_model).  W: (vocab, d_model)."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SeparateHead(nn.Module):
 class BertHead(nn.Module):
     """logits = LN(gelu(F Wᵀ + c)) Eᵀ + b, E the token table.  Devlin et al. 2018, arXiv:1810.04805.
 
-    BERT's masked-token head: dense, activation, norm, then the tied table with a bias of its own
+    BERT's masked-token head: dense, activation, norm, then the tied table with a separate bias
     (`get_masked_lm_output` in google-research/bert run_pretraining.py).  W: (d_model, d_model).
     """
 

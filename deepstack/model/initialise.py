@@ -1,4 +1,4 @@
-"""Initialisation: one table, role -> distribution, which is what the code loops over."""
+"""Initialisation of all parameters, from one table of distributions by role."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from deepstack.model.transformer import places
 from deepstack.parameters import Bank, Banks
 from deepstack.schemes import Place, checked_gain, find_scheme, with_options
 
-# what has a random stream: number 8 * layer + index in a layer, the index alone outside of them
+# numbers of random streams: 8 * layer + index for a matrix in a layer, the index alone outside
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
 OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
 
 # the matrices of sublayers, whose products the NTK parameterisation divides by sqrt(n_in)
 IN_SUBLAYERS = (*IN_LAYERS, "w3", "cross_q", "cross_k", "cross_v", "cross_o")
 
-# under 'init.qkv: packed' Xavier sees three of them side by side
+# under 'init.qkv: packed' Xavier treats three of them as one matrix
 QKV = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
 
-# a start that is a number says so itself
+# the values of named starts; a numeric start is its own value
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
-# standard deviation of a Xavier matrix (n_out, n_in) under gain 1
+# standard deviation of a Xavier matrix (n_out, n_in) with gain 1
 FANS: dict[str, Callable[[int, int], float]] = {
     "in_out": lambda n_in, n_out: math.sqrt(2 / (n_in + n_out)),
     "in": lambda n_in, n_out: math.sqrt(1 / n_in),
@@ -36,46 +36,46 @@ FANS: dict[str, Callable[[int, int], float]] = {
 
 
 def xavier(init: conf.Init, n_in: int, n_out: int) -> float:
-    """sqrt(2 / (n_in + n_out)), or what `init.fan` says.  Glorot & Bengio 2010, equation 12."""
+    """Return sqrt(2 / (n_in + n_out)), or by `init.fan`.  Glorot & Bengio 2010, equation 12."""
     return FANS[init.fan](n_in, n_out)
 
 
 def kaiming(init: conf.Init, n_in: int, n_out: int) -> float:
-    """sqrt(2 / n_in), which keeps the variance through relu.  He et al. 2015, arXiv:1502.01852."""
+    """Return sqrt(2 / n_in), which preserves variance under relu.  He et al. 2015, 1502.01852."""
     return math.sqrt(2 / n_in)
 
 
 def fan_in(init: conf.Init, n_in: int, n_out: int) -> float:
-    """1 / sqrt(n_in), which keeps the variance through the product alone."""
+    """Return 1 / sqrt(n_in), which preserves variance under the matrix product alone."""
     return math.sqrt(1 / n_in)
 
 
 def given(init: conf.Init, n_in: int, n_out: int) -> float:
-    """`init.std`, whatever the size of the matrix."""
+    """Return `init.std`, independent of the matrix size."""
     return init.std
 
 
 def one(init: conf.Init, n_in: int, n_out: int) -> float:
-    """1: the matrix has a scale of its own, or its product has."""
+    """Return 1, for distributions whose matrix or product has a fixed scale."""
     return 1.0
 
 
 def normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
-    """N(0, scale^2)."""
+    """Fill a matrix from N(0, scale^2)."""
     matrix.normal_(0.0, scale, generator=rng)
 
 
 def uniform(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
-    """U(-sqrt(3) scale, sqrt(3) scale), whose standard deviation is scale."""
+    """Fill a matrix from U(-sqrt(3) scale, sqrt(3) scale), whose standard deviation is scale."""
     matrix.uniform_(-math.sqrt(3) * scale, math.sqrt(3) * scale, generator=rng)
 
 
-# of a standard normal cut at -2 and 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))
+# standard deviation of a standard normal cut at -2 and 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))
 TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
 
 
 def truncated_normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
-    """A normal cut at two of its standard deviations, which is scale once it has been cut."""
+    """Fill from a normal cut at two standard deviations; after the cut its deviation is scale."""
     if not scale:
         matrix.zero_()  # torch divides by it
         return
@@ -84,23 +84,23 @@ def truncated_normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None
 
 
 def orthogonal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
-    """scale * Q: Q Qᵀ = 1 or Qᵀ Q = 1, the smaller one, all such Q alike in probability.
+    """Fill a matrix with scale * Q, where Q is drawn uniformly from the orthogonal matrices.
 
-    Saxe et al. 2013, arXiv:1312.6120.
+    Q Qᵀ = 1 or Qᵀ Q = 1, whichever is smaller.  Saxe et al. 2013, arXiv:1312.6120.
     """
     long, short = max(matrix.shape), min(matrix.shape)
     drawn = torch.empty(long, short, device=matrix.device).normal_(generator=rng)
     q, r = torch.linalg.qr(drawn)
-    q = q * r.diagonal().sign()  # else the signs depend on how QR is computed
+    q = q * r.diagonal().sign()  # without this the signs depend on the QR algorithm
     matrix.copy_(scale * (q if matrix.shape == q.shape else q.t()))
 
 
 def zero_identity(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
-    """scale * I where n_out <= n_in, else scale * I H I / sqrt(p): nothing is drawn.
+    """Fill with scale * I if n_out <= n_in, else with scale * I H I / sqrt(p); nothing is random.
 
-    I: a matrix with ones on its diagonal, rectangular; H: (p, p), Hadamard's, p the least power of
-    two that is n_out or more; so the columns are orthonormal where p = n_out.  ZerO, Zhao et al.
-    2021, arXiv:2110.12661, algorithm 1, with the factor 1 / sqrt(p) of its authors' code.
+    I: a rectangular matrix with ones on its diagonal; H: (p, p), the Hadamard matrix, p the least
+    power of two that is n_out or more.  The columns are orthonormal if p = n_out.  ZerO, Zhao et
+    al. 2021, arXiv:2110.12661, algorithm 1, with the factor 1 / sqrt(p) of its authors' code.
     """
     n_out, n_in = matrix.shape
     if n_out <= n_in:
@@ -113,7 +113,10 @@ def zero_identity(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
 
 
 class Distribution(NamedTuple):
-    """How a matrix starts: its scale under gain 1, and what fills it given gain * scale."""
+    """The distribution of initial matrices: its scale with gain 1, and its fill function.
+
+    fill takes the matrix, gain * scale and a generator.
+    """
 
     scale: Callable[[conf.Init, int, int], float]
     fill: Callable[[Tensor, float, torch.Generator], None]
@@ -130,7 +133,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "zero_identity": Distribution(one, zero_identity),
     "ntk": Distribution(one, normal),
 }
-# for matrices outside of the sublayers, where it is another: nothing divides their products
+# the distributions that differ outside the sublayers, where nothing divides the products
 ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
 
 
@@ -148,16 +151,16 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
 
     `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
     gain / sqrt(n_in).  'init.qkv: packed' counts 3 n_out for q, k and v, also in cross-attention:
-    1/sqrt(2) of the deviation.  fairseq and `nn.MultiheadAttention` start so, because they keep the
+    1/sqrt(2) of the deviation.  fairseq and `nn.MultiheadAttention` do this, because they store the
     three in one matrix.
 
     'ntk' is N(0, gain^2), and the sublayers divide their products by sqrt(n_in)
-    (`deepstack.model.sublayers.Parameterisation`); tables are as they always are, and a matrix of
-    the head or of the scheme's own, whose product nothing divides, is drawn from N(0, gain^2/n_in).
+    (`deepstack.model.sublayers.scaled_linear`).  Tables are unchanged.  Nothing divides the product
+    of a matrix of the head or of the scheme; it is drawn from N(0, gain^2/n_in).
 
-    Every matrix has a random stream of its own, numbered by seed, role and layer: a layer starts
-    from the same numbers whatever the depth and the scheme (its gain apart), so that comparisons
-    are paired.
+    Every matrix has its own random stream, numbered by seed, role and layer.  So a layer starts
+    from the same numbers at every depth and under every scheme, except for the gain, and
+    comparisons are paired.
     """
     gain_of = gains(model)
     first = next(iter(gain_of))
@@ -185,7 +188,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
 
 
 def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
-    """(role, layer) -> the scheme's gain, for each stack; layer 0 for what lies outside of them."""
+    """Return (role, layer) -> the scheme's gain, for each stack; layer 0 is outside the layers."""
     scheme, options = find_scheme(model.scheme, model.scheme_options)
     known = {"qkv": model.init.qkv} | options
 
@@ -197,11 +200,11 @@ def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
 
 
 def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
-    """The random stream of a matrix: its number, or a hash of its name.
+    """Return the number of a matrix's random stream: a fixed number or a hash of its name.
 
-    Numbered are the six of a layer of the `first` stack, whether encoder or decoder, and the
-    tables.  Named are those that a scheme brings along and those of a decoder beside an encoder,
-    whose roles say which: they may share a tensor or not.
+    The six matrices of a layer of the `first` stack, encoder or decoder, and the matrices in
+    OUTSIDE have fixed numbers.  Other matrices have a hash: those of a scheme, and those of a
+    decoder beside an encoder, by role, so that it is independent of how they share tensors.
     """
     if bank.stack == first and role in IN_LAYERS:
         return 8 * layer + IN_LAYERS.index(role)
@@ -213,6 +216,6 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
 
 
 def generator(seed: int, number: int, device: torch.device) -> torch.Generator:
-    """Random stream `number` of a seed.  A CPU generator keeps 32 bits, so numbers are added."""
+    """Return random stream `number` of a seed; the sum fits the 32 bits of a CPU generator."""
     base = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "little")
     return torch.Generator(device).manual_seed((base + number) % 2**32)

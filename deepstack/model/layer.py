@@ -1,4 +1,4 @@
-"""A layer: its sublayers, joined to the stream by its scheme."""
+"""A layer: sublayers that a scheme joins to the stream."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Layer(nn.Module):
     """x_l = scheme(x_{l-1}, attention, [cross-attention,] feed-forward).
 
     sublayers: name -> module, in the order in which the stream passes them.  Sublayers that read
-    the encoder's output are given it as `memory`, (batch, source, d_model).  `running` and `whole`
-    belong to the fast paths: functions that compute the same as the sublayers, and one that
-    computes the same as the whole layer where nothing reads a memory.
+    the encoder's output receive it as `memory`, (batch, source, d_model).  The fast paths set
+    `running` and `whole`: functions equivalent to the sublayers, and one equivalent to the whole
+    layer if no sublayer reads a memory.
     """
 
     def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
@@ -34,7 +34,7 @@ class Layer(nn.Module):
         self.whole: Callable[[Tensor], Tensor] | None = None
 
     def modules_in_order(self) -> tuple[nn.Module, ...]:
-        """The sublayers as modules."""
+        """Return the sublayers as modules."""
         return tuple(getattr(self, name) for name in self.names)
 
     def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -43,7 +43,7 @@ class Layer(nn.Module):
         return self.scheme.layer(x, *self.given(memory))
 
     def given(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
-        """The sublayers as functions of the stream alone."""
+        """Return the sublayers as functions of the stream alone, bound to `memory`."""
         if memory is None:
             return self.running
         pairs = zip(self.running, self.readers, strict=True)
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
-        """Run sublayers and norms as modules inside of the block."""
+        """Run sublayers and norms as modules inside the block, without fast paths."""
         before = self.running, self.whole, self.scheme.norm_functions
         self.running, self.whole = self.modules_in_order(), None
         self.scheme.call_norms(None)

@@ -1,7 +1,7 @@
-"""A model as plain tensors, one a matrix, named by where it stands; and back.
+"""Conversion of a model to plain tensors, one for each matrix, named by its module; and back.
 
-`encoder.layers.0.attention.q.weight` is what any program can read: layers are counted from 0 as in
-a ModuleList, and what the model computes together (q, k and v) is apart.
+Any program can read names such as `encoder.layers.0.attention.q.weight`.  Layers are counted from 0
+as in a ModuleList, and matrices that the model joins (q, k and v) are separate tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from deepstack.parameters import RoleParameter
 from deepstack.schemes import BatchNorm
 
 JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
-"""What is computed by one product, and the maps that it consists of."""
+"""Joined matrices, each computed by one product, and the linear maps they consist of."""
 
 
 class Paths(NamedTuple):
-    """The files of one export: weights, configuration, and what is said of both."""
+    """The files of one export: weights, configuration, and a description of both."""
 
     weights: Path
     config: Path
@@ -36,14 +36,14 @@ class Paths(NamedTuple):
 
 
 def export_paths(to: Path) -> Paths:
-    """The files of an export: x.safetensors, x.yaml and x.json; in a folder x is `weights`."""
+    """Return the paths of an export: x.safetensors, x.yaml, x.json; in a folder x is `weights`."""
     if to.suffix != ".safetensors":
         to = to / "weights.safetensors"
     return Paths(to, to.with_suffix(".yaml"), to.with_suffix(".json"))
 
 
 def values_of(model: Transformer) -> dict[str, Tensor]:
-    """Every parameter, and what batch norms remember, by its name in the model; not copied."""
+    """Return every parameter and batch-norm average by its name in the model, without copies."""
     values = {name: p.detach() for name, p in model.named_parameters()}
     for name, norm in model.named_modules():
         if isinstance(norm, BatchNorm):
@@ -52,7 +52,7 @@ def values_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
-    """Overwrite what `values_of` names.  Raises ConfigError for names too many or too few."""
+    """Overwrite the values that `values_of` returns; raise ConfigError if the names differ."""
     own = values_of(model)
     refuse_other_names(values, own)
     for name, value in values.items():
@@ -60,7 +60,7 @@ def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
 
 
 def to_plain(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values by plain name: joined matrices apart, each matrix `….weight`."""
+    """Return the values by plain name: joined matrices separated, each matrix `….weight`."""
     plain: dict[str, Tensor] = {}
     for name, value in values.items():
         names = plain_names(model, name)
@@ -70,9 +70,9 @@ def to_plain(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def from_plain(model: Transformer, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `to_plain`: the values of this model by its own names.
+    """Invert `to_plain`: return the values by the model's own names.
 
-    Raises ConfigError where the names are not those of this model.
+    Raises ConfigError if the names are not those of this model.
     """
     names = {name: plain_names(model, name) for name in values_of(model)}
     refuse_other_names(plain, dict.fromkeys(part for parts in names.values() for part in parts))
@@ -80,7 +80,7 @@ def from_plain(model: Transformer, plain: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
-    """The plain names of one parameter or buffer, one an equal slice of its first axis."""
+    """Return the plain names of a tensor, one for each equal slice of its first axis."""
     path, _, attribute = name.rpartition(".")
     owner = model.get_submodule(path)
     found = getattr(owner, attribute)
@@ -95,9 +95,9 @@ def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
 
 
 def load_export(to: str | Path) -> Built:
-    """The model that `deepstack export` wrote to a folder or a .safetensors file, on the CPU.
+    """Load on the CPU a model that `deepstack export` wrote to a folder or a .safetensors file.
 
-    Raises ConfigError where a file is missing or is not what was written.
+    Raises ConfigError if a file is missing or is not one of an export.
     """
     paths = export_paths(Path(to))
     config = conf.load_config(paths.config, [])
@@ -114,7 +114,7 @@ def load_export(to: str | Path) -> Built:
 
 
 def refuse_other_names(found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
-    """Raise ConfigError, naming the first of them, where the names differ."""
+    """Raise ConfigError if the names differ; it shows the first difference."""
     few: Iterator[str] = (name for name in wanted if name not in found)
     many: Iterator[str] = (name for name in found if name not in wanted)
     if missing := next(few, None):

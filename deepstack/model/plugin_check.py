@@ -1,4 +1,4 @@
-"""A small stream through the first layer of each side: what a scheme gives that is no stream."""
+"""A check of a plugin's scheme: pass a small stream through the first layer of each side."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ TOKENS = 5  # of two sequences
 
 
 def check_scheme(config: conf.Config) -> None:
-    """Ask a user's own scheme for its gains, and pass two short sequences through a layer.
+    """Check a user's scheme: compute its gains and pass two short sequences through a layer.
 
-    Raises PluginError where it gives something else than a stream, (batch, seq, d_model), or
-    changes in place what others read: x, or the G(x) of a sublayer.  Torch's random numbers go on
-    as if it had not been.
+    Raises PluginError if it returns a value other than a stream, (batch, seq, d_model), or changes
+    in place x or the G(x) of a sublayer, which other code reads.  Torch's random state is restored.
     """
     scheme, _ = find_scheme(config.model.scheme, config.model.scheme_options)
-    if scheme.__module__.partition(".")[0] == "deepstack":  # its tests ask more
+    if scheme.__module__.partition(".")[0] == "deepstack":  # its tests check more
         return
     for side, gain in gains(config.model).items():
         gain("embedding", 0)
@@ -52,9 +51,9 @@ def check_scheme(config: conf.Config) -> None:
 
 
 def shallow(config: conf.Config) -> conf.Config:
-    """The same with two layers, or the one that it has: what does not depend on depth shows there.
+    """Return the configuration with at most two layers, for checks independent of depth.
 
-    One alone is another function of the depth in many a scheme: 1/log(N).
+    One layer is a special case of many schemes' functions of depth, such as 1/log(N).
     """
     depths = {"model.depth": min(2, config.model.depth)}
     if config.model.decoder_depth:
@@ -63,7 +62,7 @@ def shallow(config: conf.Config) -> conf.Config:
 
 
 def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
-    """The first layer of one stack; memory: what stands for the output of an encoder."""
+    """Check the first layer of one stack; memory: a substitute for the output of an encoder."""
     layer = stack.layers[0]
     assert isinstance(layer, Layer)
     scheme = layer.scheme
@@ -102,7 +101,10 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
 
 
 def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
-    """What was found, where it is a tensor like x or, between layers, a tuple that begins so."""
+    """Return `found` if it is a tensor like x, or between layers a tuple that begins with one.
+
+    Raises PluginError otherwise.
+    """
     several = method in ("enter", "layer")
     first = found[0] if several and isinstance(found, tuple) and found else found
     if isinstance(first, Tensor) and first.shape == x.shape and first.dtype == x.dtype:

@@ -1,4 +1,4 @@
-"""What becomes of queries and keys before their logits: a norm head by head, a rotation."""
+"""Norms and rotation of queries and keys, applied before their logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Rotation(nn.Module):
     """(h_2i, h_2i+1) turned by the angle p θ_i at position p, θ_i = 10000^(-2i/d_head).
 
-    So that q·k knows how far two positions are apart, and the stream nothing of positions.  h:
+    So q·k depends on the distance of two positions, and the stream contains no positions.  h:
     (batch, head, seq, d_head), d_head even.  Su et al. 2021, arXiv:2104.09864, equation 34.
     """
 
@@ -28,7 +28,7 @@ class Rotation(nn.Module):
         self.register_buffer("sin", (sign * torch.sin(angle)).float(), persistent=False)
 
     def forward(self, h: Tensor, first: int = 0) -> Tensor:
-        """h, whose first position is `first`, turned."""
+        """Return h rotated, where `first` is the position of its first token."""
         positions = slice(first, first + h.shape[2])
         other = h.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         turned = torch.addcmul(h * self.cos[positions], other, self.sin[positions])
@@ -36,9 +36,9 @@ class Rotation(nn.Module):
 
 
 class QueriesAndKeys(nn.Module):
-    """q, k -> R norm(q), R norm(k), the norm over d_head and R the rotation; either may be missing.
+    """q, k -> R norm(q), R norm(k), the norm over d_head and R the rotation; each is optional.
 
-    make_norm: d_head -> a norm, one for q and one for k; None: there is none.  Norms before logits:
+    make_norm: d_head -> a norm, one for q and one for k; None: no norms.  Norms before logits:
     Henry et al. 2020, arXiv:2010.04245; as here, Dehghani et al. 2023, arXiv:2302.05442, section 2.
     """
 
@@ -51,11 +51,11 @@ class QueriesAndKeys(nn.Module):
         self.rotation = rotation
 
     def q(self, h: Tensor, first: int = 0) -> Tensor:
-        """Queries, (batch, head, seq, d_head), the first of which has position `first`."""
+        """Return queries normed and rotated, (batch, head, seq, d_head), from position `first`."""
         return self._made(h, self.q_norm, first)
 
     def k(self, h: Tensor, first: int = 0) -> Tensor:
-        """Keys, likewise."""
+        """Return keys normed and rotated, with the same arguments."""
         return self._made(h, self.k_norm, first)
 
     def _made(self, h: Tensor, norm: nn.Module | None, first: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""A configuration with the options of its task and scheme spelled out, or without their defaults.
+"""Addition and removal of the default options of a configuration's task and scheme.
 
-The configuration room does not know what these options default to; a run folder keeps them all,
-and two configurations are compared without those that say nothing new.
+`deepstack.config` does not know these defaults.  A run folder stores all options; two
+configurations are compared without options that equal their defaults.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from deepstack.tasks import TASKS, task_options
 
 
 def with_defaults(config: Config) -> Config:
-    """The configuration with every option of its task and scheme, as a run folder keeps it."""
+    """Return the configuration with every option of its task and scheme, as in a run folder."""
     task, scheme = _defaults(config)
     return _with(config, task | config.task.options(), scheme | config.model.scheme_options)
 
 
 def without_defaults(config: Config) -> Config:
-    """The configuration without the options that equal their defaults, as runs are compared.
+    """Return the configuration without options equal to their defaults, for comparing runs.
 
-    An option is written as the shortest number that says the same: 1 for 1.0 where both are.
+    Whole numbers become integers if the option's type allows both: 1 for 1.0.
     """
     task, scheme = _defaults(config)
     name, model = config.task.name, config.model
@@ -40,21 +40,21 @@ def without_defaults(config: Config) -> Config:
 
 
 def option_defaults(config: Config) -> dict[str, Any]:
-    """What every option of its task and scheme is where none is given, by its dotted key."""
+    """Return the default of every option of its task and scheme, by dotted key."""
     task, scheme = _defaults(config)
     named = {f"model.scheme_options.{name}": value for name, value in scheme.items()}
     return named | {f"task.{name}": value for name, value in task.items()}
 
 
 def _defaults(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the task and of the scheme; none where the name is unknown, as building says."""
+    """Return the default options of task and scheme; empty for a name that is not registered."""
     task = task_options(config.task.name) if config.task.name in TASKS else []
     scheme = scheme_options(config.model.scheme) if config.model.scheme in SCHEMES else []
     return _plain(task), _plain(scheme)
 
 
 def _plain(options: Sequence[Option]) -> dict[str, Any]:
-    # Through JSON, as YAML would read them: a tuple in a signature is a list in a configuration.
+    # Convert through JSON, as YAML reads them: a tuple in a signature becomes a list.
     return dict(json.loads(json.dumps({option.name: option.default for option in options})))
 
 
@@ -63,7 +63,7 @@ def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortest(values: dict[str, Any], owners: Registry[Any], name: str) -> dict[str, Any]:
-    """The values with integers for whole numbers, where their owner's types tell no difference."""
+    """Return the values with integers for whole numbers, if validation gives the same result."""
 
     def read(key: str, value: Any) -> str:
         found = validated(owners[name], {key: value}, kind=owners.kind, name=name, section="")
@@ -72,7 +72,7 @@ def _shortest(values: dict[str, Any], owners: Registry[Any], name: str) -> dict[
     chosen = dict(values)
     for key, value in values.items():
         short = _whole(value)
-        with suppress(ConfigError):  # what is not allowed is told when it is built
+        with suppress(ConfigError):  # building the model reports invalid values
             if repr(short) != repr(value) and read(key, short) == read(key, value):
                 chosen[key] = short
     return chosen
