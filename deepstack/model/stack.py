@@ -1,4 +1,4 @@
-"""A stack of layers under one scheme: an encoder, a decoder, or one of the two of both."""
+"""A stack of layers with one scheme: an encoder, a decoder, or one side of both."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ Layers = Sequence[nn.Module] | nn.ModuleList
 
 
 class Through(Protocol):
-    """Passes a stream through layers."""
+    """A function that passes a stream through layers."""
 
     def __call__(self, layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-        """x_N, from x_0.  memory: an encoder's output, which a decoder's layers read."""
+        """Return x_N, given x_0; memory: the encoder's output, which a decoder's layers read."""
 
 
 def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-    """x_l = layer_l(x_{l-1}): the definition of every faster or smaller way."""
+    """Run x_l = layer_l(x_{l-1}); every other implementation must give the same values."""
     for layer in layers:
         x = layer(x, memory)
     return x
 
 
 class Stack(nn.Module):
-    """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm where the scheme has one.
+    """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm if the scheme has one.
 
-    place: which side of which family.  The layers of a decoder are causal; beside an encoder they
-    read its output, `memory`, (batch, source, d_model).
-    seq_len: positions that there are, for a rotation.
-    apart: roles that an optimizer treats apart, whose matrices are parameters of their own.
+    place: the side and the family.  The layers of a decoder are causal; in an encoder_decoder they
+    read the encoder's output, `memory`, (batch, source, d_model).
+    seq_len: the number of positions, for a rotation.
+    apart: roles with different optimizer settings, whose matrices are separate parameters.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Stack(nn.Module):
         self.through: Through = run_layers
 
     def enter(self, x: Tensor) -> Stream:
-        """What the first layer reads: x_0, (batch, seq, d_model), or the streams made of it."""
+        """Return the first layer's input: x_0, (batch, seq, d_model), or the streams made of it."""
         return self.schemes[0].enter(x if self.entry_norm is None else self.entry_norm(x))
 
     def leave(self, stream: Stream) -> Tensor:
-        """What the stack gives, from what its last layer gives, (batch, seq, d_model)."""
+        """Return the stack's output, (batch, seq, d_model), given the last layer's output."""
         if self.stream_norms:
             norms = zip(self.stream_norms, stream, strict=True)
             stream = tuple(norm(one) for norm, one in norms)
@@ -147,7 +147,7 @@ class Stack(nn.Module):
         return self.leave(self.through(self.layers, self.enter(x), memory))
 
     def calibrate(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """The same, layer by layer, as the scheme looks at it to choose where parameters start."""
+        """Run the layers one by one as the scheme starts its parameters from the data."""
         seen: dict[str, Any] = {}
         stream = self.enter(x)
         for layer in self.layers:
@@ -157,9 +157,9 @@ class Stack(nn.Module):
 
 
 def refuse_dropout(scheme: Scheme) -> None:
-    """Raise ConfigError for dropout of a scheme's own where the stack has none.
+    """Raise ConfigError if a scheme has dropout of its own in a stack without dropout.
 
-    A stack without dropout is trained in evaluation mode, so that it would never drop anything.
+    A stack without dropout is trained in evaluation mode, so the scheme's would have no effect.
     """
     for name, module in scheme.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
@@ -171,7 +171,7 @@ def refuse_dropout(scheme: Scheme) -> None:
 
 
 def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:
-    """Raise PluginError where a scheme has filled a slot that no sublayer of its layer has."""
+    """Raise PluginError if a scheme fills a slot that no sublayer of its layer has."""
     there = [name for sublayer in sublayers.values() for name in sublayer.SLOTS]
     for name in scheme.slots:
         if name not in there:

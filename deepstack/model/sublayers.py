@@ -1,4 +1,4 @@
-"""The two sublayers that every layer has: self-attention and feed-forward."""
+"""The two sublayers of every layer: self-attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""How a sublayer applies a matrix: (x, W, b) -> y.  `F.linear`, or `scaled_linear` under NTK."""
+"""A function that applies a matrix, (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK."""
 
 
 def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x Wᵀ / sqrt(n_in) + b.  x: (…, n_in), W: (n_out, n_in), b: (n_out,), or no b.
+    """Return y = x Wᵀ / sqrt(n_in) + b.  x: (…, n_in), W: (n_out, n_in), b: (n_out,) or None.
 
-    The NTK parameterisation, for a W whose entries have variance gain^2.  Beside Xavier's with
-    'fan: in', of variance gain^2 / n_in, y starts as the same and the gradient by W is 1/sqrt(n_in)
-    of the other, while the entries of W are sqrt(n_in) times as large: a step of SGD moves y by
+    The NTK parameterisation, for a W whose entries have variance gain^2.  Compare Xavier with
+    'fan: in', of variance gain^2 / n_in.  Here y starts equal, the entries of W are sqrt(n_in)
+    times as large, and the gradient by W is 1/sqrt(n_in) as large.  So a step of SGD moves y by
     1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
     """
     scale = weight.shape[1] ** -0.5
@@ -46,22 +46,22 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 Listener = Callable[[Tensor, Tensor], None]
 Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Slots = Mapping[str, nn.Module]
-"""What a scheme puts inside of a sublayer, by the place where it goes:
+"""The modules of a scheme that run inside a sublayer, by slot:
 
-| slot             | of           | is given                                                      |
+| slot             | sublayer     | input (the output replaces it)                                |
 |------------------|--------------|---------------------------------------------------------------|
 | q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
-| logits           | attention    | q kᵀ / sqrt(d_head), (batch, head, seq, seq), and what the    |
-|                  |              | layer before handed on, alike or None; gives what the softmax |
-|                  |              | is taken of, and what is handed on                            |
-| mixed_values     | attention    | values, (batch, head, seq, d_head), and what the layer before |
-|                  |              | handed on, alike or None; gives those that are weighed, and   |
-|                  |              | what is handed on                                             |
+| logits           | attention    | q kᵀ / sqrt(d_head), (batch, head, seq, seq), and the tensor  |
+|                  |              | passed on by the layer before, of that shape, or None;        |
+|                  |              | returns the softmax's input and the tensor to pass on         |
+| mixed_values     | attention    | values, (batch, head, seq, d_head), and the tensor passed on  |
+|                  |              | by the layer before, of that shape, or None; returns the      |
+|                  |              | values to weight and the tensor to pass on                    |
 | heads            | attention    | the heads' outputs, (batch, head, seq, d_head)                |
-| before_out       | attention    | them side by side, (batch * seq, d_model), before W_o         |
-| before_cross_out | cross-attention | the same there                                             |
-| w1               | feed-forward | W_1 and b_1, or None for it; under a gate W_3 and b_3 below   |
-|                  |              | them; gives those that are applied                            |
+| before_out       | attention    | concatenated heads, (batch * seq, d_model), before W_o        |
+| before_cross_out | cross-attention | the same in cross-attention                                |
+| w1               | feed-forward | W_1 and b_1 (or None); with a gate, W_3 and b_3 below them;   |
+|                  |              | returns the matrix and the bias to apply                      |
 | before_activation | feed-forward | x W_1ᵀ + b_1, (batch * seq, d_ff)                            |
 | after_activation | feed-forward | the hidden values, (batch * seq, d_ff), before W_2            |
 """
@@ -71,10 +71,10 @@ class Attention(nn.Module):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [q, k, v] = x W_qkvᵀ + b.
 
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
-    computes q, k and v; with fused=False the three matrices are parameters of their own (which an
-    optimizer can treat apart) and are put together first, so that the numbers are the same.
+    computes q, k and v.  With fused=False the three matrices are separate parameters (for separate
+    optimizer settings); they are concatenated first, so the values are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
-    linear: how matrices are applied.  qk: what becomes of q and k, after their slots.
+    linear: the function that applies matrices.  qk: norms and rotation of q and k, after the slots.
     A scheme that fills the slot `logits` or `mixed_values` calls `attend_after`.  Vaswani et al.
     2017, arXiv:1706.03762, section 3.2.
     """
@@ -114,20 +114,19 @@ class Attention(nn.Module):
         return self.out(self.attend(*self.project(x), self.causal))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """The heads' outputs, (batch, head, seq, d_head)."""
+        """Return the heads' outputs, (batch, head, seq, d_head)."""
         if self.listener is not None:
             self.listener(q, k)
         rate = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=causal)
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """G(x) where the layer before has a say in the logits, or in the values, and what is handed
-        on to the next.
+        """Return G(x), which also depends on `before`, and the tensor for the next layer.
 
-        The slot `logits` or `mixed_values` says what becomes of `before`, None in the first layer.
-        Logits, before and handed on, are (batch, head, seq, seq), of every position and every
-        other, also of those that a causal attention does not read, so that they are finite; values
-        (batch, head, seq, d_head).
+        before: the tensor from the layer before, None in the first layer; the slot `logits` or
+        `mixed_values` combines it with this layer's.  Logits are (batch, head, seq, seq) for all
+        pairs of positions, without a causal mask, so that they are finite; values are (batch, head,
+        seq, d_head).
         """
         y, handed = self.attend_given(*self.project(x), before, self.causal)
         return self.out(y), handed
@@ -141,10 +140,10 @@ class Attention(nn.Module):
         causal: bool,
         keep: Keep | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The heads' outputs, (batch, head, seq, d_head), and what is handed on.
+        """Return the heads' outputs, (batch, head, seq, d_head), and the tensor for the next layer.
 
-        keep: where positions come one by one, makes of the keys and values of this one those of all
-        so far.
+        keep: when decoding one position at a time, a function that caches this position's keys and
+        values and returns those of all positions so far.
         """
         mixes = "mixed_values" in self.slots
         if mixes:
@@ -157,7 +156,7 @@ class Attention(nn.Module):
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
     ) -> tuple[Tensor, Tensor]:
-        """The heads' outputs, (batch, head, seq, d_head), and what is handed on."""
+        """Return the heads' outputs, (batch, head, seq, d_head), and the logits to pass on."""
         own = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
         logits, handed = self.slots["logits"](own, before)
         if causal:
@@ -169,10 +168,10 @@ class Attention(nn.Module):
         return torch.matmul(weights, v), handed
 
     def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (batch, head, seq, d_head), of positions from `first` on."""
+        """Return q, k, v, each (batch, head, seq, d_head), for positions from `first` on."""
         batch, seq, d = x.shape
         weight = self.qkv if self.fused else torch.cat([self.q, self.k, self.v])
-        # Products are of matrices: flattened once, they need no view of their own going back.
+        # Flatten x once: products of matrices then need no views in the backward pass.
         qkv = self.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -184,7 +183,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def out(self, y: Tensor) -> Tensor:
-        """G(x), (batch, seq, d_model), from the heads' outputs, (batch, head, seq, d_head)."""
+        """Return G(x), (batch, seq, d_model), given heads' outputs, (batch, head, seq, d_head)."""
         batch, _, seq, _ = y.shape
         slots = self.slots
         if "heads" in slots:
@@ -202,10 +201,10 @@ class FeedForward(nn.Module):
 
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
     SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both;
-    with fused=False the two matrices are parameters of their own.
+    with fused=False the two matrices are separate parameters.
 
     x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: there is
-    no b.  linear: how matrices are applied.
+    no b.  linear: the function that applies matrices.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
@@ -261,7 +260,7 @@ class FeedForward(nn.Module):
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
     def into(self) -> tuple[Tensor, Tensor | None]:
-        """W_1 and b_1, or those of both products one over the other."""
+        """Return W_1 and b_1; with a gate, W_1 above W_3 and b_1 above b_3."""
         weight: Tensor
         if self.gated:
             weight = self.w13 if self.fused else torch.cat([self.w1, self.w3])
@@ -272,15 +271,15 @@ class FeedForward(nn.Module):
 
 
 def bias_of(width: int, there: bool) -> RoleParameter | None:
-    """The bias of a linear map, (width,), or None where the stack has none."""
+    """Return the bias of a linear map, (width,), or None if the stack has none."""
     return parameter(width, role="bias", start="zero") if there else None
 
 
 def same(h: Tensor) -> Tensor:
-    """h, where a slot is empty."""
+    """Return h unchanged, for an empty slot."""
     return h
 
 
 def taken(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
-    """What goes into these slots; a plain dict, since the scheme is what owns it."""
+    """Return the modules in these slots, in a plain dict because the scheme owns them."""
     return {name: slots[name] for name in names if slots is not None and name in slots}

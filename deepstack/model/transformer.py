@@ -1,4 +1,4 @@
-"""The model: tables, one stack of layers or two, a head."""
+"""The model: tables, one or two stacks of layers, and a head."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
 
 
 class Transformer(nn.Module):
-    """logits = head(F), F = what the last stack gives for x_0 = sqrt(d/2) (E[token] + P[position]).
+    """logits = head(F), F = the last stack's output for x_0 = sqrt(d/2) (E[token] + P[position]).
 
     With tables N(0, 1/d) x_0 has unit variance per coordinate, and so have the logits of a tied
-    head.  Sinusoidal positions are scaled alike; with rotary ones there is no P, and
+    head.  Sinusoidal positions have the same scale; with rotary positions there is no P, and
     x_0 = sqrt(d) E[token].
 
     | family          | F                                                    | stacks             |
@@ -32,9 +32,9 @@ class Transformer(nn.Module):
     | decoder         | decoder(x_0), causal                                 | decoder            |
     | encoder_decoder | decoder(x_0 of the target, encoder(x_0 of the source)) | encoder, decoder |
 
-    tokens: (batch, seq) integers; with two stacks the first seq_len of them are the source, and
-    those after it what the decoder is shown.  Both sides share the token table and have positions
-    of their own.  logits: (batch, seq or target, vocab_size).
+    tokens: (batch, seq) integers; with two stacks the first seq_len are the source, and the rest
+    are the decoder's input.  Both sides share the token table and have separate positions.
+    logits: (batch, seq or target, vocab_size).
     """
 
     position: Tensor | None
@@ -65,39 +65,39 @@ class Transformer(nn.Module):
         stacks = {side: Stack(model, place, seq_len, apart) for side, place in sides.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
-        self.infers = False  # whether a pass without gradients takes torch's inference mode
+        self.infers = False  # whether a pass without gradients uses torch's inference mode
         self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
 
     @property
     def stacks(self) -> Mapping[str, Stack]:
-        """The stacks by side, in the order in which data passes them; the last one gives F."""
+        """Return the stacks by side, in the order in which data passes them; the last gives F."""
         sides = {"encoder": self.encoder, "decoder": self.decoder}
         return {side: stack for side, stack in sides.items() if stack is not None}
 
     @property
     def last(self) -> Stack:
-        """The stack that gives F."""
+        """Return the stack whose output is F."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers of all stacks."""
+        """Return the layers of all stacks."""
         found = [layer for stack in self.stacks.values() for layer in stack.layers]
-        return cast(list[Layer], found)  # a ModuleList does not say what it holds
+        return cast(list[Layer], found)  # a ModuleList has no item type
 
     @property
     def schemes(self) -> list[Scheme]:
-        """Their schemes."""
+        """Return the schemes of all layers."""
         return [scheme for stack in self.stacks.values() for scheme in stack.schemes]
 
     @contextmanager
     def statistics(self, which: Statistics) -> Iterator[None]:
-        """Batch norms use these statistics inside the block, and their own batch's outside of it.
+        """Make batch norms use these statistics inside the block; outside, their own batch's.
 
-        A training step lets running averages follow its batch, validation uses them, and all else
-        (the probe, looks at every layer, a recomputed layer) takes the batch as it is.
+        A training step updates the running averages and validation uses them.  All other passes
+        (the probe, snapshots, a recomputed layer) use the batch's own statistics.
         """
         for norm in self.batch_norms:
             norm.statistics = which
@@ -109,7 +109,7 @@ class Transformer(nn.Module):
 
     @contextmanager
     def another_way(self, change: Callable[[Through], Through]) -> Iterator[None]:
-        """Layers run another way inside the block, made of the one they ran."""
+        """Replace the function that runs each stack's layers by change(function) in the block."""
         before = [(stack, stack.through) for stack in self.stacks.values()]
         for stack, through in before:
             stack.through = change(through)
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
-        """Run all layers one after the other as modules inside of the block."""
+        """Run all layers one after the other as modules inside the block."""
         infers, self.infers = self.infers, False
         with ExitStack() as layers:
             for layer in self.layers:
@@ -133,7 +133,7 @@ class Transformer(nn.Module):
                 self.infers = infers
 
     def averages(self) -> dict[str, Tensor]:
-        """What batch norms remember, each over all of them side by side; empty without them."""
+        """Return the running averages of all batch norms, concatenated; empty without any."""
         if not self.batch_norms:
             return {}
         return {
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
         }
 
     def load_averages(self, state: dict[str, Tensor]) -> None:
-        """Take from a checkpoint what `averages` gave."""
+        """Load the running averages that `averages` returned from a checkpoint."""
         for name in BatchNorm.REMEMBERED if self.batch_norms else ():
             buffers = [norm.get_buffer(name) for norm in self.batch_norms]
             parts = state[f"running.{name}"].split([len(buffer) for buffer in buffers])
@@ -150,30 +150,30 @@ class Transformer(nn.Module):
                 buffer.copy_(part)
 
     def start(self, tokens: Tensor, at: int = 0) -> Tensor:
-        """x_0 of all tokens, (batch, seq, d_model), the first of which has position `at`."""
+        """Return x_0 of all tokens, (batch, seq, d_model); the first has position `at`."""
         x = F.embedding(tokens, self.embedding)
         if self.position is not None:
             x = x + self.position[at : at + tokens.shape[1]]
         return x * self.scale
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, source + target, …) -> source, target; with one stack all of it is target."""
+        """Split (batch, source + target, …) into source and target; one stack has no source."""
         return x[:, : self.source_len], x[:, self.source_len :]
 
     def inputs(self, tokens: Tensor) -> list[Tensor]:
-        """x_0 of each stack, (batch, seq or source or target, d_model)."""
+        """Return x_0 of each stack, (batch, seq or source or target, d_model)."""
         if not self.source_len:
             return [self.start(tokens)]
         source, target = self.split(tokens)
         return [self.start(source), self.start(target, self.source_len)]
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """F: the last hidden state, after the last norm, (batch, seq or target, d_model)."""
+        """Return F, the last hidden state after the last norm, (batch, seq or target, d_model)."""
         return self._hidden(tokens)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         if self.infers and not torch.is_grad_enabled():
-            # Views and versions that nobody reads are a tenth of an eager pass of narrow layers.
+            # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
                 found = self._run_stacks(tokens)
             return found.clone()  # an ordinary tensor
@@ -188,7 +188,7 @@ class Transformer(nn.Module):
         return found
 
     def calibrate(self, tokens: Tensor) -> None:
-        """Let a scheme that starts from data see the first batch, layer by layer."""
+        """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
         memory = None
         for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
             memory = stack.calibrate(x, memory)
@@ -199,7 +199,7 @@ class Transformer(nn.Module):
 
 
 def places(model: conf.Model) -> dict[str, Place]:
-    """The stacks that a configuration describes: side -> place."""
+    """Return the stacks of a configuration: side -> position."""
     both = model.family == "encoder_decoder"
     encoder = model.depth if model.family != "decoder" else 0
     decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
@@ -212,7 +212,7 @@ def places(model: conf.Model) -> dict[str, Place]:
 
 
 def sinusoidal(seq_len: int, d: int) -> Tensor:
-    """P[p, 2i] = sqrt(2/d) sin(p / 10000^(2i/d)), P[p, 2i+1] = sqrt(2/d) cos(the same).
+    """Return P[p, 2i] = sqrt(2/d) sin(p / 10000^(2i/d)), P[p, 2i+1] = sqrt(2/d) cos(the same).
 
     Vaswani et al. 2017, arXiv:1706.03762, section 3.5, times sqrt(2/d) so that a row has norm 1
     like a row of a learned table N(0, 1/d).
