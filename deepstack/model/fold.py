@@ -1,8 +1,8 @@
-"""Folding: gain and bias of a norm become part of the linear maps that read the norm.
+"""Folding: the gain and bias of a norm become part of the linear maps that read the norm.
 
-Linear(g * z + b) = W diag(g) z + (W b + c), so that a norm whose output goes into linear maps and
-nowhere else needs neither.  Whether that is so is not asked of a scheme's name: the model runs
-once, and what reads each norm is noted.
+Linear(g * z + b) = W diag(g) z + (W b + c), so a norm whose output enters only linear maps needs
+neither.  To find the readers of each norm, the model runs once under a tracer; the scheme's name
+plays no role.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from deepstack.model.transformer import Transformer
 from deepstack.schemes import SCHEMES, StackNorm
 
 OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
-"""The roles of norms that `model.norm` describes; a head has norms of its own."""
+"""The roles of the norms configured by `model.norm`; a head's norms are not among them."""
 
-# Functions after which the numbers are the same, in another order.
+# Functions that change only the shape or order of the numbers.
 LAYOUT = frozenset(
     {"flatten", "view", "reshape", "unflatten", "contiguous", "expand", "squeeze", "unsqueeze"}
 )
@@ -50,19 +50,19 @@ class Reader(NamedTuple):
 
 @dataclass
 class Reading:
-    """What reads a norm: linear maps, and the names of all other functions."""
+    """The readers of a norm: linear maps, and the names of all other functions."""
 
     maps: list[Reader] = field(default_factory=list)
     others: set[str] = field(default_factory=set)
 
 
 class Follow(TorchFunctionMode):
-    """Notes what reads each norm of a model, and what else reads each weight, as the model runs.
+    """Records the readers of each norm of a model, and all uses of each weight, as the model runs.
 
-    norms: what is followed.  readings: by norm.  used_by: parameter -> the norms whose outputs it
-    is multiplied with; None among them for anything else.  origins: tensor -> the norm that it is
-    the output of.  transposes, rows: tensor -> the parameters that it is a transpose or a
-    concatenation of.
+    norms: the norms to trace.  readings: norm -> its readers.  used_by: parameter -> the norms
+    whose outputs it multiplies; None stands for any other use.  origins: tensor -> the norm whose
+    output it is.  transposes, rows: tensor -> the parameters of which it is a transpose or a
+    concatenation.
     """
 
     def __init__(self, norms: Iterable[StackNorm]) -> None:
@@ -103,7 +103,7 @@ class Follow(TorchFunctionMode):
     def multiplied(
         self, x: Tensor, weights: tuple[nn.Parameter, ...], bias: Any, scale: float
     ) -> bool:
-        """Note a product with parameters; False where the matrix is none."""
+        """Record a product with parameters; return False if the matrix is not a parameter."""
         origin = self.origin_of(x)
         if not weights or not (bias is None or isinstance(bias, nn.Parameter)):
             return False
@@ -115,7 +115,7 @@ class Follow(TorchFunctionMode):
         return True
 
     def seen(self, name: str, args: Iterable[Any]) -> None:
-        """Note a function that is no linear map of a parameter."""
+        """Record a function that is not a linear map with a parameter."""
         for tensor in flat(args):
             if found := self.origin_of(tensor):
                 self.readings[found.norm].others.add(name)
@@ -123,11 +123,11 @@ class Follow(TorchFunctionMode):
                 self.used_by.setdefault(weight, set()).add(None)
 
     def origin_of(self, tensor: Any = None) -> Origin | None:
-        """The norm whose output this tensor is, or None."""
+        """Return the norm whose output this tensor is, with its factor, or None."""
         return self.origins.get(tensor) if isinstance(tensor, Tensor) else None
 
     def weights_in(self, tensor: Any) -> tuple[nn.Parameter, ...]:
-        """The parameters whose rows or columns a tensor consists of; empty for other tensors."""
+        """Return the parameters of which a tensor consists; empty for other tensors."""
         if isinstance(tensor, nn.Parameter):
             return (tensor,)
         if not isinstance(tensor, Tensor):
@@ -136,7 +136,7 @@ class Follow(TorchFunctionMode):
 
 
 def flat(values: Iterable[Any]) -> Iterable[Any]:
-    """The values, and those inside of lists and tuples among them."""
+    """Yield the values, with lists and tuples flattened."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from flat(value)
@@ -145,14 +145,14 @@ def flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def constant(value: Any) -> float | None:
-    """A number that is not trained, or None."""
+    """Return a value as a float if it is a constant number, else None."""
     if isinstance(value, Tensor):
         return float(value) if value.ndim == 0 and not value.requires_grad else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def follow(model: Transformer) -> Follow:
-    """Run the model once, on two tokens, and note what reads its norms."""
+    """Run the model once, on two tokens, and record the readers of its norms."""
     norms = [
         module
         for module in model.modules()
@@ -182,18 +182,18 @@ def follow(model: Transformer) -> Follow:
 def fold(
     config: conf.Config, built: Built, *, untie: bool = False
 ) -> tuple[conf.Config, dict[str, Tensor]]:
-    """W' = W diag(g), c' = W b + c for every norm (g, b) of the stack and every map that reads it.
+    """Fold every norm (g, b) of the stack into the maps that read it: W' = W diag(g), c' = W b + c.
 
-    A tied head's matrix also is the embedding and stays as it is: the last norm keeps its gain
-    ('model.norm.final_gain: true'), and its bias goes into the head's.
+    A tied head's matrix is also the embedding and does not change: the last norm keeps its gain
+    ('model.norm.final_gain: true'), and its bias moves into the head's.
 
     Returns the configuration of a model whose norms have neither gain nor bias, and its values by
-    name (see `plain.values_of`), in double precision.  Where a map has no bias to take the norm's
+    name (see `plain.values_of`), in double precision.  If a map has no bias to absorb the norm's
     ('model.bias: false'), norms keep a bias, b / g.
 
-    untie: give a tied head a matrix of its own first, (vocab_size, d_model) parameters more.
-    Raises ConfigError where a norm is read by anything but linear maps (Post-LN: by the residual),
-    or a matrix reads something else as well.
+    untie: first give a tied head a separate matrix, (vocab_size, d_model) parameters more.
+    Raises ConfigError if a function other than a linear map reads a norm (Post-LN: the residual),
+    or if a matrix also reads another tensor.
     """
     if untie and config.model.head == "tied":
         config, built = untied(config, built)
@@ -222,7 +222,7 @@ def fold(
     changes: dict[str, Any] = {"model.norm.gain": False, "model.norm.bias": keeps_bias}
     if kept or config.model.norm.final_gain:
         changes["model.norm.final_gain"] = True if kept else None
-    if config.train.trainable != "all":  # roles that are no more cannot be trained
+    if config.train.trainable != "all":  # removed roles cannot be trained
         left = [role for role in config.train.trainable if role not in OF_THE_STACK]
         changes["train.trainable"] = left or "all"
     return conf.with_overrides(config, changes), values
@@ -236,7 +236,7 @@ def fold_norm(
     keeps_gain: bool,
     keeps_bias: bool,
 ) -> None:
-    """Move one norm's gain and bias into the maps that read it, or only the bias."""
+    """Move one norm's gain and bias, or only one of them, into the maps that read it."""
     gain = None
     if norm.gain is not None and not keeps_gain:
         gain = values.pop(keys[norm.gain])
@@ -264,7 +264,7 @@ def refuse_inexact(
     reading: Reading,
     used_by: Mapping[nn.Parameter, set[StackNorm | None]],
 ) -> None:
-    """Raise ConfigError where folding this norm would change the function."""
+    """Raise ConfigError if folding this norm would change the model's function."""
     label = SCHEMES[config.model.scheme].label
     where = f"cannot fold {label}: the output of {name} is read"
     if reading.others:
@@ -287,7 +287,7 @@ def refuse_inexact(
 
 
 def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
-    """The same function with a head of its own that holds a copy of the token table."""
+    """Return an equivalent model whose separate head has a copy of the token table."""
     config = conf.with_overrides(config, {"model.head": "separate"})
     values = values_of(built.model)
     values["head.weight"] = values["embedding"]
@@ -297,9 +297,9 @@ def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
 
 
 class Comparison(NamedTuple):
-    """How far two models' logits are apart: max |difference|, and the largest |logit|.
+    """The difference of two models' logits: max |difference| by dtype, and the largest |logit|.
 
-    rounding: how far the first one's own logits in float32 are from those in float64.
+    rounding: max |difference| of the first model's logits between float32 and float64.
     """
 
     float64: float
@@ -309,7 +309,7 @@ class Comparison(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether it is rounding alone: hardly any in float64, the model's own in float32."""
+        """Whether the difference is rounding: tiny in float64, like the model's own in float32."""
         own = max(self.rounding, torch.finfo(torch.float32).eps * self.largest)
         return self.float64 <= 1e-9 * self.largest and self.float32 <= 16 * own
 
@@ -321,10 +321,10 @@ def compare(
     *,
     step: int = 0,
 ) -> Comparison:
-    """Run both models, each in float64 and as it is written in float32, on a batch of tokens.
+    """Compare both models' logits on a batch of tokens, in float64 and in float32.
 
-    before, after: configuration and values by name; inputs: (batch, seq); step: the last of the
-    training, for schemes that change with it.
+    before, after: configuration and values by name; inputs: (batch, seq); step: the last training
+    step, for schemes that change with it.
     """
 
     def logits(config: conf.Config, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -338,7 +338,7 @@ def compare(
     found = {dtype: logits(*after, dtype) for dtype in (torch.float64, torch.float32)}
 
     def largest(x: Tensor) -> float:
-        # max() of an empty or NaN-filled difference must not look equal
+        # a NaN difference must not count as equal
         value = float(x.abs().max())
         return value if value == value else float("inf")
 
@@ -351,7 +351,7 @@ def compare(
 
 
 def output(model: Transformer, inputs: Tensor) -> Tensor:
-    """The logits as validation has them: evaluation mode, batch norms with their averages."""
+    """Return the logits as in validation: evaluation mode, batch norms with running averages."""
     with torch.no_grad(), model.statistics("followed"):
         found: Tensor = model.eval()(inputs)
     return found
@@ -365,10 +365,10 @@ def forward_times(
     rounds: int = 40,
     seconds: float = 20.0,
 ) -> dict[str, list[float]]:
-    """Seconds of a forward pass of each model, round by round, the order turned every round.
+    """Time a forward pass of each model in rounds, in seconds; the order reverses every round.
 
-    Paired: what else the machine does in a round falls on all of them alike.  There are as many
-    rounds as fit in `seconds`, at least 4 and at most `rounds`.
+    Times are paired: other load on the machine affects all models of a round equally.  There are as
+    many rounds as fit in `seconds`, at least 4 and at most `rounds`.
     """
     times: dict[str, list[float]] = {name: [] for name in models}
     order = list(models)

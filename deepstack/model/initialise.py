@@ -147,7 +147,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     | table  | embedding, position, a separate head   | N(0, gain^2/d_model)                      |
     | zero   | bias, norm_bias                        | 0                                         |
     | one    | norm_gain                              | 1                                         |
-    | number | what a scheme or a norm owns           | that number                               |
+    | number | other parameters of schemes and norms  | that number                               |
 
     `init.distribution` is one of DISTRIBUTIONS; 'init.fan: in' makes Xavier's standard deviation
     gain / sqrt(n_in).  'init.qkv: packed' counts 3 n_out for q, k and v, also in cross-attention:

@@ -157,7 +157,7 @@ class Stack(nn.Module):
 
 
 def refuse_dropout(scheme: Scheme) -> None:
-    """Raise ConfigError if a scheme has dropout of its own in a stack without dropout.
+    """Raise ConfigError if a scheme has dropout in a stack without dropout.
 
     A stack without dropout is trained in evaluation mode, so the scheme's would have no effect.
     """

@@ -120,9 +120,9 @@ class ResFormer(
     layer keeps its values.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
 
     learnable: each layer trains its a and b, which start at `first` and `own`
-    (Learnable-ResFormer).  first, own: a and b; 2 and 1 in Constant-ResFormer.  last: only the last
-    `last` layers mix; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.  Secondary sources
-    report these three variants; the authors' code has only constants of 1/2.
+    (Learnable-ResFormer).  first, own: a and b; 2 and 1 in Constant-ResFormer.  last: the number of
+    last layers that mix, 0 for all; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.
+    Secondary sources report these three variants; the authors' code has only constants of 1/2.
     With first = 1 and own = 0 all layers share v_1: SVFormer, which has no W_v in the other layers;
     here they exist but have no effect.
     """

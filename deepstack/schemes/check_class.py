@@ -50,7 +50,7 @@ KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
 
 
 def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
-    """Raise PluginError if a scheme class cannot be used, or would not do what it appears to do.
+    """Raise PluginError if a scheme class is unusable or would not do as its author intends.
 
     It checks the docstring, misspelt names and the arguments of methods.  cls: a subclass of
     `base`, which is Scheme; options: the keyword-only arguments of its __init__.
