@@ -1,4 +1,4 @@
-"""What a run measures: the model update at every step, every layer at a slower beat."""
+"""Measurements of a run: the model update at every step, layer diagnostics at selected steps."""
 
 from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
@@ -6,7 +6,7 @@ from deepstack.diagnostics.snapshot import Snapshot, take
 from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating, model_update
 from deepstack.registry import import_all
 
-import_all(__name__, __path__)  # what a module defines registers itself
+import_all(__name__, __path__)  # each module registers its diagnostics
 
 __all__ = [
     "COLUMNS",

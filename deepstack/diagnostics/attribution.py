@@ -1,4 +1,4 @@
-"""Where ‖ΔF‖ comes from: the change of one group of parameters at a time, put in alone."""
+"""Attribution of ‖ΔF‖: the effect of the change of one group of parameters at a time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SCHEDULE, WHOLE = "schedule", "whole"
 class Part:
     """A group of parameters: one role in all layers and outside of them, or a range of layers.
 
-    pieces: key of a bank -> (layers, index of the role in the bank) of what belongs to the part.
-    is_role: the roles together are all parameters once, and so are the ranges together.
+    pieces: key of a bank -> (layers, index of the role in the bank) of the part's parameters.
+    is_role: whether it is a role.  All roles cover each parameter once, and so do all ranges.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     is_role: bool
 
     def put_in(self, bank: Bank, values: Tensor, others: Tensor) -> Tensor:
-        """A copy of `values` (depth, …) which has this part from `others`, of the same shape."""
+        """Return a copy of `values` (depth, …) with this part from `others`, of equal shape."""
         mixed, count = values.clone(), len(bank.roles)
         for layers, index in self.pieces.get(bank.key, ()):
             mixed.chunk(count, dim=1)[index][layers] = others.chunk(count, dim=1)[index][layers]
@@ -44,10 +44,10 @@ class Part:
 
 
 def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
-    """The parts that a model is looked at in: every role it has, then the ranges of its layers.
+    """Return the parts of a model: every role it has, the ranges of its layers, and `outside`.
 
-    The layers of each stack are cut into four ranges (fewer where it has fewer layers), named by
-    their layers, which are numbered on from an encoder to its decoder.  `outside`: what lies
+    The layers of each stack are split into four ranges (fewer if it has fewer layers), named by
+    their layers; the numbers continue from an encoder to its decoder.  `outside`: the parameters
     outside of the layers.
     """
     there = {role for bank in banks for role in bank.roles}
@@ -80,7 +80,7 @@ def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
 
 
 def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
-    """Column -> symbol, unit, one sentence, without the step, in the order of the files."""
+    """Return column -> symbol, unit, one sentence, without the step, in the order of the files."""
     columns = {p.name: (f"‖ΔF_{{{p.name.replace('_', ' ')}}}‖", "", p.sentence) for p in parts}
     if model.schemes[0].changes_by_step:
         columns[SCHEDULE] = (
@@ -99,11 +99,11 @@ def attribute(
     parts: Sequence[Part],
     start: Tensor,
 ) -> dict[str, Tensor]:
-    """‖F(θ_0 + Δθ_part) − F(θ_0)‖ of every part: mean over probe tokens of the 2-norm.
+    """Return ‖F(θ_0 + Δθ_part) − F(θ_0)‖ of every part: mean over probe tokens of the 2-norm.
 
-    initial: key of a bank -> θ_0, (depth, …); start: F_0 as it was measured before training, which
-    `schedule` is the distance from.  Each part costs one forward pass of the probe (none where it
-    has not moved), and θ_0 one more; the parameters are put back as they were, bit for bit.
+    initial: key of a bank -> θ_0, (depth, …); start: F_0 measured before training, from which
+    `schedule` is the distance.  Each changed part costs one forward pass of the probe batch, and
+    θ_0 costs one more.  The parameters are restored bit for bit.
     """
     values: dict[str, Tensor] = {}
     with at_start(banks, initial) as present, torch.no_grad(), evaluating(model):
@@ -132,9 +132,9 @@ def first_order(
     tokens: Tensor,
     parts: Sequence[Part],
 ) -> dict[str, Tensor]:
-    """‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ: `whole`.
+    """Return ‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ as `whole`.
 
-    By forward-mode differentiation, exact to rounding: about three forward passes a part.  The
+    Forward-mode differentiation, exact to rounding: about three forward passes per part.  The
     vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
     """
     values: dict[str, Tensor] = {}
@@ -156,9 +156,9 @@ def first_order(
 def push_forward(
     model: Transformer, banks: Sequence[Bank], tangents: Mapping[str, Tensor], tokens: Tensor
 ) -> Tensor:
-    """J t at the present parameters, (batch, seq, d_model).  t: key of a bank -> (depth, …)."""
+    """Return J t at the present θ, (batch, seq, d_model).  t: key of a bank -> (depth, …)."""
     named = dict(model.named_parameters())
-    # The math kernel is the one that has a forward mode on every device.
+    # Only the math kernel has a forward mode on every device.
     with quiet(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         duals = {
             f"model.{name}": forward_ad.make_dual(named[name].detach(), tangent)
@@ -172,14 +172,14 @@ def push_forward(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's warning about how some of its own derivatives are written."""
+    """Suppress torch's `torch.jit.script` deprecation warning about its own derivatives."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
         yield
 
 
 class Hidden(nn.Module):
-    """F as what a module gives, so that parameters can be given to it."""
+    """F as the output of a module, so that `functional_call` can replace its parameters."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Hidden(nn.Module):
 
 
 def names_of(bank: Bank) -> list[str]:
-    """The names in the model of the parameters that a bank holds, one a row of it."""
+    """Return the names in the model of a bank's parameters, one per row."""
     if bank.stack is None:
         return [bank.key]
     prefix = f"{bank.stack}.layers."
@@ -199,13 +199,13 @@ def names_of(bank: Bank) -> list[str]:
 
 
 def distance(moved: Tensor) -> Tensor:
-    """Mean over tokens of ‖·‖₂, the norm of the model update."""
+    """Return the mean over tokens of ‖·‖₂, the norm of the model update."""
     return moved.norm(dim=-1).mean()
 
 
 @contextmanager
 def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The parameters are θ_0 inside of the block, which is given θ_t, and θ_t again after it."""
+    """Set the parameters to θ_0 inside the block, yield θ_t, and restore θ_t afterwards."""
     present = {bank.key: bank.values().clone() for bank in banks}
     try:
         for bank in banks:

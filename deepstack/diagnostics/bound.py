@@ -1,4 +1,4 @@
-"""The right-hand side of DeepNet's Theorem 4.2, sublayer by sublayer, from the present weights."""
+"""Right-hand side of DeepNet's Theorem 4.2 for each sublayer, from the current weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import variance
 from deepstack.schemes import Scheme, StackNorm, Tap
 
-# sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and what the
-# operation between them leaves of a second moment: ReLU half, a weighted mean at most all
+# sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and the factor
+# of the operation between them on a second moment: 1/2 for ReLU, at most 1 for a weighted mean
 MATRICES = {
     "attention": ("v", "o", 1.0),
     "cross_attention": ("cross_v", "cross_o", 1.0),
@@ -44,13 +44,13 @@ class Terms(NamedTuple):
 def bound(snapshot: Snapshot) -> Tensor:
     """√(v² + w²)/α · ‖θ_i,t − θ_i,0‖, a sublayer's term of the bound on ‖ΔF‖ of Theorem 4.2.
 
-    Summed over all sublayers of an encoder or a decoder it is the theorem's right-hand side.  Of an
-    encoder-decoder (Theorem 4.3) the encoder's sum is multiplied by the sum over the decoder's
-    cross-attentions of `effective_gain`, and the decoder's sum added.  Gains are those of the
-    present weights: w² = n_in Var(W_1)/2 and v² = n_in Var(W_2) of a feed-forward with ReLU, w² =
-    n_in Var(W_v) and v² = n_in Var(W_o) of an attention.  NaN where the theorem does not speak of
-    the sublayer (see `alphas`, `not_said_of`).  For real steps it is an estimate and no bound: it
-    counts lengths as if changes were independent of what they are applied to.
+    The sum over all sublayers of an encoder or a decoder is the theorem's right-hand side.  For an
+    encoder-decoder (Theorem 4.3), the encoder's sum is multiplied by the sum of `effective_gain`
+    over the decoder's cross-attentions, and the decoder's sum is added.  Gains use the current
+    weights.  A feed-forward with ReLU has w² = n_in Var(W_1)/2 and v² = n_in Var(W_2).  An
+    attention has w² = n_in Var(W_v) and v² = n_in Var(W_o).  NaN where the theorem does not apply
+    (see `alphas`, `not_said_of`).  For real steps it is an estimate and no bound: it treats
+    changes as independent of their inputs.
     Wang et al. 2022, arXiv:2203.00555, section 4.3.
     """
     t = terms(snapshot)
@@ -68,7 +68,7 @@ def effective_gain(snapshot: Snapshot) -> Tensor:
 
 
 def terms(snapshot: Snapshot) -> Terms:
-    """The symbols of the theorem for every sublayer of a stack, found once a snapshot."""
+    """Return the theorem's symbols for every sublayer of a stack, computed once per snapshot."""
     if "terms" not in snapshot.shared:
         snapshot.shared["terms"] = found_terms(snapshot)
     found: Terms = snapshot.shared["terms"]
@@ -76,7 +76,7 @@ def terms(snapshot: Snapshot) -> Terms:
 
 
 def found_terms(snapshot: Snapshot) -> Terms:
-    """The same, computed."""
+    """Compute the theorem's symbols for every sublayer of a stack."""
     columns = []
     for name in snapshot.sublayers:
         inner, outer, kept = MATRICES[name]
@@ -91,14 +91,14 @@ def found_terms(snapshot: Snapshot) -> Terms:
     return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
 
 
-# What was found of schemes in which nothing changes while a model is trained.
+# Cached `alphas` of schemes that do not change during training.
 _tried: WeakKeyDictionary[Scheme, list[float]] = WeakKeyDictionary()
 
 
 def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
-    """`alphas`, tried on the CPU, which no launch slows, or where the scheme's own tensors are.
+    """Return `alphas`, computed on the CPU to avoid launches, or where the scheme's tensors are.
 
-    Once, where it has no tensors and nothing to set at a step: that is a tenth of a look.
+    Cached for a scheme without tensors or changes by step: it costs a tenth of a snapshot.
     """
     parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
     if any(part._parameters or part._buffers for part in parts):
@@ -107,7 +107,7 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
         return _tried[scheme]
     try:
         found = alphas(scheme, d_model, torch.device("cpu"))
-    except RuntimeError:  # a tensor of its own that is no parameter or buffer
+    except RuntimeError:  # the scheme has a tensor that is no parameter or buffer
         return alphas(scheme, d_model, device)
     if not scheme.changes_by_step:
         _tried[scheme] = found
@@ -115,11 +115,11 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
 
 
 def not_said_of(model: conf.Model) -> tuple[str, ...]:
-    """How the names of diagnostics begin whose derivation is not of this model.
+    """Return name prefixes of the diagnostics whose derivation does not cover this model.
 
-    Theorem 4.2 and `grad_norm_predicted` speak of LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
-    = √d/‖z‖ of each token, and of ReLU without a gate; the theorem of products x Wᵀ, which the NTK
-    parameterisation divides by √n_in.
+    Theorem 4.2 and `grad_norm_predicted` assume LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
+    = √d/‖z‖ of each token, and ReLU without a gate.  The theorem assumes products x Wᵀ, which the
+    NTK parameterisation divides by √n_in.
     """
     relu = model.activation == "relu" and not model.gated
     if model.norm.kind not in ("layer", "rms") or not relu:
@@ -129,15 +129,14 @@ def not_said_of(model: conf.Model) -> tuple[str, ...]:
 
 @torch.no_grad()
 def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
-    """α of each sublayer of a layer that is LN(α x + G(x)), found by trying it; NaN where not.
+    """Measure α of each sublayer of the form LN(α x + G(x)) in a layer; NaN for other forms.
 
-    The scheme's own layer is run once with sublayers and norms that give random numbers and keep
-    what they are given.  A sublayer is of the theorem's form when its branch reads x itself, the
-    one norm reads c_1 x + c_2 g for some numbers c_1 and c_2 (g: what the branch gave), and what
-    the norm gives is what the next sublayer reads: α = c_1/c_2.  So nothing about a scheme is
-    taken on trust, neither its name nor its `alpha`.  What cannot be of that form is not tried: a
-    last norm of the stack's own, more streams than one, something put inside of sublayers, and one
-    attention that reads both streams.
+    The scheme's layer runs once with sublayers and norms that return random numbers and record
+    their inputs.  A sublayer has the theorem's form under three conditions.  Its branch reads x
+    itself; its only norm reads c_1 x + c_2 g for numbers c_1 and c_2 (g: the branch's output); the
+    next sublayer reads the norm's output.  Then α = c_1/c_2, whatever name or `alpha` the scheme
+    has.  All NaN, without a run, for a final norm of the stack, several streams, slots inside
+    sublayers, or an attention that reads both streams.
     """
     place = scheme.place
     reads = place.family == "encoder_decoder" and place.side == "decoder"
@@ -150,7 +149,7 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
     try:
         with evaluating(scheme):  # as in every measurement: without dropout
             last = scheme.layer(tap.expected, *(lambda y: y for _ in scheme.sublayers))
-    except Exception:  # a plugin's layer that asks more of a sublayer than its output
+    except Exception:  # a plugin's layer that uses more of a sublayer than its output
         return unknown
     finally:
         scheme.tap = None
@@ -159,7 +158,7 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
 
 
 class RandomValues(Tap):
-    """Replaces the outputs of sublayers and norms by random numbers and fits α of each sublayer."""
+    """Replace the outputs of sublayers and norms by random numbers and fit α of each sublayer."""
 
     def __init__(self, d_model: int, device: torch.device) -> None:
         random = torch.Generator().manual_seed(0)
@@ -193,9 +192,9 @@ class RandomValues(Tap):
 
 
 def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:
-    """c_1/c_2 of z = c_1 x + c_2 g, or NaN where z is not of that form.
+    """Return c_1/c_2 of z = c_1 x + c_2 g, or NaN where z does not have that form.
 
-    A vector in the place of c_1, such as Admin's, passes while it is one number to a hundredth.
+    A vector in place of c_1, such as Admin's, passes while it is constant to within 1 %.
     """
     if not z.isfinite().all():
         return math.nan
@@ -209,5 +208,5 @@ def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:
 
 
 def draw(d_model: int, random: torch.Generator, device: torch.device) -> Tensor:
-    """A stream of two tokens, (1, 2, d_model), of no random state but its own."""
+    """Draw a stream of two tokens, (1, 2, d_model), without using the global random state."""
     return torch.randn(1, 2, d_model, generator=random).to(device)

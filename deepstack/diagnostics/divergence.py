@@ -1,4 +1,4 @@
-"""Where in the stack a step left the finite numbers."""
+"""Locates the first value of a step in the stack that is not finite."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from deepstack.schemes.scheme import visible
 class Culprit(NamedTuple):
     """The first place that is not finite.
 
-    where: 'embedding' (x_0 of a stack), 'forward' (what layer `layer` gives, all before it being
-    finite), 'head' (logits and loss alone), 'backward' (a parameter gradient of layer `layer`, all
-    of the layers above it being finite), or 'none'.  layer: 1..N, numbered on from the encoder to
-    the decoder; None where no layer is to blame.
+    where: one of 'embedding' (x_0 of a stack), 'forward' (output of layer `layer`; all before it
+    are finite), 'head' (logits and loss alone), 'backward' (a parameter gradient of layer `layer`;
+    all in layers above are finite), 'none'.  layer: 1..N, decoder layers after encoder layers; None
+    where the value belongs to no layer.
     """
 
     where: str
@@ -29,10 +29,10 @@ class Culprit(NamedTuple):
 def culprit(
     model: Transformer, banks: Sequence[Bank], tokens: Tensor, backward: Callable[[], Tensor] | None
 ) -> Culprit:
-    """The first value that is not finite, in the order in which a step computes them.
+    """Return the first value that is not finite, in the order in which a step computes them.
 
-    banks: the trained ones.  backward: makes the gradients anew and returns the loss; None where
-    only the forward pass is in question.  Waits for the device.
+    banks: the trained banks.  backward: computes the gradients again and returns the loss; None
+    checks the forward pass only.  Waits for the device.
     """
     with torch.no_grad():
         layer, memory = 0, None
@@ -57,5 +57,5 @@ def culprit(
 
 
 def finite(values: Tensor) -> bool:
-    """Whether every number is."""
+    """Return whether all values are finite."""
     return bool(torch.isfinite(values).all())

@@ -1,4 +1,4 @@
-"""Diagnostics by layer: pure functions of a snapshot, one value a layer or one a sublayer."""
+"""Layer diagnostics: pure functions of a snapshot with one value per layer or per sublayer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
 def file_names(name: str) -> list[str]:
-    """The files that a diagnostic may become: itself, or one a part."""
+    """Return the names of a diagnostic's files: its own name, or one name per part."""
     return [f"{name}_{part}" for part in PARTS[name]] or [name]
 
 
 def diagnostic(
     name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
 ) -> Callable[[Diagnostic], Diagnostic]:
-    """Register a function Snapshot -> (depth,), or (depth, S), a value for each sublayer.
+    """Register a function Snapshot -> (depth,), or (depth, S) with one value per sublayer.
 
-    It may also give part -> (depth,), for some of `parts`, none of them where there is nothing to
-    say: each becomes a file of its own, `<name>_<part>`.  One value a layer has parts=().  Raises
-    PluginError where a file of that name is another diagnostic's.
+    It may also return part -> (depth,) for any of `parts`, or an empty mapping.  Each part has a
+    separate file, `<name>_<part>`.  A diagnostic with one value per layer has parts=().  Raises
+    PluginError if another diagnostic has a file of that name.
     """
 
     def register(function: Diagnostic) -> Diagnostic:
@@ -94,9 +94,9 @@ def ln_input(snapshot: Snapshot) -> Tensor:
 
 
 def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
-    """Every registered diagnostic, one (layers,) tensor a file of the run folder.
+    """Return every registered diagnostic, one (layers,) tensor per file of the run folder.
 
-    layers: those of the encoder, then those of the decoder; NaN where one has no such sublayer.
+    layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer.
     """
     found = [_values(snapshot) for snapshot in snapshots]
     names = list(dict.fromkeys(name for values in found for name in values))
@@ -139,7 +139,7 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def versions(snapshot: Snapshot) -> dict[str, int]:
-    """How often each tensor of a snapshot has been changed in place."""
+    """Return the number of in-place changes of each tensor of a snapshot."""
     found: dict[str, int] = {}
     for key, value in vars(snapshot).items():
         inside = value.items() if isinstance(value, Mapping) and key != "shared" else [("", value)]
@@ -150,7 +150,7 @@ def versions(snapshot: Snapshot) -> dict[str, int]:
 
 
 def describe() -> dict[str, tuple[str, str, str]]:
-    """File name -> symbol, unit, one sentence, for the run folder's columns.json."""
+    """Return file name -> symbol, unit, one sentence, for the run folder's columns.json."""
     described: dict[str, tuple[str, str, str]] = {}
     for name, function in DIAGNOSTICS.items():
         sentence = (inspect.getdoc(function) or "").split("\n")[0]

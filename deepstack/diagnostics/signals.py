@@ -1,4 +1,4 @@
-"""What happens to signals on their way: gradients through norms and residual sums, attention."""
+"""Signal propagation: gradients through norms and residual sums, entropy of attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepstack.diagnostics.snapshot import Snapshot
 def beta_ln(snapshot: Snapshot) -> Tensor:
     """β_LN = ‖δ_r‖/‖δ_o‖ of the last norm of each sublayer, δ the gradient by what it reads, gives.
 
-    δ_r goes by way of the norm alone.  Zhang et al. 2019, arXiv:1908.11365, section 3.
+    δ_r is the gradient through the norm alone.  Zhang et al. 2019, arXiv:1908.11365, section 3.
     """
     return snapshot.delta_norm_in / snapshot.delta_norm_out
 
@@ -22,8 +22,8 @@ def beta_ln(snapshot: Snapshot) -> Tensor:
 def beta_rc(snapshot: Snapshot) -> Tensor:
     """β_RC = ‖δ_z‖/‖δ_r‖ of each sublayer, δ the gradient by what enters it and by its residual sum
 
-    δ_z is the whole gradient there, by all the ways that the stream goes on.  NaN where what enters
-    is not of the stream (hyper-connections).  Zhang et al. 2019, arXiv:1908.11365, section 3.
+    δ_z is the whole gradient, through all paths of the stream.  NaN where the sublayer's input is
+    not the stream (hyper-connections).  Zhang et al. 2019, arXiv:1908.11365, section 3.
     """
     return snapshot.delta_in / snapshot.delta_sum
 
@@ -33,8 +33,8 @@ def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
     """1/sqrt(α² + Var G), what β_LN is where x has variance 1, is independent of G(x), and gains 1.
 
     Var G: over the coordinates, mean over probe tokens.  NaN where the last norm of a sublayer does
-    not read α x + G(x), or is neither LayerNorm nor RMSNorm: the variance of that sum is what the
-    Jacobian of LN divides by.
+    not read α x + G(x), or is neither LayerNorm nor RMSNorm, since the Jacobian of LN divides by
+    the standard deviation of that sum.
     """
     expected = (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
     return expected.masked_fill(snapshot.norm_slope.isnan().all(dim=-1), float("nan"))
@@ -44,7 +44,7 @@ def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
 def ln_input_variance(snapshot: Snapshot) -> Tensor:
     """Variance over the d coordinates of what the last norm of a sublayer reads, mean over tokens.
 
-    The biased one, that LN itself divides by.
+    It is the biased variance, which LN itself uses.
     """
     return snapshot.norm_variance.mean(dim=-1)
 
@@ -54,8 +54,8 @@ def ln_jacobian(snapshot: Snapshot) -> Tensor:
     """max |g|/σ(z), the spectral norm of the last norm's Jacobian in a sublayer, mean over tokens.
 
     LN's Jacobian is diag(g) Q/σ, Q = I − (11ᵀ + z̄z̄ᵀ)/d up to epsilon, a projection.  With equal
-    gains g the number is exact (d >= 3); with others it is an upper bound, and the third largest
-    |g| in the place of the largest a lower one.  With g = 1 it is sqrt(d)/‖z − mean(z)‖.
+    gains g the number is exact (d >= 3).  With other gains it is an upper bound; the third largest
+    |g| instead of the largest gives a lower bound.  With g = 1 it is sqrt(d)/‖z − mean(z)‖.
     RMSNorm: Q = I − z̄z̄ᵀ/d, rms(z) for σ(z).  NaN for other norms.  Xiong et al. 2020,
     arXiv:2002.04745, Lemma 3, has it as O(sqrt(d)/‖z‖).
     """
@@ -66,12 +66,12 @@ def ln_jacobian(snapshot: Snapshot) -> Tensor:
 def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     """matrix_grad_norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
 
-    Effective gains of the present weights, E[W²] the mean square of the entries: attention w² =
+    Effective gains of the current weights, E[W²] the mean square of the entries: attention w² =
     d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
     below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
-    sublayer above is not LN(α x + G(x)), and in a decoder with cross-attention, whose branch hardly
-    depends on x; and where norm or activation are not the derivation's (`not_said_of`).  What one
-    of DeepNet predicts of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer: to be held against
+    sublayer above is not LN(α x + G(x)), in a decoder with cross-attention, whose branch hardly
+    depends on x, and where the derivation does not cover norm or activation (`not_said_of`).  It is
+    DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
     matrix_grad_norm.
     """
     if snapshot.sublayers != ("attention", "feed_forward"):
@@ -99,7 +99,7 @@ def update_to_weight(snapshot: Snapshot) -> Tensor:
 def attention_entropy(snapshot: Snapshot) -> dict[str, Tensor]:
     """H = −Σ_j p_j ln p_j of the attention weights, mean over sequences, heads and positions.
 
-    ln n where all n positions that are read weigh alike; 0 where one weighs all.  A causal position
+    ln n if all n positions read have equal weight; 0 if one has all.  A causal position
     i reads i positions.  Zhai et al. 2023, arXiv:2303.06296, follow it through training.
     """
     return dict(snapshot.entropy)

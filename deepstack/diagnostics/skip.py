@@ -1,4 +1,4 @@
-"""What a layer contributes: the loss of the model without it."""
+"""Contribution of a layer: the loss of the model without it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from deepstack.model.layer import Layer
 def losses_without(
     model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor], count: int
 ) -> dict[str, Tensor]:
-    """L with layer l replaced by the identity: side -> (depth,); see `Scheme.pass_over`.
+    """Return L with layer l replaced by the identity: side -> (depth,); see `Scheme.pass_over`.
 
     tokens: (batch, seq); loss: logits -> mean loss; count: how many layers are tried, one forward
-    pass each, spread over those of all stacks; NaN for the others.  Nothing is trained in between.
-    Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, remove layers so.
+    pass each, evenly spaced over all stacks; NaN for the others.  Nothing is trained in between.
+    Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, use this removal.
     """
     layers = model.layers
     found = torch.full((len(layers),), float("nan"), device=tokens.device)
@@ -31,7 +31,7 @@ def losses_without(
 
 
 def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor:
-    """The model's logits when one layer hands on what it was given."""
+    """Return the model's logits with one layer replaced by the identity."""
     memory = None
     for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
         x = stack.enter(x0)
@@ -43,7 +43,7 @@ def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor
 
 
 def spread(total: int, count: int) -> list[int]:
-    """`count` of 0, …, total − 1, evenly and with both ends; all of them where they are fewer."""
+    """Return `count` of 0, …, total − 1, evenly spaced with both ends; all of them if fewer."""
     if count >= total:
         return list(range(total))
     if count == 1:

@@ -1,7 +1,7 @@
-"""One look at every layer: a separate forward-backward on the probe batch.
+"""Snapshots: values of every layer from a separate forward and backward pass on the probe batch.
 
-It runs eagerly, in evaluation mode and in fp32, draws no random number and touches no gradient
-that training uses, so that training goes on bit for bit as it would have.
+The pass runs eagerly, in evaluation mode and in fp32.  It draws no random number and changes no
+gradient of training, so that training continues bit for bit as without it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from deepstack.schemes import Scheme, visible
 
 @dataclass
 class Snapshot:
-    """What was seen of one stack at one step; diagnostics are pure functions of it.
+    """Values of one stack at one step; diagnostics are pure functions of it.
 
-    sublayers: the names of a layer's sublayers, of which there are S.
-    schemes: those of the layers;
+    sublayers: the names of a layer's S sublayers.
+    schemes: the schemes of the layers;
     matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0;
     scaled: whether products with them are divided by sqrt(n_in) (`model.init.distribution: ntk`).
 
     states: (depth + 1, batch, seq, d), the stream at every layer boundary, x_0 first; stream:
     (depth + 1, tokens), ‖x_l‖₂ of every token there.
     entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
-    ‖z‖₂ of what its last norm reads; branch_variance, norm_variance: the same of G and z, the
-    variance over the d coordinates; norm_slope: max_i |g_i|/σ(z), g the norm's gain;
-    alpha: (depth, S), the alpha of z = alpha x + G(x), NaN where z is not that;
+    ‖z‖₂ of its last norm's input; branch_variance, norm_variance: the variance of G and z over the
+    d coordinates; norm_slope: max_i |g_i|/σ(z), g the norm's gain;
+    alpha: (depth, S), the alpha of z = alpha x + G(x), NaN for other z;
     delta_in, delta_sum, delta_norm_in, delta_norm_out: (depth, S), the norm of the loss's gradient
-    by what enters a sublayer, by its residual sum, by what its last norm reads, and gives;
+    by a sublayer's input, by its residual sum, by the input and output of its last norm;
     entropy: sublayer -> (depth,), mean entropy of its attention weights;
-    grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the first of the
-    weight matrices alone;
-    loss: the probe loss; skip_loss: (depth,), the same without a layer, NaN where it was not tried;
-    None where that was not asked for; shared: what one diagnostic leaves for another.
+    grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
+    norm of the weight matrices alone;
+    loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
+    None if not requested; shared: values that diagnostics share.
     """
 
     sublayers: tuple[str, ...]
@@ -75,8 +75,8 @@ class Snapshot:
 
 
 class Pass(NamedTuple):
-    """One pass forward and back: what every stack showed; the loss; by parameter of the layers, in
-    their order, the norm of its gradient."""
+    """One forward and backward pass: the values of every stack, the loss, and the gradient norm of
+    each parameter of the layers, in their order."""
 
     seen: dict[str, Seen]
     loss: Tensor
@@ -84,15 +84,15 @@ class Pass(NamedTuple):
 
 
 def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
-    """The trained parameters of every layer."""
+    """Return the trained parameters of every layer."""
     return [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
 
 
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
-    """What a snapshot needs of the model's own work, which nothing here waits for."""
+    """Run the model forward and backward for a snapshot, without waiting for the device."""
     parameters = trained_by_layer(model)
     with evaluating(model), watching(model) as seen, torch.enable_grad():
-        # Leaves of their own: the gradient goes down to the first sublayer, and no further.
+        # Detached leaves: the gradient goes down to the first sublayer and no further.
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         memory = None
         for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
@@ -120,12 +120,12 @@ def take(
     skipped: int = 0,
     passed: Callable[[], Pass] | None = None,
 ) -> list[Snapshot]:
-    """A snapshot of each stack of the model at its present parameters.
+    """Take a snapshot of each stack of the model at its current parameters.
 
-    layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch; before:
-    values of these banks before the last step, None at initialisation; initial: at θ_0; skipped:
-    how many layers are left out in turn, one forward pass each.  passed: `pass_through` with these
-    arguments, where there is a faster way to it; what it gives is kept.
+    layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
+    before: values of these banks before the last step, None at initialisation; initial: at θ_0.
+    skipped: how many layers are left out in turn, one forward pass each.  passed: a faster
+    equivalent of `pass_through` with these arguments; its result is not cleared.
     """
     parameters = trained_by_layer(model)
     seen, value, norms_of = passed() if passed else pass_through(model, tokens, loss)
@@ -179,7 +179,7 @@ def take(
 
 
 def length(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The norm of all, from that of each; 0 of nothing."""
+    """Return the norm of all parts from the norm of each; 0 for no parts."""
     zero = torch.zeros((), device=device)
     return torch.linalg.vector_norm(torch.stack(list(parts))) if parts else zero
 
@@ -187,7 +187,7 @@ def length(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 def matrices(
     banks: Sequence[Bank], values: Sequence[Tensor], chosen: Sequence[int]
 ) -> dict[str, Tensor]:
-    """role -> (depth, n_out, n_in), of the matrices among the chosen banks with these values."""
+    """Return role -> (depth, n_out, n_in) of the matrices of the chosen banks at these values."""
     found: dict[str, Tensor] = {}
     for i in chosen:
         if banks[i].start == "matrix":

@@ -9,31 +9,31 @@ from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.model.initialise import IN_SUBLAYERS
 
-# WᵀW to the power 256, by squaring it eight times: of small matrices a few whole products take a
-# fraction of the time of many thin ones.  Of larger ones, to the power 8, and that 32 times.
+# Small matrices: (WᵀW)^256 by eight squarings, since a few square products take a fraction of the
+# time of many thin ones.  Larger matrices: (WᵀW)^8, applied 32 times.
 POWER, VECTORS = 256, 8
 SMALL = 512
-# Numbers in the matrices that are squared at once.
+# Total number of entries of the matrices that are squared at once.
 TOGETHER = 2**26
-# A matrix of zeros has no direction: what is divided by stays above this.
+# Lower limit of divisors: a zero matrix has no direction.
 TINY = 1e-30
 
 
 def start_vectors(n: int, count: int, device: torch.device) -> Tensor:
-    """The fixed vectors that iteration starts from, (n, count), drawn with a seed of their own.
+    """Return the fixed start vectors of the iteration, (n, count), drawn with a separate seed.
 
-    One may happen to be nearly orthogonal to what is looked for; of several hardly all.
+    One may be nearly orthogonal to the top singular vector; several hardly all are.
     """
     return torch.randn(n, count, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def tall(W: Tensor) -> Tensor:
-    """W or its transpose, the one with as few columns as it may have: (count, m, n), n <= m."""
+    """Return W or its transpose, the one with fewer columns: (count, m, n), n <= m."""
     return W if W.shape[1] >= W.shape[2] else W.transpose(1, 2)
 
 
 def top_singular_vectors(W: Tensor, start: Tensor, iterations: int, squarings: int = 0) -> Tensor:
-    """v ← Pv/‖Pv‖ from each of the start vectors; the one with the largest ‖Wv‖: (count, n, 1).
+    """Iterate v ← Pv/‖Pv‖ from all start vectors; return v with the largest ‖Wv‖, (count, n, 1).
 
     P = (WᵀW)^(2^squarings), to a factor.  W: (count, m, n), n <= m; start: (n, vectors).  The
     largest eigenvalue of WᵀW is ‖W‖₂².
@@ -52,16 +52,16 @@ def top_singular_vectors(W: Tensor, start: Tensor, iterations: int, squarings: i
 
 
 def iterations_and_squarings(n: int, power: int = POWER) -> tuple[int, int]:
-    """By what top_singular_vectors comes to (WᵀW)^power, n columns."""
+    """Return iterations and squarings with which top_singular_vectors reaches (WᵀW)^power."""
     squarings = (power if n <= SMALL else 8).bit_length() - 1
     return power >> squarings, squarings
 
 
 def spectral_norms(W: Tensor, power: int = POWER, vectors: int = VECTORS) -> Tensor:
-    """‖W‖₂ = max ‖Wv‖/‖v‖ of each matrix, from below: W (count, n_out, n_in) -> (count,).
+    """Return ‖W‖₂ = max ‖Wv‖/‖v‖ of each matrix, from below: W (count, n_out, n_in) -> (count,).
 
-    What it falls short by, relatively, of thousands of random matrices with the usual (WᵀW)^256 and
-    8 vectors: at n = 16 to 128 no more than rounding, 3e-7, on average, and 1e-4 at most.
+    Relative error for thousands of random matrices with the default (WᵀW)^256 and 8 vectors: at
+    n = 16 to 128 on average rounding, 3e-7, and at most 1e-4.
     """
     W = tall(W)
     n = W.shape[2]
@@ -74,7 +74,7 @@ def spectral_norms(W: Tensor, power: int = POWER, vectors: int = VECTORS) -> Ten
 
 
 def operator_norms(snapshot: Snapshot) -> dict[str, Tensor]:
-    """role -> ‖W‖₂ of what a product with its matrix does, (depth,)."""
+    """Return role -> ‖W‖₂ of its matrix as applied, with the NTK factor, (depth,)."""
     if "operator_norms" not in snapshot.shared:
         snapshot.shared["operator_norms"] = {
             role: spectral_norms(W) * (W.shape[2] ** -0.5 if snapshot.scaled else 1.0)
@@ -94,6 +94,6 @@ def spectral_norm(snapshot: Snapshot) -> dict[str, Tensor]:
 def spectral_log_product(snapshot: Snapshot) -> Tensor:
     """Sum over the matrices of each layer of ln ‖W‖₂: the logarithm of a bound on their product's.
 
-    Of the layer it is no bound: residual sums, norms and the softmax are not in it.
+    It does not bound the layer: it leaves out residual sums, norms and the softmax.
     """
     return torch.stack([norms.log() for norms in operator_norms(snapshot).values()]).sum(dim=0)

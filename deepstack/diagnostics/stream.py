@@ -1,4 +1,4 @@
-"""The stream from layer to layer: how far it turns, and how many directions its tokens have."""
+"""The stream from layer to layer: its angle of rotation and the rank of its tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 
-# Numbers of the stream that are worked on at a time, in double precision: 8 MiB.
+# Values of the stream processed at a time, in double precision: 8 MiB.
 AT_ONCE = 2**20
 
 
@@ -19,9 +19,9 @@ AT_ONCE = 2**20
 def angular_distance(snapshot: Snapshot) -> Tensor:
     """(1/π) arccos(x_{l−1}·x_l/(‖x_{l−1}‖‖x_l‖)), mean over probe tokens: how far a layer turns x.
 
-    0: not at all, 1/2: to the side, 1: around.  Gromov et al. 2024, arXiv:2403.17887, equation 2,
-    take the last token of each sequence, which in a causal model has read all others; here every
-    token counts, since in an encoder none is special.
+    0: same direction, 1/2: orthogonal, 1: opposite.  Gromov et al. 2024, arXiv:2403.17887, equation
+    2, take the last token of each sequence, which in a causal model has read all others.  Here
+    every token counts, since an encoder has no special token.
     """
 
     def angle(states: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def rank_collapse(snapshot: Snapshot) -> Tensor:
 
     X: (seq, d), x_l of one sequence; x̄ its mean over the tokens; ‖X‖_{1,∞} = sqrt(‖X‖_1 ‖X‖_∞),
     the largest sums of absolute values in a column and in a row.  Dong et al. 2021,
-    arXiv:2103.03404, section 2, take for x̄ what makes the norm of the difference least.
+    arXiv:2103.03404, section 2, take the x̄ that minimises the norm of the difference.
     """
 
     def collapse(states: Tensor) -> Tensor:
@@ -74,15 +74,15 @@ def rank_collapse(snapshot: Snapshot) -> Tensor:
 
 
 def composite_norm(X: Tensor) -> Tensor:
-    """sqrt(‖X‖_1 ‖X‖_∞) of the last two axes."""
+    """Return sqrt(‖X‖_1 ‖X‖_∞) over the last two axes."""
     size = X.abs()
     return (size.sum(dim=-2).amax(dim=-1) * size.sum(dim=-1).amax(dim=-1)).sqrt()
 
 
 def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int = 0) -> Tensor:
-    """A function of the stream at several boundaries, a few at a time, in double precision.
+    """Apply a function to the stream at a few boundaries at a time, in double precision.
 
-    states: (boundaries, batch, seq, d); overlap: how many boundaries a result reads beyond its own.
+    states: (boundaries, batch, seq, d); overlap: number of further boundaries that a result reads.
     NaN where a boundary is not finite.
     """
     count = len(states) - overlap

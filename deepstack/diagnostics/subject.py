@@ -1,7 +1,7 @@
-"""What is measured of a PyTorch model that deepstack did not build: F, its layers, its groups.
+"""Measurements of a PyTorch model that deepstack did not build: F, layers, parameter groups.
 
-Nothing here changes the model: modes, random states, gradients and parameters are afterwards what
-they were before, bit for bit.
+Nothing here changes the model: modes, random states, gradients and parameters are restored bit for
+bit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from deepstack.registry import nearest
 T = TypeVar("T")
 
 Hidden = str | nn.Module | Callable[[nn.Module, Any], Tensor] | None
-"""What gives F: the name of a module or the module itself, whose output it is; a function of model
-and batch; or None for what the model returns."""
+"""Source of F: a module, or its name, whose output is F; a function of model and batch; or None
+for the model's return value."""
 
 Layers = str | Sequence[nn.Module] | None
-"""The layers: the name of what holds them, or themselves; None for the longest ModuleList."""
+"""The layers: modules, or the name of the module that holds them; None: longest ModuleList."""
 
 Groups = Mapping[str, str | Sequence[str]]
 """Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""
@@ -41,7 +41,7 @@ class Subject:
     """A model under observation: F on the probe batch, ‖x_l‖ after each layer, shares of ‖ΔF‖.
 
     F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
-    the model cannot be looked at as asked, saying what to type.
+    the arguments do not fit the model, with a suggestion to type instead.
     """
 
     def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
@@ -61,7 +61,7 @@ class Subject:
         self.normalised = self._leaves_a_norm()
 
     def hidden(self) -> Tensor:
-        """F on the probe batch, (…, width), detached."""
+        """Return F on the probe batch, (…, width), detached."""
         with undisturbed(self.model):
             return self._hidden()
 
@@ -87,11 +87,11 @@ class Subject:
         return as_float(dense(found.detach())).clone()
 
     def stream_norm(self) -> Tensor:
-        """Mean over tokens of ‖x_l‖₂, the stream that leaves each layer, (layers,)."""
+        """Return the mean over tokens of ‖x_l‖₂, the stream after each layer, (layers,)."""
         return torch.stack([norm for norm, _ in self._stream()]).float()
 
     def _stream(self) -> list[tuple[Tensor, int]]:
-        """Mean ‖x_l‖₂ and width of what leaves each layer."""
+        """Return mean ‖x_l‖₂ and width of the stream after each layer."""
 
         def seen_of(x: Tensor) -> tuple[Tensor, int]:
             x = as_float(dense(x.detach()))
@@ -108,9 +108,9 @@ class Subject:
         return [found for found in seen if found is not None]
 
     def by_layer(self, tensors: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
-        """Norm of what belongs to the parameters of each layer, (layers,); NaN where it has none.
+        """Return the norm over the tensors of each layer's parameters, (layers,); NaN for none.
 
-        tensors: a parameter -> its value, its gradient, its change.
+        tensors: a parameter -> its value, its gradient or its change.
         """
         found = []
         for layer in self.layers:
@@ -123,10 +123,10 @@ class Subject:
     def attribution(
         self, groups: Mapping[str, Sequence[str]], start: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """‖F(θ_0 + Δθ_g) − F_0‖ for each group g, the whole ‖ΔF‖, and what is left unexplained.
+        """Return ‖F(θ_0 + Δθ_g) − F_0‖ for each group g, the whole ‖ΔF‖, and the unexplained rest.
 
         All are means over tokens.  groups: name -> names of parameters; start: θ_0, with buffers.
-        `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): what groups do together.
+        `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): interactions of groups.
         """
         moved = self.hidden() - self.initial
         together = torch.zeros_like(moved)
@@ -143,17 +143,17 @@ class Subject:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the trained parameters and of the buffers that a checkpoint has, by name."""
+        """Return copies of the trained parameters and the persistent buffers, by name."""
         kept = self.model.state_dict().keys()
         buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
         return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
 
     def groups(self, wanted: Groups | None) -> dict[str, list[str]]:
-        """Name -> names of parameters: every trained parameter is in one group.
+        """Return group -> names of parameters; every trained parameter is in one group.
 
-        None: of a layer, one a child (`self_attn`, `linear1`, …), else one a child of the model.
-        Those that no pattern takes are the group `rest`.  Raises ConfigError for a pattern that
-        takes none, and for a parameter that two take.
+        None: one group per child of a layer (`self_attn`, `linear1`, …), and per child of the
+        model elsewhere.  Parameters that match no pattern are the group `rest`.  Raises
+        ConfigError for a pattern without a match and for a parameter in two groups.
         """
         if wanted is None:
             found: dict[str, list[str]] = {}
@@ -183,14 +183,14 @@ class Subject:
         return made | ({REST: rest} if rest else {})
 
     def _child(self, name: str) -> str:
-        """The group of a parameter where none are given."""
+        """Return the default group of a parameter."""
         for key, module in self.modules.items():
             if any(module is layer for layer in self.layers) and name.startswith(f"{key}."):
                 return name[len(key) + 1 :].split(".")[0]
         return name.split(".")[0]
 
     def _run(self) -> Any:
-        """model(batch), as a batch of this kind is given."""
+        """Call the model with the batch unpacked according to its type."""
         batch = self.batch
         if isinstance(batch, Mapping):
             return self.model(**batch)
@@ -221,7 +221,7 @@ class Subject:
         return name, list(lists[name])
 
     def _no_hidden_state(self, returned: Any, found: Tensor | None) -> str:
-        """What to type where the model's output is not F."""
+        """Return the error message for a model whose output is not F."""
         names = {m: n for n, m in self.modules.items() if n}
         order = count()
         with undisturbed(self.model):
@@ -241,10 +241,10 @@ class Subject:
         )
 
     def _leaves_a_norm(self) -> bool:
-        """Whether F is what a module called a norm has given, so that it has a scale of its own."""
+        """Return whether F is the output of a norm module, which fixes its scale."""
         norms = [m for m in self.modules.values() if "norm" in type(m).__name__.lower()]
         with undisturbed(self.model):
-            # hooks may choose another kernel (nn.TransformerEncoder), so both passes have them
+            # hooks may change the kernel (nn.TransformerEncoder), so both passes have them
             with outputs_of(norms, lambda x: None):
                 F = self._hidden()
 
@@ -258,7 +258,7 @@ class Subject:
 
 
 def last_module(layer: nn.Module) -> nn.Module:
-    """What gives the stream after a layer: itself, or the last child of one that only holds others.
+    """Return the module that outputs the stream after a layer: itself, or a container's last child.
 
     A ModuleList is never called: x-transformers keeps a sublayer's norm, block and residual in one.
     """
@@ -268,7 +268,7 @@ def last_module(layer: nn.Module) -> nn.Module:
 
 
 def tensor_of(output: Any) -> Tensor | None:
-    """The hidden state among what a module gives: a tensor, `last_hidden_state`, or the first."""
+    """Return the hidden state of a module's output: a tensor, `last_hidden_state`, or the first."""
     if isinstance(output, Tensor):
         return output
     named = getattr(output, "last_hidden_state", None)
@@ -282,32 +282,32 @@ def tensor_of(output: Any) -> Tensor | None:
 
 
 def dense(x: Tensor) -> Tensor:
-    """(batch, seq, d), or all tokens of a nested tensor side by side, (tokens, d)."""
+    """Return x, (batch, seq, d), or all tokens of a nested tensor concatenated, (tokens, d)."""
     return torch.cat(x.unbind()) if x.is_nested else x
 
 
 def as_float(x: Tensor) -> Tensor:
-    """float64 as it is, everything else as float32."""
+    """Return float64 unchanged and every other type as float32."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """sqrt(sum ‖t‖²), 0-d, as the norm of the norms, in float32 at least; NaN for none."""
+    """Return sqrt(sum ‖t‖²), 0-d, as the norm of the norms, in float32 at least; NaN for none."""
     if not tensors:
         return torch.tensor(float("nan"))
-    # one of float16 would overflow at 65504, one of bfloat16 have three digits
+    # a float16 norm would overflow at 65504; a bfloat16 norm would have three digits
     half = [t.detach() for t in tensors if t.dtype in (torch.float16, torch.bfloat16)]
     full = [t.detach() for t in tensors if t.dtype not in (torch.float16, torch.bfloat16)]
     parts = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in half]
     parts += torch._foreach_norm(full) if full else []
-    device = parts[0].device  # a model may lie on several
+    device = parts[0].device  # a model may use several
     return torch.linalg.vector_norm(torch.stack([part.to(device).float() for part in parts]))
 
 
 def copied(batch: Any) -> Any:
-    """The batch with copies of its tensors, so that a loader may use its memory again.
+    """Return the batch with copies of its tensors, so that a loader may reuse its memory.
 
-    Raises ConfigError for what is neither a tensor nor a tuple, list or mapping.
+    Raises ConfigError for a batch that is not a tensor, tuple, list or mapping.
     """
     if isinstance(batch, Tensor):
         return batch.detach().clone()
@@ -327,7 +327,7 @@ def copied_value(value: Any) -> Any:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, no autocast; modes and random states are then as before."""
+    """Disable training mode, gradients and autocast; restore modes and random states afterwards."""
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     device = next((t.device.type for t in model.parameters()), "cpu")
@@ -352,10 +352,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def outputs_of(
     modules: Sequence[nn.Module], take: Callable[[Tensor], T]
 ) -> Iterator[list[T | None]]:
-    """What `take` makes of what each module gives, the last time it runs inside the block.
+    """Collect `take(output)` of each module, from its last call inside the block.
 
-    A module that is there several times, as a layer whose weights are shared, has a place for each
-    of its runs, in their order.  None where a module gives no tensor.
+    A module listed several times, such as a layer with shared weights, has one entry for each of
+    its calls, in their order.  None where a module returns no tensor.
     """
     seen: list[T | None] = [None] * len(modules)
     places: dict[nn.Module, list[int]] = {}
@@ -379,7 +379,7 @@ def outputs_of(
 
 @contextmanager
 def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """The parameters have these values inside the block, and their own storage again afterwards."""
+    """Give the parameters these values inside the block, and restore their storage afterwards."""
     own = {parameter: parameter.data for parameter in values}
     try:
         for parameter, value in values.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deepstack.errors import PluginError
 from deepstack.model import Transformer
 
-# column -> symbol, unit, one sentence: what a run folder says of itself
+# column -> symbol, unit, one sentence, for the run folder's columns.json
 COLUMNS = {
     "model_update": (
         "‖ΔF‖",
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
-    """The values of COLUMNS, 0-d on the device, from F_t, F_0, F_{t−1} and ‖F_0‖_F.
+    """Return the values of COLUMNS, 0-d on the device, from F_t, F_0, F_{t−1} and ‖F_0‖_F.
 
     F, initial, previous: (…, width), one row per token.
     """
@@ -44,10 +44,10 @@ def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> 
 
 
 class ModelUpdate:
-    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and its relatives (see COLUMNS).
+    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values (see COLUMNS).
 
-    F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch;
-    on a Hopper GPU fp32 products may be sums of three tf32 ones, right to 3e-7, attention to 6e-7.
+    F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch.
+    On a Hopper GPU fp32 products may be sums of three tf32 ones: accurate to 3e-7, attention 6e-7.
     DeepNet accumulates from initialisation (Wang et al. 2022, arXiv:2203.00555, section 3 and
     Figure 4) and states no norm; the mean over tokens is the reading its magnitudes support.
     """
@@ -66,36 +66,36 @@ class ModelUpdate:
         self.previous = self.initial.clone()
 
     def hidden(self) -> Tensor:
-        """F on the probe batch, (batch, seq, d_model), without a graph."""
+        """Return F on the probe batch, (batch, seq, d_model), without a graph."""
         with torch.no_grad(), evaluating(self.model):
             return self.model.hidden(self.tokens)
 
     def measure(self) -> dict[str, Tensor]:
-        """The columns as 0-d tensors on the device; nothing here waits for it."""
+        """Return the columns as 0-d tensors on the device, without waiting for it."""
         current = self.hidden()
         values = model_update(current, self.initial, self.previous, self.size)
         self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
 
     def state(self) -> dict[str, Tensor]:
-        """F_0 and F_{t−1}: what a checkpoint must keep."""
+        """Return F_0 and F_{t−1}, which a checkpoint must store."""
         return {"initial": self.initial, "previous": self.previous}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take F_0 and F_{t−1} from a checkpoint."""
+        """Restore F_0 and F_{t−1} from a checkpoint."""
         self.initial.copy_(state["initial"])
         self.size.copy_(torch.linalg.vector_norm(self.initial))
         self.previous.copy_(state["previous"])
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Where torch's random numbers on this device stand."""
+    """Return the state of torch's random generator on this device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, the mode from before afterwards; free where it is on already."""
+    """Set evaluation mode inside the block and restore the mode afterwards."""
     was_training = model.training
     if was_training:
         model.eval()

@@ -1,4 +1,4 @@
-"""What is seen of a model while it makes one forward and one backward pass."""
+"""Records values of a model during one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deepstack.schemes.norms import RMSNorm
 
 # Sublayers measured at a time: enough that launching costs nothing, few enough to need no memory.
 TOGETHER = 128
-# What z may differ from alpha x + G(x) by, relative to ‖z‖: rounding, and nothing that is meant.
+# Largest difference of z and alpha x + G(x), relative to ‖z‖, that counts as rounding.
 SAME = 1e-4
 
 
@@ -27,12 +27,12 @@ SAME = 1e-4
 class Sublayer:
     """One call of a scheme's `residual`.
 
-    x, G, z: (batch, seq, d): what enters, what the branch gives, what the last norm reads; norm:
-    that norm; sums: whether the norm's output is what leaves, and the branch reads x itself, so
-    that z can be alpha x + G(x).
-    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch: 'in' by x (by all
-    the ways that x goes), 'sum' by the residual sum, 'norm_in' and 'norm_out' by what the last norm
-    reads (by way of the norm alone) and gives.
+    x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input;
+    norm: that norm; sums: whether the sublayer returns the norm's output and its branch reads x
+    itself, so that z can be alpha x + G(x).
+    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch: 'in' by x (through
+    all its uses), 'sum' by the residual sum, 'norm_in' by the last norm's input (through the norm
+    alone), 'norm_out' by its output.
     """
 
     x: Tensor
@@ -48,7 +48,7 @@ DELTAS = ("in", "sum", "norm_in", "norm_out")
 
 @dataclass
 class Seen:
-    """What one stack showed.
+    """Values recorded from one stack.
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
     order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer;
@@ -62,10 +62,10 @@ class Seen:
 
 
 def let_go(seen: Mapping[str, Seen]) -> None:
-    """Free the graph, whose last tensors are gone, from its end on.
+    """Free the graph node by node from its end, once its last tensors are freed.
 
-    A node with a hook is an object of Python's, and would free the one before it from within: with
-    ten thousand layers that is more than the stack of a process holds.  Held, each is freed alone.
+    A node with a hook is a Python object that frees its predecessor recursively.  With ten thousand
+    layers that overflows the stack of the process.  `nodes` holds each, so it is freed alone.
     """
     for one in reversed(list(seen.values())):
         while one.nodes:
@@ -83,7 +83,7 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
     undo: list[Callable[[], None]] = []
     plain = ExitStack()
     for layer in model.layers:
-        # gradients are asked for, gain and epsilon of norms are read
+        # the gradients and the gain and epsilon of norms are needed
         plain.enter_context(layer.unfused())
         own = seen[layer.scheme.place.side]
         layer.scheme.tap = SublayerTap(own)
@@ -100,7 +100,7 @@ def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
 
 
 class SublayerTap(Tap):
-    """Records x, G and the last norm's input, and the gradients by them, in one `Sublayer` each."""
+    """Record x, G, the last norm's input and the gradients by them, one `Sublayer` per call."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -140,7 +140,7 @@ class SublayerTap(Tap):
         ends_in_norm = x is self.norm_output
         reads_x = len(self.branch_inputs) == 1 and self.branch_inputs[0] is self.x
         self.here.sums = ends_in_norm and reads_x
-        if x.shape == self.x.shape:  # else x is not of the stream that G is added to
+        if x.shape == self.x.shape:  # else x is not the stream that G is added to
             total = self.norm_input if ends_in_norm else x
             assert total is not None
             self._record_gradient("sum", total)
@@ -149,14 +149,14 @@ class SublayerTap(Tap):
 
 
 def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
-    """Let the backward pass put the norm of the gradient by x here."""
+    """Make the backward pass store the norm of the gradient by x as deltas[name]."""
     x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
 
 
 def listen(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None]]:
     """Make an attention append the mean entropy of its weights; return functions that undo it.
 
-    The weights are those of the q and k, or of the logits, that the forward pass itself computes.
+    The weights come from the q and k, or the logits, that the forward pass itself computes.
     """
     if not isinstance(module, (Attention, CrossAttention, MergedAttention)):
         return []
@@ -177,7 +177,10 @@ def listen(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None
 
 
 def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
-    """Mean over sequences, heads and positions of −Σ_j p_j ln p_j, p = softmax(logits), in nats."""
+    """Return the mean entropy −Σ_j p_j ln p_j in nats, p = softmax(logits).
+
+    The mean is over sequences, heads and positions.
+    """
     if causal:
         later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
         logits = logits.masked_fill(later, float("-inf"))
@@ -185,10 +188,10 @@ def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
 
 
 def measured(seen: Seen, depth: int, count: int) -> dict[str, Tensor]:
-    """What a stack showed, by name: (depth, count, tokens), or (depth, count) for a whole batch.
+    """Return the values of a stack by name: (depth, count, tokens), or (depth, count) per batch.
 
-    NaN where a scheme has no such thing, or does not go through `residual` once a sublayer.
-    count: the sublayers of a layer.
+    NaN where a scheme has no such value or does not call `residual` once per sublayer.
+    count: the number of sublayers of a layer.
     """
     found, first = seen.sublayers, seen.states[0]
     if len(found) != count * depth:
@@ -207,7 +210,7 @@ BY_BATCH = ("alpha", *(f"delta_{name}" for name in DELTAS))
 
 
 def measure(found: list[Sublayer]) -> dict[str, Tensor]:
-    """The same of some sublayers, flat: (sublayers, tokens) or (sublayers,)."""
+    """Return the values of `measured` for some sublayers: (sublayers, tokens) or (sublayers,)."""
     x = torch.stack([one.x for one in found]).flatten(1, 2)  # (sublayers, tokens, d)
     nothing = torch.full_like(x[0], float("nan"))
     nan = nothing[0, 0]
@@ -236,14 +239,14 @@ def measure(found: list[Sublayer]) -> dict[str, Tensor]:
 
 
 def variance(x: Tensor) -> Tensor:
-    """(1/d)·Σ_i (x_i − mean)² over the last dimension: `var`, in a tenth of its time on a CPU."""
+    """Return (1/d)·Σ_i (x_i − mean)² over the last dimension, 10 times faster than CPU `var`."""
     return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1).square() / x.shape[-1]
 
 
 def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
-    """max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
+    """Return max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
 
-    z: (sublayers, tokens, d).  NaN for norms of other kinds, and where there is none.
+    z: (sublayers, tokens, d).  NaN for other norms and without a norm.
     """
     values = torch.full_like(z[..., 0], float("nan"))
     for kind in (LayerNorm, RMSNorm):
