@@ -4,7 +4,7 @@ config = deepstack.load_config("configs/quick.yaml", ["model.depth=12"])
 run = deepstack.train(config)
 table = deepstack.load_runs("results")
 
-What it raises on purpose is a `deepstack.errors.DeepstackError`; its subclasses say of what kind.
+Every intended error is a `deepstack.errors.DeepstackError`; its subclasses name the kinds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept out of what makes many objects and no garbage."""
+"""Pauses Python's garbage collector while many objects and no garbage are created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the collector from walking over what is there while much that stays is made.
+    """Disable the garbage collector inside the block.
 
-    A graph of 1000 layers is many thousand objects and no cycle; walking over them again and again
-    costs a tenth of a step, two thirds of building a model, and a tenth of importing torch.
+    A graph of 1000 layers has many thousand objects and no cycle.  Scanning them repeatedly costs
+    a tenth of a step, two thirds of building a model, and a tenth of importing torch.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Ctrl-C in a notebook's cell or a script: the first asks for an end that saves."""
+"""Ctrl-C in a notebook cell or a script: the first one requests a stop that saves the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Stop = Callable[[], int | None]
 
 @contextmanager
 def stop_requests(stop: Stop | None) -> Iterator[Stop]:
-    """The caller's own `stop`, or one that remembers the first Ctrl-C.
+    """Yield the caller's `stop`, or one that remembers the first Ctrl-C.
 
-    Then the block ends as KeyboardInterrupt, which a second Ctrl-C raises at once.  Who handles
-    Ctrl-C otherwise, and a thread, which is not told of signals, keep to their own way.
+    After a first Ctrl-C the block ends with KeyboardInterrupt; a second one raises it at once.  A
+    different SIGINT handler stays in place, and threads, which get no signals, are unaffected.
     """
     if stop is not None:
         yield stop
@@ -41,5 +41,5 @@ def stop_requests(stop: Stop | None) -> Iterator[Stop]:
         raise KeyboardInterrupt(str(error)) from None
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:  # after the last step: the run is done, what would come after it is not wanted
+    if asked:  # Ctrl-C after the last step: the run is done, but the caller must stop here
         raise KeyboardInterrupt

@@ -30,7 +30,7 @@ def options_of(
 ) -> list[Option]:
     """Return the keyword-only parameters of a function that are options.
 
-    given: parameters that are no options.  kind, name: its owner in messages ('task', 'text').
+    given: parameters that are not options.  kind, name: owner in messages ('task', 'text').
     """
     owner = f"{kind} {name!r}"
     return [
@@ -85,7 +85,7 @@ def _signature(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the annotation and the default of every option."""
     called = function
-    if isinstance(function, type):  # its own __init__, or the one that it inherits
+    if isinstance(function, type):  # the __init__ of the class, or the inherited one
         called = next(vars(c)["__init__"] for c in function.__mro__ if "__init__" in vars(c))
     try:
         hints = get_type_hints(called, include_extras=True)

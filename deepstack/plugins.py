@@ -1,6 +1,6 @@
 """A user's own schemes, tasks, diagnostics and charts, from files named on the command line.
 
-A configuration cannot name one: what a YAML says must never run code.
+A configuration cannot name a plugin: a YAML file must never run code.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from deepstack.errors import PluginError
 from deepstack.registry import PREFIX, nearest
 
 LOADED: dict[str, str] = {}
-"""File name -> sha256 of every plugin loaded into this process: a run's meta.json keeps it."""
+"""File name -> sha256 of every plugin loaded into this process, as stored in meta.json."""
 
 PATHS: list[Path] = []
-"""Where they lie: what a sweep hands on to the processes of its runs."""
+"""Paths of the loaded plugins, which a sweep passes to the processes of its runs."""
 
 ROOMS = ("schemes", "tasks", "diagnostics", "plots", "theory")
-"""Where what a plugin imports is."""
+"""The packages that plugins import from."""
 
-LONGEST = 300  # letters of an error's own words
-_LOADING: list[Path] = []  # the file that is being run just now
+LONGEST = 300  # characters of an error's message
+_LOADING: list[Path] = []  # the file that is being loaded
 
 
 def load_plugins(paths: Iterable[str | Path]) -> None:
-    """Run each file once; what it defines registers itself.
+    """Run each file once, so that its definitions register themselves.
 
-    Raises PluginError when a file is missing, cannot be run, or has the name of another one.
+    Raises PluginError when a file is missing, cannot be run, or has the name of another plugin.
     """
     if isinstance(paths, str | Path):
         raise PluginError(f"load_plugins: found one path; allowed a list, such as [{str(paths)!r}]")
@@ -52,7 +52,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
         module.__file__, module.__package__ = str(path), ""
         sys.modules[module.__name__] = module
         with _loading(path):
-            # The very bytes that were hashed: the import system might run a stale .pyc instead.
+            # Run the hashed bytes: the import system might run a stale .pyc instead.
             exec(compile(content, str(path), "exec"), module.__dict__)
         LOADED[path.name] = digest
         PATHS.append(path.resolve())
@@ -60,7 +60,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
 
 @contextmanager
 def _loading(path: Path) -> Iterator[None]:
-    """What the file does while it is run, said with its line where it must not be done."""
+    """Turn an error raised while the file runs into a PluginError with its line."""
     _LOADING.append(path)
     try:
         yield
@@ -76,8 +76,8 @@ def _loading(path: Path) -> Iterator[None]:
 
 
 def refuse_while_loading(what: str) -> None:
-    """Raise PluginError where a plugin trains while it is loaded: every process of a sweep loads
-    it once more."""
+    """Raise PluginError if a plugin trains while it is loaded, since every process of a sweep loads
+    it again."""
     if _LOADING:
         raise PluginError(
             f"it calls {what} while it is loaded, as each process of a sweep does again; put that "
@@ -86,7 +86,7 @@ def refuse_while_loading(what: str) -> None:
 
 
 def _way_on(error: BaseException, path: Path) -> str:
-    """What to do about an import that cannot be, or ''."""
+    """Return a hint for a failed import or a SystemExit, or ''."""
     if isinstance(error, SystemExit):
         return "; put what is to be run below `if __name__ == '__main__':`"
     if not isinstance(error, ImportError):
@@ -107,10 +107,10 @@ def _way_on(error: BaseException, path: Path) -> str:
 
 
 def bug_in(error: BaseException) -> str | None:
-    """'my_file.py:12, in Mine.residual: NameError: …' for what a plugin's code has raised.
+    """Return 'my_file.py:12, in Mine.residual: NameError: …' for an error in a plugin's code.
 
-    The innermost line of a plugin on the way to the error, its message in one line, and where the
-    traceback is kept (`kept_in`); None where no plugin was on that way.
+    It has the innermost plugin line of the traceback, the message in one line, and the file of the
+    traceback (`kept_in`).  None if no plugin is in the traceback.
     """
     trace, at = error.__traceback__, ""
     while trace is not None:
@@ -128,16 +128,16 @@ def bug_in(error: BaseException) -> str | None:
 
 
 def known_elsewhere(registered: Any) -> bool:
-    """Whether another process with the same plugins has a registered class or function too.
+    """Return whether another process with the same plugins has this class or function too.
 
-    Not what a notebook's cell, or a package of somebody's own, has registered here.
+    False for classes and functions of notebook cells and of other packages.
     """
     room, *_ = registered.__module__.split(".")
     return room == "deepstack" or room.startswith(PREFIX)
 
 
 def require_plugins(recorded: Iterable[dict[str, str]], where: str) -> None:
-    """Raise PluginError unless every plugin that a run was made with is loaded, unchanged."""
+    """Raise PluginError unless every plugin recorded by a run is loaded, unchanged."""
     for plugin in recorded:
         name, digest = plugin["file"], plugin["sha256"]
         if LOADED.get(name) != digest:

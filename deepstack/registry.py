@@ -1,4 +1,4 @@
-"""Name -> object, with 'did you mean'."""
+"""Registries that map names to objects and suggest the nearest name for an unknown one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_WORD = 40
 SURE, SIMILAR, SIMILAR_SHORT, SHORT = 0.84, 0.65, 0.5, 3
 
 PREFIX = "deepstack_plugin_"
-"""What the names of plugins' modules begin with."""
+"""Prefix of the names of plugins' modules."""
 
 
 class Registry(Generic[T]):
@@ -29,13 +29,13 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._objects: dict[str, T] = {}
-        self._homes: dict[str, object] = {}  # the module object: a plugin that failed has another
+        self._homes: dict[str, object] = {}  # the module object, which differs after a failed load
 
     def register(self, name: str, obj: T) -> None:
-        """Add an object.  PluginError for what is no name, or one taken by something else.
+        """Add an object.  Raise PluginError for an invalid name, or one that another object has.
 
-        A class or function that is defined again under the same module and name replaces the old,
-        as a notebook's cell does that is run again; a plugin's file has no reason to.
+        A class or function defined again under the same module and name replaces the old one, as
+        when a notebook cell runs again.  Within a plugin's file this is an error.
         """
         refuse_no_name(self.kind, name)
         if name in self._objects and _origin(self._objects[name]) != _origin(obj):
@@ -75,7 +75,7 @@ class Registry(Generic[T]):
 
 
 def refuse_no_name(kind: str, name: object) -> None:
-    """Raise PluginError for what cannot be typed as a name, or a decorator without one."""
+    """Raise PluginError for an invalid name, or for a decorator without a name."""
     if callable(name):
         called = getattr(name, "__name__", "mine")
         raise PluginError(f"@{kind} stands without a name; write @{kind}({called!r})")
@@ -90,19 +90,19 @@ def refuse_no_name(kind: str, name: object) -> None:
 
 
 def place_of(function: Any) -> str:
-    """'my_file.py:12: ' of a function or method, or ''."""
+    """Return 'my_file.py:12: ' for a function or method, or ''."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def line_of(function: Any) -> str:
-    """', line 12' of it, or ''."""
+    """Return ', line 12' for a function or method, or ''."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     return f", line {code.co_firstlineno}" if code else ""
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
-    """The message for a name that is not there: what was found, the nearest, what is allowed."""
+    """Return the message for an unknown name, with the nearest and the allowed names."""
     choices = list(choices)
     found = name if isinstance(name, str) else str(name)
     near = nearest(found, choices)
@@ -112,7 +112,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
 
 
 def import_all(package_name: str, package_path: Iterable[str]) -> None:
-    """Import every module of a package, so that what is defined there registers itself."""
+    """Import every module of a package, so that its definitions register themselves."""
     for module in sorted(info.name for info in pkgutil.iter_modules(list(package_path))):
         importlib.import_module(f"{package_name}.{module}")
 
@@ -146,6 +146,6 @@ def _normal(word: str) -> str:
 
 
 def _origin(obj: object) -> str:
-    obj = getattr(obj, "experiment", obj)  # a claim's: it is defined again as a function is
+    obj = getattr(obj, "experiment", obj)  # a claim holds its function, which may be redefined
     name = getattr(obj, "__qualname__", None)
     return f"{getattr(obj, '__module__', '?')}.{name}" if name else repr(obj)

@@ -1,4 +1,4 @@
-"""One row a setting and depth: its seeds' mean and spread, and the distance from a baseline."""
+"""Comparison tables: mean and spread over seeds per setting and depth, and a baseline."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def compare(
     best: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> pd.DataFrame:
-    """Settings and depths below a folder, or several, compared: a pandas DataFrame.
+    """Compare settings and depths below one or several folders; return a pandas DataFrame.
 
     | column           | unit |                                                                    |
     |------------------|------|--------------------------------------------------------------------|
     | study            |      | the folder's name, where there are several                         |
-    | setting          |      | what tells the runs apart besides depth and seed                   |
+    | setting          |      | the values that differ, besides depth and seed                     |
     | depth            |      | N; `20 + 5` in an encoder-decoder                                  |
     | seeds            |      | how many                                                           |
     | outcome          |      | trained, stalled, above, diverged (chart `outcomes`), or the state |
@@ -60,7 +60,7 @@ def compare(
     |                  |      | standard deviation over the `n` seeds that are done                |
     | val_low,         | nats | 95 % interval of that mean: Student's t with n - 1 degrees of      |
     | val_high         |      | freedom; empty for one seed                                        |
-    | unigram          | nats | what a predictor without context pays on the same positions        |
+    | unigram          | nats | loss of a predictor without context on the same positions          |
     | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
     |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
     | diff_low,        | nats | 95 % interval of the difference: Student's t with pairs - 1        |
@@ -105,8 +105,10 @@ def compare(
 def comparisons(
     studies: Mapping[Path, Sequence[Run]], against: str | None = None, best: Sequence[str] = ()
 ) -> dict[Path, list[dict[str, Any]]]:
-    """The rows of each study.  One in which the baseline is not, or a key does not vary, has rows
-    without them; where that is so in all of them, ConfigError."""
+    """Return the rows of each study; a study without the baseline or a varying key omits them.
+
+    Raises ConfigError if every study lacks them.
+    """
     vary = {study: varying_settings(runs) for study, runs in studies.items()}
     for key in best:
         if not any(key in keys for keys in vary.values()):
@@ -128,7 +130,7 @@ def comparisons(
 def comparison(
     runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The rows of `compare` for the runs of one study."""
+    """Return the rows of `compare` for the runs of one study."""
     chosen = [
         (label_of(s), choice)
         for s in split_series(runs, but=best)[0]
@@ -170,8 +172,8 @@ def comparison(
 class Choice:
     """The runs of a setting and depth with the values that were chosen.
 
-    whole: whether a value had every seed done; else runs are all of them, and values are None.
-    edge: 'lowest' or 'highest' where a chosen number is that of those tried, or ''.
+    whole: whether every seed of some value is done; else `runs` has all runs, and values are None.
+    edge: 'lowest' or 'highest' if a chosen number is the limit of those tried, or ''.
     """
 
     runs: list[Run]
@@ -181,7 +183,7 @@ class Choice:
 
 
 def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
-    """The runs of one setting and depth at the values of these keys that do best, one a seed."""
+    """Return the runs of one setting and depth at the best values of these keys, one per seed."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(one_line(setting_value(run, key)) for key in keys), []).append(run)
@@ -210,12 +212,12 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
 
 
 def column_of(runs: Sequence[Run]) -> str:
-    """The validation loss where [MASK] is shown, if all of them have it."""
+    """Return the column of the validation loss: on [MASK] only, if all runs have it."""
     return "loss_masked" if has_mask_loss(runs) else "loss"
 
 
 def loss_of(runs: Sequence[Run], column: str) -> Spread:
-    """The final validation loss over seeds."""
+    """Return mean and spread of the final validation loss over seeds."""
     return spread_of([loss for run in runs if (loss := final_value(run, column)) is not None])
 
 
@@ -230,11 +232,11 @@ def half_width(spread: Spread) -> float:
 
 
 class Baseline:
-    """The runs of `key=value` among others, or of a scheme: what each of the others is paired with.
+    """The baseline runs of `key=value`, or of a scheme, with which other runs are paired.
 
-    A pair has the same seed and depth, and is alike in whatever else varies, but for what follows
-    from these, such as a learning rate that was chosen for each scheme.  Raises ConfigError where
-    no run is one.
+    A pair has equal seed, depth and other varying settings, except for settings that these
+    determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
+    baseline.
     """
 
     def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
@@ -262,7 +264,7 @@ class Baseline:
         return tuple(repr(setting_value(run, key)) for key in self.keys)
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
-        """Of runs that are done: the final validation loss minus the partner's."""
+        """Return statistics of the final validation loss minus the partner's, for finished runs."""
         found = []
         for run in runs:
             other = self.runs.get(self.place(run))
@@ -281,7 +283,7 @@ class Baseline:
 
 
 def label_of(series: Series) -> str:
-    """A series in words that can be typed."""
+    """Return a series' label with plain spaces."""
     return series.label.replace("\u00a0", " ")
 
 
@@ -292,16 +294,16 @@ def outcomes_of(runs: Sequence[Run]) -> str:
 
 
 def updates_of(runs: Sequence[Run], column: str, at: int) -> list[float | None]:
-    """‖ΔF‖ at the first or the last step of each run."""
+    """Return ‖ΔF‖ at the first or the last step of each run."""
     return [value_at(r, column, int(r.steps["step"].iloc[at])) for r in runs if len(r.steps)]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean of the finite ones, None without any."""
+    """Return the mean of the finite values, or None without any."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     return fmean(found) if found else None
 
 
 def finite(value: float) -> float | None:
-    """A number, or None for one that is none."""
+    """Return a finite number, or None for NaN and infinity."""
     return value if math.isfinite(value) else None

@@ -14,9 +14,9 @@ from deepstack.analysis.statistics import Point
 class Fit(NamedTuple):
     """y = exp(intercept)·x^exponent, through n points.
 
-    seeds: of how many the exponents were fitted one by one, whose mean this is and whose standard
-    error; 1: one line through the means, its standard error from the residuals, NaN for fewer than
-    three points.
+    seeds: number of seeds fitted separately; exponent and standard error are those of their mean.
+    1: one line through the means, its standard error from the residuals, NaN for fewer than three
+    points.
     """
 
     exponent: float
@@ -34,12 +34,12 @@ class Fit(NamedTuple):
 
 
 def signed(value: float, digits: int) -> str:
-    """A number with so many digits and a minus sign, which 0.00 has not."""
+    """Return a number with so many decimals and a minus sign, without one for 0.00."""
     return f"{value:z.{digits}f}".replace("-", "−")
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
-    """Least squares of log y on log x; the exponent's standard error from the residuals.
+    """Fit log y on log x by least squares; the exponent's standard error from the residuals.
 
     None for fewer than two distinct x; no error for fewer than three points.
     """
@@ -58,11 +58,11 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
 
 
 def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]) -> Fit | None:
-    """The mean of the seeds' power laws, its standard error their standard deviation / sqrt(seeds).
+    """Return the mean of the seeds' power laws, with standard error deviation / sqrt(seeds).
 
-    values: seed -> y at each x.  Seeds share their numbers over x (a start, the order of batches),
-    which the residuals of a line through their means would not show.  A seed that lacks an x is
-    left out; where fewer than two are whole, the line goes through the means over seeds.
+    values: seed -> y at each x.  A seed has the same random numbers at every x (initialisation,
+    order of batches), which residuals of a line through the means would not show.  A seed that
+    lacks an x is left out.  With fewer than two complete seeds the line goes through the means.
     """
     if not values:
         return None
@@ -81,7 +81,7 @@ def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]
 
 
 def fit_points(points: Sequence[Point]) -> Fit | None:
-    """The power law of the points that are neither saturated nor diverged."""
+    """Return the power law of the points that are neither saturated nor diverged."""
     used = [p for p in points if not p.mark and p.value.mean > 0]
     return power_law_of_seeds([p.depth for p in used], [p.by_seed for p in used])
 
