@@ -62,7 +62,7 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
 
 
 def depth_words(runs: Sequence[Run]) -> list[str]:
-    """The depths of these runs, `6`, or `20 + 5` where there are an encoder and a decoder."""
+    """Return the depths of these runs: `6`, or `20 + 5` for an encoder-decoder."""
     found = set()
     for run in runs:
         both = run.get("model.family") == "encoder_decoder"
@@ -109,7 +109,7 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
     for key in _set_otherwise(runs[0]):
         if key not in different:
             form = FORMS.get(key, f"{short_key(key)} {{}}")
-            # Of a file its name, not where it lies.
+            # A file is shown by its name, without its folder.
             items.append(counted(form, value_text(runs[0].flat_config[key]).rpartition("/")[2]))
     items += [f"{short_key(key)} follows N" for key in follows]
     if left := _repeated(runs):
@@ -125,7 +125,7 @@ def _join(*parts: tuple[str | None, str]) -> str:
 
 
 def _repeated(runs: Sequence[Run]) -> int:
-    """How many runs have setting, depth and seed of another."""
+    """Return the number of runs with the setting, depth and seed of another run."""
     keys = [DEPTH, SEED, *varying_settings(runs)]
     return len(runs) - len({tuple(hashable(setting_value(run, k)) for k in keys) for run in runs})
 
@@ -156,7 +156,7 @@ def seeds_note(counts: Iterable[int]) -> str:
 
 
 def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
-    """A note on which of some means, by name, have seeds that diverged."""
+    """Return a note that names the means with diverged seeds."""
     notes = []
     for name, runs in shown:
         if count := sum(map(has_diverged, runs)):

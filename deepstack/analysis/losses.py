@@ -11,7 +11,7 @@ ON_MASK = " on [MASK]"
 
 
 def has_mask_loss(runs: Sequence[Run]) -> bool:
-    """Whether all runs measured the validation loss where [MASK] is shown."""
+    """Return whether all runs measured the validation loss where [MASK] is shown."""
     measured = [run for run in runs if len(run.evals)]
     return bool(measured) and all(
         last_row(run.evals, ["loss_masked"]) is not None for run in measured
@@ -19,7 +19,7 @@ def has_mask_loss(runs: Sequence[Run]) -> bool:
 
 
 def mask_note(runs: Sequence[Run]) -> str:
-    """Words for the positions of the loss, where these are not all that is predicted."""
+    """Return a note on the positions of the loss, if they are not all predicted positions."""
     evals = [run.evals for run in runs if len(run.evals)]
     parts = any(last_row(rows, ["loss"]) != last_row(rows, ["loss_masked"]) for rows in evals)
     return ON_MASK if has_mask_loss(runs) and parts else ""
@@ -36,24 +36,24 @@ def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     """Return the reference levels of the training loss, which is over all predicted positions."""
     levels = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
     unigram = reference_levels(runs, ["unigram_entropy"])
-    # Where all that is predicted shows [MASK] the two are one level: one line, one name.
+    # If all predicted positions show [MASK], both levels are equal: draw one line with one name.
     same = {value for _, value in levels} == {value for _, value in unigram}
     return unigram if same or not levels else levels
 
 
 def final_value(run: Run, column: str) -> float | None:
-    """The last finite validation loss."""
+    """Return the last finite validation loss."""
     return last_row(run.evals, [column])
 
 
 def final_loss(runs: Sequence[Run], column: str) -> Spread:
-    """The mean over the seeds that did not diverge: those have no final loss."""
+    """Return the mean final loss over seeds that did not diverge."""
     found = [final_value(run, column) for run in runs if not has_diverged(run)]
     return spread_of([loss for loss in found if loss is not None])
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
-    """The levels of these runs, name and value: one a distinct value, at most three a name."""
+    """Return name and value of the runs' levels: distinct values, at most three per name."""
     levels: list[tuple[str, float]] = []
     for name in names:
         found: list[float] = []

@@ -62,7 +62,7 @@ def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
 
 
 def outcome(run: Run) -> str | None:
-    """One of OUTCOMES for a run that came to its end, None for one that did not."""
+    """Return one of OUTCOMES for a finished run with a known floor, or None."""
     if run.state == "diverged":
         return "diverged"
     difference = margin(run) if run.state == "done" else None
@@ -108,7 +108,7 @@ class Cell:
 
 
 def cell_of(runs: Sequence[Run]) -> Cell:
-    """The cell of runs that have an outcome each."""
+    """Return the cell of runs that each have an outcome."""
     runs = one_run_per_seed(runs)
     return Cell(
         tuple(outcome(run) or "" for run in runs),
@@ -117,7 +117,7 @@ def cell_of(runs: Sequence[Run]) -> Cell:
 
 
 def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
-    """The runs that have an outcome. Raises NothingMatchedError when there is none."""
+    """Return the runs that have an outcome. Raises NothingMatchedError when there is none."""
     finished = [run for run in runs if outcome(run)]
     if not finished:
         raise NothingMatchedError(

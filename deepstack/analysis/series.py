@@ -40,7 +40,7 @@ NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK, DATA)
 class Series:
     """The runs that differ in depth and seed only: one line of a chart.
 
-    label: what tells it from the others. numeric: the one number that does, if it is one.
+    label: the values that differ from other series. numeric: that value, if it is one number.
     """
 
     label: str
@@ -52,7 +52,7 @@ class Series:
         return sorted({depth_of(run) for run in self.runs})
 
     def at(self, depth: int) -> list[Run]:
-        """Its runs of one depth, by seed, one a seed."""
+        """Return the series' runs of one depth, sorted by seed, one per seed."""
         members = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
         return sorted(members, key=lambda run: int(run.get(SEED, 0)))
 
@@ -115,14 +115,14 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 
 def is_ordered(series: Sequence[Series]) -> bool:
-    """Whether one number tells each of the series from the others."""
+    """Return whether one number distinguishes each series from the others."""
     return all(s.numeric is not None for s in series)
 
 
 def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str]]:
-    """At most `limit` of the series, and a note that names the others.
+    """Return at most `limit` of the series, and a note that names the others.
 
-    Of names those that others are compared with stay; numbers, and the rest, are taken evenly.
+    Series of the schemes in COMPARED_WITH stay; the others are evenly spaced.
     """
     first = [s for s in series if s.numeric is None and s.runs[0].get(SCHEME) in COMPARED_WITH]
     first = first if len(first) <= limit else []
@@ -136,7 +136,7 @@ def choose_panels(
 ) -> tuple[list[tuple[str, list[Run]]], list[str]]:
     """Return label and runs of each panel, and notes on runs without a panel.
 
-    Of one setting every depth; of several each at its greatest depth, named where there are others.
+    One setting: a panel per depth.  Several: each at its greatest depth, named if depths differ.
     """
     if len(series) == 1:
         depths = series[0].depths
@@ -160,7 +160,7 @@ def left_out_note(labels: Sequence[str]) -> list[str]:
 
 
 def evenly_spaced(values: Sequence[Any], limit: int) -> list[Any]:
-    """At most `limit` of the values, evenly, with the first and the last."""
+    """Return at most `limit` evenly spaced values, with the first and the last."""
     if len(values) <= limit:
         return list(values)
     if limit <= 1:

@@ -64,12 +64,12 @@ def has_diverged(run: Run) -> bool:
 
 
 def has_diverged_by(run: Run, step: int) -> bool:
-    """Whether a run had diverged when this step was made: the last of its rows is where it did."""
+    """Return whether a run had diverged by this step; its last row is the step of divergence."""
     return has_diverged(run) and int(run.steps["step"].iloc[-1]) <= step
 
 
 def with_steps(runs: Sequence[Run]) -> list[Run]:
-    """The runs that have made a step. Raises NothingMatchedError when there is none."""
+    """Return the runs that have made a step. Raises NothingMatchedError when there is none."""
     started = [run for run in runs if len(run.steps)]
     if not started:
         raise NothingMatchedError("no run has a step in steps.csv yet")
@@ -77,7 +77,7 @@ def with_steps(runs: Sequence[Run]) -> list[Run]:
 
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:
-    """The steps that all these runs have a row for."""
+    """Return the steps for which all these runs have a row."""
     shared = set(runs[0].steps["step"].tolist())
     for run in runs[1:]:
         shared &= set(run.steps["step"].tolist())
@@ -91,12 +91,10 @@ def points_of(
     ceiling: Callable[[Run], float] = lambda _: math.inf,
     gone: Callable[[Run], bool] = has_diverged,
 ) -> list[Point]:
-    """The mean over the seeds of each depth that are not `gone`; where the value is None, of the
-    others.
+    """Return the mean over the seeds of each depth that are not `gone`, without None values.
 
-    A point is marked where some seeds are gone, and saturated when it lies above `ceiling`.  Where
-    all are gone it is diverged: their last finite values, if `value` has them, and no mean of
-    measurements.
+    A point is marked if some seeds are gone, and saturated if it lies above `ceiling`.  If all are
+    gone, it is marked diverged and shows the mean of the values that `value` returns for them.
     """
     points = []
     for depth in depths:
@@ -119,7 +117,7 @@ def points_of(
 
 
 def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
-    """The last finite value of the first of these columns that has one."""
+    """Return the last finite value of the first of these columns that has one."""
     for name in names:
         if name in table:
             values = table[name].to_numpy(dtype=float)
@@ -135,7 +133,7 @@ def is_normalised(run: Run) -> bool:
 
 
 def update_column(runs: Sequence[Run]) -> str:
-    """The column that compares these runs: relative where one has no last norm."""
+    """Return the column that compares these runs: the relative one if any lacks a last norm."""
     return "model_update" if all(map(is_normalised, runs)) else "model_update_rel"
 
 
@@ -149,7 +147,7 @@ def unrelated_distance(run: Run, column: str) -> float:
 
 
 def value_at(run: Run, column: str, step: int) -> float | None:
-    """The value at a step; of a run that had diverged by then, the last finite one before it."""
+    """Return the value at a step; for a run that diverged by then, its last finite value."""
     rows = run.steps[run.steps["step"] <= step]
     if has_diverged_by(run, step):
         return last_row(rows, [column])

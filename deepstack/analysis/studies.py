@@ -30,8 +30,8 @@ def find_studies(
 ) -> tuple[dict[Path, list[Run]], list[str]]:
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
-    The runs of several folders make one study, `Path()`; of runs with one configuration, seed
-    included, it has the first alone.  damage_of: why a run cannot be read, or None.
+    The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
+    seed, it has only the first.  damage_of: why a run cannot be read, or None.
     """
     together = len(folders) > 1
     studies: dict[Path, list[Run]] = {}
@@ -52,7 +52,7 @@ def find_studies(
 def use_readable(
     runs: Sequence[Run], skipped: list[str], use: Callable[[list[Run]], Result]
 ) -> Result:
-    """Return use(runs), without the runs of which it reads a damaged file.
+    """Return use(runs), leaving out runs of which it reads a damaged file.
 
     `use` is called again whenever it raises ResourceError and some of its runs are damaged; they
     are left out, and `skipped` gets a sentence for each.
