@@ -1,4 +1,4 @@
-"""What a training step does, noted operation by operation as torch carries it out."""
+"""Records the torch operations of a training step, one by one, through a dispatch mode."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What hands a value to Python, or makes tensors whose size depends on values: not to be replayed.
+# Operations that return a value to Python or whose output size depends on values: no replay.
 DEPENDS_ON_VALUES = frozenset(
     {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
 )
-# An attribute of a storage: the recording that knows it, and its number there.
+# Attribute set on a storage: the recording that numbered it, and its number there.
 MARK, NOBODY = "_deepstack_number", (None, -1)
 
 
 class TensorRef(NamedTuple):
-    """A tensor of the step: where it lies in which of the step's storages."""
+    """Identifies a tensor of the step by its storage number, offset, size, stride and dtype."""
 
     number: int
     offset: int
@@ -29,10 +29,10 @@ class TensorRef(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation with its arguments, TensorRefs for tensors, and what it makes.
+    """One recorded operation with its arguments, in which TensorRefs replace tensors.
 
-    results: which of the values that it gives are new tensors, and where they lie.  used: the
-    numbers of the storages that it touches.
+    results: the returned values that are new tensors, by index.  used: the numbers of the storages
+    that the operation reads or writes.
     """
 
     operation: Any
@@ -43,12 +43,13 @@ class Call(NamedTuple):
 
 
 class Recording(TorchDispatchMode):
-    """Notes every operation that is carried out inside the context.
+    """Dispatch mode that records every operation executed inside the context.
 
     like: an earlier recording; equal calls are shared with it, so that memory holds them once.
-    calls: the operations that compute something; a view is another TensorRef.  sizes: bytes of each
-    storage by number.  before: the storages that existed before the step, by number.  made:
-    TensorRefs of the results.  refused: why it cannot be replayed, or ''.
+    calls: the operations that compute something; a view is only another TensorRef.
+    sizes: bytes of each storage by number.
+    before: the storages that existed before the step, by number.
+    made: TensorRefs of the results.  refused: why the step cannot be replayed, or ''.
     """
 
     def __init__(self, like: Recording | None = None) -> None:
@@ -62,14 +63,14 @@ class Recording(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not wrapped in what would import torch's compiler, a second of work, to leave it out."""
+        """Return False: True would import torch's compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if made_of_others(operation):  # in inference mode, where autograd does not take it apart
+        if made_of_others(operation):  # in inference mode autograd does not decompose it
             with self:
                 return operation.decompose(*args, **kwargs)
         found = operation(*args, **kwargs)
@@ -107,18 +108,18 @@ class Recording(TorchDispatchMode):
             self.calls.append(known if known == call else call)
 
     def _known(self, storage: torch.UntypedStorage) -> int | None:
-        """The number of a storage, or None where it is new."""
+        """Return the number of a storage, or None if this recording has not seen it."""
         recording, number = getattr(storage, MARK, NOBODY)
         return number if recording is self else None
 
     def _add(self, storage: torch.UntypedStorage) -> int:
-        """Give a storage a number, which it carries as long as it lives: addresses come again."""
+        """Number a storage by an attribute on it, because addresses are reused."""
         setattr(storage, MARK, (self, len(self.sizes)))
         self.sizes.append(storage.nbytes())
         return len(self.sizes) - 1
 
     def place(self, tensor: Tensor) -> TensorRef:
-        """Where a tensor lies."""
+        """Return the TensorRef of a tensor; number its storage if it is new."""
         storage = tensor.untyped_storage()
         number = self._known(storage)
         if number is None:
@@ -128,13 +129,13 @@ class Recording(TorchDispatchMode):
         return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
     def end(self, made: Any) -> None:
-        """Keep the TensorRefs of what was made, and leave the storages as they were."""
+        """Keep the TensorRefs of the results and remove the numbers from older storages."""
         self.made = converted(made, self.place)
         for storage in self.before.values():
             delattr(storage, MARK)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same operations were carried out on the same tensors."""
+        """Return whether both recordings contain the same operations on the same tensors."""
         return (
             isinstance(other, Recording)
             and (self.calls, self.sizes) == (other.calls, other.sizes)
@@ -146,7 +147,7 @@ class Recording(TorchDispatchMode):
 
 @cache
 def made_of_others(operation: Any) -> bool:
-    """Whether an operation is nothing but others, which are what training carries out."""
+    """Return whether an operation only decomposes into others and has no CPU kernel."""
     keys = torch._C.DispatchKey
     return bool(
         operation.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
@@ -155,7 +156,7 @@ def made_of_others(operation: Any) -> bool:
 
 
 def shares(found: Any, args: Any) -> bool:
-    """Whether what an operation gives lies in the storage of its first argument."""
+    """Return whether an operation's result shares the storage of its first argument."""
     first = found[0] if isinstance(found, (list, tuple)) and found else found
     return (
         isinstance(first, Tensor)
@@ -165,7 +166,7 @@ def shares(found: Any, args: Any) -> bool:
 
 
 def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
-    """The same nested lists, tuples and dicts with everything of this kind changed."""
+    """Return the nested lists, tuples and dicts with `change` applied to values of type `kind`."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, (list, tuple)) and value.__class__ is not torch.Size:
@@ -176,7 +177,7 @@ def converted(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> 
 
 
 def refs_in(value: Any) -> Iterator[TensorRef]:
-    """The TensorRefs in nested lists, tuples and dicts."""
+    """Yield the TensorRefs in nested lists, tuples and dicts."""
     if isinstance(value, TensorRef):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -187,12 +188,12 @@ def refs_in(value: Any) -> Iterator[TensorRef]:
 
 
 def numbers_in(value: Any) -> Iterator[int]:
-    """The numbers of the storages in nested lists, tuples and dicts."""
+    """Return the storage numbers of all TensorRefs in nested lists, tuples and dicts."""
     return (place.number for place in refs_in(value))
 
 
 class Shape(NamedTuple):
-    """What a kernel is chosen by: a TensorRef without where it lies."""
+    """A TensorRef without its storage and offset: the properties that select a kernel."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -200,7 +201,7 @@ class Shape(NamedTuple):
 
 
 def shapes_of(value: Any) -> Any:
-    """The same, nested, with Shapes for TensorRefs and tuples for lists: a key."""
+    """Return a hashable key: the nested value with Shapes for TensorRefs, tuples for lists."""
     if isinstance(value, TensorRef):
         return Shape(value.size, value.stride, value.dtype)
     return tuple(map(shapes_of, value)) if isinstance(value, (list, tuple)) else value

@@ -29,18 +29,18 @@ from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
 
-# Steps made as they are before one is recorded: the optimizer makes its state.
+# Eager steps before the first recording: the optimizer creates its state.
 WARM_UP = 1
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
 WORTH_SAYING = 2.0  # seconds of recording
-# What only gives memory, with whatever is in it.
+# Operations that only allocate uninitialized memory.
 UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
 
 
 def replaying(update: Update, probe: Probe | None, said: Callable[[str], None]) -> Made:
-    """The update and the probe after it; the fourth and later calls replay the third's operations.
+    """Return a step, update then probe, whose fourth and later calls replay the third call.
 
     The second call is recorded as well.  If the two recordings differ, or if the update reads a
     value, every step runs eagerly and `said` receives the reason.  It also receives the time that
@@ -105,14 +105,14 @@ class _Replayed:
 
 
 class Bound(NamedTuple):
-    """A recording whose TensorRefs are tensors: its operations in order, and what they measure."""
+    """A recording bound to memory: its operations in order, and the tensors of its results."""
 
     operations: list[Operation]
     measured: Measured
 
 
 def bound(recording: Recording) -> Bound:
-    """The operations of a recording on one block of memory."""
+    """Bind a recording to one block of memory and return its operations and results."""
     before = frozenset(recording.before)
     calls = [call for call in recording.calls if call.operation not in UNFILLED]
     kept = set(numbers_in(recording.made)) - before
@@ -135,15 +135,15 @@ def bound(recording: Recording) -> Bound:
 def layout(
     used: Sequence[frozenset[int]], sizes: Sequence[int], kept: set[int]
 ) -> tuple[dict[int, int], int]:
-    """Offsets of results in one block of memory, and its size, in bytes.
+    """Return offsets of results in one block of memory, and the block's size, in bytes.
 
-    used: which results each call touches.  A result owns its memory from its first use to its last,
-    and forever if it is in `kept`.  sizes: bytes by number.
+    used: the results that each call touches.  A result occupies memory from its first use to its
+    last, and forever if it is in `kept`.  sizes: bytes by number.
     """
     last = {number: index for index, numbers in enumerate(used) for number in numbers}
     last |= dict.fromkeys(kept, len(used))
     offsets: dict[int, int] = {}
-    free: dict[int, list[int]] = {}  # by size: few results share theirs with another one
+    free: dict[int, list[int]] = {}  # by size: many results have equal sizes
     total = 0
     for index, numbers in enumerate([frozenset(kept), *used], -1):
         for number in sorted(n for n in numbers if n not in offsets):
@@ -160,14 +160,14 @@ def layout(
 
 
 def padded(size: int) -> int:
-    """Bytes that a result takes in the block."""
+    """Return the bytes that a result occupies in the block: its size, aligned."""
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
 def trim_memory() -> None:
-    """Give memory that was freed back to the system, where the C library can be asked to.
+    """Return freed memory to the system, if the C library has `malloc_trim`.
 
-    The results of the recorded step were freed one by one; the replay has a block of its own.
+    The results of the recorded step were freed one by one; the replay uses one separate block.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

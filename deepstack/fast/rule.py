@@ -1,4 +1,4 @@
-"""Which of the faster ways a run takes: a fixed rule, so that a resumed run takes the same."""
+"""Chooses the fast paths of a run by a fixed rule, so that a resumed run uses the same ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class FastPaths:
-    """fused: a sublayer is one node; compiled: one compiled layer; captured: CUDA graphs;
+    """The fast paths of a run.
+
+    fused: a sublayer is one autograd node; compiled: one compiled layer; captured: CUDA graphs;
     replayed: the operations of a step, recorded once."""
 
     fused: bool
@@ -27,7 +29,7 @@ class FastPaths:
 
 STATIC = "a scheme that declares static=True"
 
-# Recording a step takes as long as some twenty steps save.
+# Recording a step takes as long as about twenty replayed steps save.
 FEW_STEPS = 50
 
 
@@ -49,9 +51,9 @@ def choose_fast_paths(
     captured: Choice,
     replayed: Choice,
 ) -> FastPaths:
-    """The ways that a configuration asks for, 'auto' being this rule:
+    """Return the fast paths that a configuration selects; 'auto' follows this rule:
 
-    | way      | where                                              | why                         |
+    | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
     | fused    | no dropout, nothing sharded; CPU: fp32; GPU:       | see benchmarks/README.md    |
     |          | nothing inside of sublayers, and small or all nodes |                             |
@@ -61,12 +63,13 @@ def choose_fast_paths(
     | replayed | CPU, one process, static, nothing compiled,        | the same                    |
     |          | dropout not recomputed, 50 steps or more           |                             |
 
-    inside: whether the scheme puts something inside of sublayers; nodes: whether a fused layer
-    would be small or consist of a GPU's nodes, but for a few sums.  uniform: whether all layers are
-    alike to a compiler (DLCL's are not).  static: whether the scheme declares itself static (see
-    `Scheme`).  Raises ConfigError for settings that exclude each other.
+    inside: whether the scheme adds operations inside sublayers.
+    nodes: whether a fused layer is small, or consists of fused GPU sublayers except for a few sums.
+    uniform: whether all layers compile to the same code (DLCL's do not).
+    static: whether the scheme declares itself static (see `Scheme`).
+    Raises ConfigError for settings that exclude each other.
     """
-    # key: what was chosen, and of what it needs, whether that is lacking
+    # by key: the chosen value, and for each requirement whether it is missing
     need: dict[str, tuple[Choice, dict[str, bool]]] = {
         "runtime.fused": (
             fused,
@@ -117,12 +120,12 @@ def choose_fast_paths(
 
 
 def refused(key: str, needs: str) -> ConfigError:
-    """What is said of a way that is asked for where it cannot be had."""
+    """Return the error for a fast path that is requested but not available."""
     return ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
 
 
 def has_triton() -> bool:
-    """Whether torch.compile can make kernels for a GPU here: Triton builds a launcher in C."""
+    """Return whether torch.compile can build GPU kernels; Triton needs a C compiler."""
     has_c = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
     has_header = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
     return importlib.util.find_spec("triton") is not None and has_c and has_header

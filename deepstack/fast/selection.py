@@ -1,4 +1,4 @@
-"""The fast paths of a run, by the rule of `choose` from its configuration and device."""
+"""Selects the fast paths of a run from its configuration and device (`choose_fast_paths`)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from deepstack.model import Transformer, build_model
 from deepstack.model.sublayers import Attention, FeedForward
 from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
 
-# Of a GPU: tokens * d_model * d_ff up to which a layer is launches, whatever it computes.
+# Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
 
 ALONE = Processes()
 
 
 def parallel_of(config: conf.Config, processes: Processes) -> str | None:
-    """What the processes share ('data' or 'fully_sharded'); None for one that trains alone."""
+    """Return the parallelism of the processes ('data' or 'fully_sharded'); None for one."""
     return config.runtime.parallel if processes.size > 1 else None
 
 
 def fast_paths_of(
     config: conf.Config, device: torch.device, processes: Processes = ALONE
 ) -> FastPaths:
-    """Which of the faster ways this run takes on this device."""
+    """Return the fast paths that this run uses on this device."""
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
@@ -60,12 +60,12 @@ def fast_paths_of(
 
 
 def triton_version() -> str | None:
-    """Of the Triton that makes kernels for small layers; None where there is none."""
+    """Return the version of Triton, which compiles GPU kernels; None if it is unusable."""
     return metadata.version("triton") if has_triton() else None
 
 
 def two_layers(config: conf.Config) -> Transformer:
-    """The model with two layers a stack and without storage."""
+    """Build the model with two layers per stack on the meta device, without storage."""
     few: dict[str, Any] = {"model.depth": 2}
     if config.model.decoder_depth:
         few["model.decoder_depth"] = 2
@@ -74,16 +74,16 @@ def two_layers(config: conf.Config) -> Transformer:
 
 
 def has_more_inside(model: Transformer) -> bool:
-    """Whether something goes on inside of sublayers that is no part of a GPU's nodes."""
+    """Return whether sublayers contain operations that fused GPU sublayers lack."""
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     turned = any(attention.qk is not None for attention in attentions)
     return turned or any(len(scheme.slots) for scheme in model.schemes)
 
 
 def is_nodes(model: Transformer) -> bool:
-    """Whether a GPU has nodes for all sublayers and norms, and one stream goes through them.
+    """Return whether every sublayer and norm has a fused GPU kernel and there is one stream.
 
-    What stands between nodes is launched operation by operation.
+    Operations between fused sublayers are launched one by one.
     """
 
     def has_node(module: nn.Module) -> bool:
@@ -101,5 +101,5 @@ def is_nodes(model: Transformer) -> bool:
 
 
 def is_bare(attention: Attention) -> bool:
-    """Whether attention reads heads as one product gives them."""
+    """Return whether attention uses the heads of the fused product unchanged."""
     return attention.fused and attention.qk is None and not attention.slots

@@ -1,4 +1,4 @@
-"""The training step.  The plain eager step below is the definition of every faster one."""
+"""Defines the training step: every fast path computes the same as the plain eager step here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from deepstack.parameters.banks import Bank, Banks, global_norm
 
 
 class Measured(NamedTuple):
-    """What a step measures, as 0-d tensors on the device: nothing here waits for it.
+    """The measurements of a step, as 0-d tensors on the device; the host does not wait for them.
 
-    loss: of the batch before the update; grad_norm: before clipping; alive: 1.0 while every loss
-    and gradient norm so far was finite, every model update before this step's too, and no loss
-    exceeded the bound; probe: what the probe measured after the update, by name.
-    settle: None, or the probe is measured with the next step, and calling this measures it now;
-    until either, `probe` holds older numbers.
+    loss: of the batch before the update.  grad_norm: before clipping.
+    alive: 1.0 while every loss, gradient norm and earlier model update was finite and no loss
+    exceeded the bound.
+    probe: the probe's measurements after the update, by name.
+    settle: None, or a function that measures the probe now instead of with the next step; until
+    then `probe` holds older numbers.
     """
 
     loss: Tensor
@@ -39,7 +40,7 @@ Found = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
 
 @dataclass(frozen=True)
 class Update:
-    """A training step in two halves, (inputs, targets) -> Measured.
+    """A training step in two parts, (inputs, targets) -> Measured.
 
     gradients: (inputs, targets) -> Found; only reads parameters.  apply: Found -> Measured; changes
     them.
@@ -58,14 +59,14 @@ Step = Callable[[Tensor, Tensor, float], Measured]
 
 
 def probed(update: Update, probe: Probe | None) -> Made:
-    """The update, and what the probe measures after it."""
+    """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """The bound method, without keeping its object alive: nothing to do where that is gone."""
+    """Return a call of the bound method by weak reference; no effect once its object is freed."""
     kept = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -90,26 +91,26 @@ def make_step(
     project: Callable[[], None] | None = None,
     capture: Callable[[Update, Probe | None], Made] = probed,
 ) -> Step:
-    """A function (inputs, targets, lr) -> Measured that makes one update, or none after divergence.
+    """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 
     loss: (inputs, targets) -> the mean loss.  Every parameter group has a key 'factor': its
     learning rate is lr * factor.  The gradient is scaled by min(1, clip / its norm).  After a
-    non-finite or too large value the update is masked on the device, for good: the parameters
-    stay as they were, and no value of the host is waited for.
+    non-finite or too large value all later updates are masked on the device: the parameters stay
+    unchanged, and the host does not wait.
 
-    probe: called after the update, measures the model; after a 'model_update' that is not finite
-    the next update is masked too, which is begun before anyone has read it.
-    share: called after the backward pass with the loss of this process's part of the batch; makes
-    gradients those of the whole batch and returns its loss.  norm_of: the norm of all gradients
-    then.
-    project: called after every update, puts parameters back to where they are kept.  Once updates
-    are masked it finds them there, and moves them by rounding at the most.
-    capture: makes of update and probe, everything but the learning rate, one graph of a GPU, say.
+    probe: measures the model after the update; a 'model_update' that is not finite masks the next
+    update.
+    share: called after the backward pass with the loss of this rank's part of the batch; averages
+    gradients over the whole batch and returns its loss.
+    norm_of: the norm of all gradients after `share`.
+    project: enforces the scheme's constraint on parameters after every update.  Under masked
+    updates it changes them by rounding errors at most.
+    capture: turns update and probe into one function, such as a CUDA graph.
     """
 
     make_update = bare_step(optimizer)
-    told: Any = optimizer  # of found_inf and grad_scale, which no class of torch's declares
-    moved = torch.zeros_like(alive)  # ‖ΔF‖ after the step before
+    told: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
+    moved = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
 
     def gradients(inputs: Tensor, targets: Tensor) -> Found:
         banks.zero_gradients()
@@ -152,10 +153,10 @@ def make_step(
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """The optimizer's own step, without what torch wraps around it.
+    """Return the optimizer's step without the wrappers that torch adds.
 
-    The wrappers import torch's compiler, which takes a second and which a run that compiles nothing
-    never needs; what they do is call hooks, of which there are none here, and disable gradients.
+    The wrappers import torch's compiler, which takes a second.  They only call hooks, which are
+    not used here, and disable gradients.
     """
     step: Any = type(optimizer).step
     while hasattr(step, "__wrapped__"):
