@@ -1,8 +1,8 @@
-"""A whole training step as CUDA graphs: launched at once instead of kernel by kernel.
+"""Captures a whole training step as CUDA graphs, launched at once instead of kernel by kernel.
 
-Three graphs: what finds the gradients, what applies them, and what probes the model.  The first and
-the last only read parameters, so that the probe of one step runs beside the gradients of the next,
-on kernels too small to fill a GPU.
+Three graphs compute the gradients, apply them and probe the model.  The first and the last only
+read parameters, so the probe of one step can run concurrently with the gradients of the next.
+This helps where the kernels are too small to fill a GPU.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from deepstack.fast.step import Made, Measured, Probe, Update, weakly
 
 T = TypeVar("T")
 
-# Steps made eagerly, on the stream that captures: libraries and the allocator set themselves up,
-# and the optimizer makes its state.
+# Eager steps on the capturing stream: libraries and the allocator initialize, and the optimizer
+# creates its state.
 WARM_UP = 3
-# Times the most memory held so far that must be free for a graph that can be done without.
+# An optional graph needs this multiple of the peak memory to be free.
 ROOM = 2
-# Of one graph, where a graph of all layers is too large.
+# Layers per graph, if one graph of all layers is too large.
 LAYERS = 250
 
-# parts(every, between): inside of the block, `between` is called between as many layers, on the way
-# through them and on the way back.
+# parts(every, between): a context in which `between` is called after every so many layers, in the
+# forward and in the backward pass.
 Parts = Callable[[int, Callable[[], None]], AbstractContextManager[None]]
 
 
@@ -44,17 +44,17 @@ def capture(
     joint: bool = True,
     parts: Parts | None = None,
 ) -> Made:
-    """The update and the probe after it, whose fourth and later calls replay CUDA graphs of them.
+    """Return a step, update then probe, whose fourth and later calls replay CUDA graphs.
 
-    Inputs and targets are copied into the graphs' own tensors; what it returns are their own
-    tensors too, overwritten by the next call.  Learning rates must be tensors, changed in place;
-    nothing in the update may wait for the device.  said: told how long capturing took, or why the
-    update cannot be captured: it is then launched kernel by kernel, which gives the same bits.
-    insist: ResourceError instead.
+    Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
+    graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
+    nothing in the update may wait for the device.
+    said: receives the time of the capture, or why it failed.  Kernels are then launched one by
+    one, with the same bits.  insist: raise ResourceError instead.
 
-    joint: whether the probe may be measured beside the next call (`Measured.settle`), which must be
-    False where anything that the model reads changes between two calls.
-    parts: between which layers graphs may be cut, if there is no memory for one of all layers.
+    joint: whether the probe may run concurrently with the next call (`Measured.settle`).  It must
+    be False if anything that the model reads changes between two calls.
+    parts: splits the layers over several graphs if memory is too small for one.
     """
     return _Captured(update, probe, said, insist, joint, parts)
 
@@ -62,9 +62,9 @@ def capture(
 class CapturedFunction(Generic[T]):
     """A function whose second and later calls replay a CUDA graph of it.
 
-    It takes nothing and reads, and what it gives holds, tensors that stay where they are: those
-    that it gives are overwritten by the next call.  It draws no random numbers.  said: as in
-    `capture`; where it cannot be captured it is called as it is.
+    The function takes no arguments, reads tensors at fixed addresses and draws no random numbers.
+    The next call overwrites the returned tensors.  said: as in `capture`; if the capture fails,
+    the function runs eagerly.
     """
 
     def __init__(self, function: Callable[[], T], said: Callable[[str], None]) -> None:
@@ -88,10 +88,10 @@ class CapturedFunction(Generic[T]):
         return self.found
 
     def record(self) -> bool:
-        """Capture the function, or say why that failed."""
+        """Capture the function and return whether that succeeded; report a failure."""
         torch.cuda.synchronize()
         if torch.cuda.mem_get_info()[0] < ROOM * torch.cuda.max_memory_allocated():
-            self.refused = True  # what it holds would lack elsewhere
+            self.refused = True  # the graph's memory is needed elsewhere
             return False
         pool, random = torch.cuda.graph_pool_handle(), torch.cuda.get_rng_state()
         try:
@@ -106,16 +106,17 @@ class CapturedFunction(Generic[T]):
 
 
 class Graphs(list[torch.cuda.CUDAGraph]):
-    """CUDA graphs of what was launched one after the other."""
+    """CUDA graphs that are launched in sequence."""
 
     def replay(self) -> None:
-        """Launch all of it again."""
+        """Launch all graphs in order."""
         for graph in self:
             graph.replay()
 
     def reset(self) -> None:
-        """Free them now, whoever still knows them: torch takes back what the library of products
-        works in on their stream, which those that are captured there later use as well."""
+        """Free the graphs now, even if they are still referenced.
+
+        torch then frees the stream's BLAS workspace, which later graphs of the stream also use."""
         for graph in self:
             graph.reset()
 
@@ -162,7 +163,7 @@ class _Captured:
         return measured
 
     def replay(self, graphs: _Recorded) -> Measured:
-        """Launch the step, and beside it the probe of the one before."""
+        """Launch the step, concurrently with the probe of the previous step."""
         if self.late and graphs.probe is not None:
             now = torch.cuda.current_stream()
             self.beside.wait_stream(now)
@@ -179,7 +180,7 @@ class _Captured:
         return graphs.measured
 
     def settle(self) -> None:
-        """Measure what was left to the next call."""
+        """Run the probe that was left to the next call."""
         if self.late and self.graphs is not None and self.graphs.probe is not None:
             self.graphs.probe.replay()
         self.late = False
@@ -208,8 +209,8 @@ class _Captured:
             ) from cause
 
     def attempt(self, parts: Parts | None) -> BaseException | None:
-        """Capture the step and the probe, or say why that failed."""
-        # what runs beside the step must not share its memory
+        """Capture the step and the probe; return None, or the error that prevented it."""
+        # the probe runs concurrently with the step and must not share its memory
         pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
         random = torch.cuda.get_rng_state()
         made = Graphs()
@@ -238,7 +239,7 @@ class _Captured:
 
 @contextmanager
 def on(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work on another stream, after what this one was given and before what it is given next."""
+    """Run on `stream`, ordered after earlier and before later work of the current stream."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
@@ -248,10 +249,10 @@ def on(stream: torch.cuda.Stream) -> Iterator[None]:
 def captured(
     function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream, parts: Parts | None = None
 ) -> tuple[Graphs, Any]:
-    """Graphs of what the function launches, and what it returns, in memory of the pool.
+    """Capture the function in memory of the pool; return its graphs and its result.
 
-    One graph, or where there are parts one of each: they share what lies in the pool, since they
-    are only ever launched one after the other.
+    One graph, or one for each part: parts share the pool's memory, since they are only launched in
+    sequence.
     """
     graphs = Graphs()
     try:
@@ -278,17 +279,17 @@ def captured(
 
 
 def let_go(error: BaseException | None) -> None:
-    """Free what the frames of an error hold, all activations for one, and leave its lines."""
+    """Free the objects in an error's frames, such as activations, and keep its traceback."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
 def abandon(pools: Sequence[Any], random: Tensor) -> None:
-    """Put right what torch does at the end of a capture, and never does of one that failed.
+    """Do the cleanup that torch omits after a failed capture.
 
-    Else it frees no memory that it has kept, and every random number is an error.  random: the
-    generator's state before.
+    Without it torch keeps the pools' memory, and every random number raises an error.  random: the
+    generator's state before the capture.
     """
     device, inside = torch.cuda.current_device(), vars(torch._C)
     end = inside.get("_cuda_endAllocateToPool") or inside["_cuda_endAllocateCurrentStreamToPool"]

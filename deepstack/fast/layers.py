@@ -1,7 +1,6 @@
-"""FastPaths through the layers, x_0 -> x_N: one after the other, compiled, or with recomputation.
+"""Runs the layers, x_0 -> x_N, by fast paths: fused, compiled, or with recomputation.
 
-`memory` is what the layers of a decoder read besides the stream, an encoder's output; None for
-those that read nothing else.
+`memory` is the encoder's output, which decoder layers read besides the stream; None for others.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
 
 
 def recomputing(through: Through, every: int, random: bool) -> Through:
-    """Keep the stream every so many layers; the backward pass computes the rest again.
+    """Keep the stream every so many layers; the backward pass recomputes the layers between.
 
     Activations of depth / every boundaries and of `every` layers are held, for one more forward
     pass.  random: whether layers draw numbers (dropout), the same ones the second time.
@@ -55,7 +54,7 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
             for tensor in [x] if isinstance(x, Tensor) else x:
-                without_copy(tensor)  # what is kept is kept once
+                without_copy(tensor)  # keep the stream in one precision only
             x = checkpoint(through, part, x, memory, use_reentrant=False, preserve_rng_state=random)
         return x
 
@@ -63,7 +62,7 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
 
 
 def cut(through: Through, every: int, between: Callable[[], None]) -> Through:
-    """Call `between` before every so many layers, and in the backward pass behind them."""
+    """Call `between` before every so many layers, and after them in the backward pass."""
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for first in range(0, len(layers), every):
@@ -77,7 +76,7 @@ def cut(through: Through, every: int, between: Callable[[], None]) -> Through:
 
 @contextmanager
 def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
-    """Inside the block `between` is called between so many layers, and on the way back."""
+    """Call `between` between every so many layers, forward and backward, inside the block."""
     with model.another_way(lambda through: cut(through, every, between)):
         yield
 
@@ -103,7 +102,7 @@ def enable_fast_paths(
 
 
 def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:
-    """Call it in the backward pass, when the first gradient of the stream has come."""
+    """Call `call` once in the backward pass, at the first gradient of the stream."""
     came = False
 
     def come(_: Tensor) -> None:
@@ -120,12 +119,12 @@ def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:
 def compiled(
     said: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
 ) -> Through:
-    """Every layer by one compiled function: torch.compile of the forward they share.
+    """Return a function that runs every layer by torch.compile of the forward they share.
 
-    Layers of one wiring share one graph a mode (with and without gradients): parameters are inputs
-    of it, and constants that differ by layer are 0-d buffers.  said: told what is being waited for.
+    Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
+    and constants that differ by layer are 0-d buffers.  said: notified before a compilation.
     """
-    # torch looks whether an input has a gradient while it compiles, and warns itself of it.
+    # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # torch allows a code object a few graphs: an encoder and a decoder that reads it have their own
@@ -135,8 +134,8 @@ def compiled(
 
     def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream, Tensor | None], Stream]:
         said("compiling a layer; this takes up to a minute, once for all layers")
-        # A code object of its own: torch keeps compiled graphs with the code and counts them, and
-        # another stack of this process would use up what it allows.
+        # A new code object: torch limits the compiled graphs per code object, and another stack of
+        # this process would use up the limit.
         own = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
         return torch.compile(own, dynamic=False, fullgraph=True, backend=backend)
 
