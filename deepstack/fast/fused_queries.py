@@ -101,7 +101,7 @@ class HeadsNormed:
         return dy
 
     def of_all(self, each: list[Tensor]) -> Tensor | None:
-        """What q and k have, (d_head,) each, for all heads of them side by side, (2 d,)."""
+        """Repeat q's and k's vectors, (d_head,) each, over all heads: (2 d,), or None."""
         return torch.cat([p for p in each for _ in range(self.n_heads)]) if each else None
 
     def add(self, what: Tensor, grads: Sequence[Tensor | None]) -> None:

@@ -1,4 +1,4 @@
-"""A sublayer as one node of the backward pass, for narrow stacks on a CPU.
+"""Runs a sublayer as one autograd node, for narrow stacks on a CPU.
 
 Autograd keeps a node for every operation and allocates, then adds, a gradient for every weight.  At
 1000 narrow layers that costs as much as arithmetic.  Here a sublayer is a `FusedSublayer` of a few
@@ -82,7 +82,7 @@ class ScaledProduct(Product):
 
 
 class Relu:
-    """y = max(x, 0), in place: both ways it is given what the product beside it has just made."""
+    """y = max(x, 0), in place: its input is always a new result of the adjacent product."""
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         saved.append(torch.relu_(x))
@@ -162,7 +162,7 @@ class Relu2:
 
 
 class Gate:
-    """y = phi(a) * b, x = [a, b] side by side, phi an operation of its own."""
+    """y = phi(a) * b, where x is the concatenation [a, b] and phi is another operation."""
 
     def __init__(self, phi: Operation) -> None:
         self.phi = phi
@@ -267,19 +267,19 @@ class _Node(torch.autograd.Function):
 
 
 def with_copy(x: Tensor, copy: Tensor | None) -> Tensor:
-    """x, which knows its copy in another precision as long as nothing writes into it."""
+    """Attach to x its copy in another precision, valid until something writes into x."""
     if copy is not None:
         vars(x)["lower"] = copy, x._version
     return x
 
 
 def without_copy(x: Any) -> None:
-    """Let x forget its copy."""
+    """Remove the copy attached to x."""
     if isinstance(x, Tensor):
         vars(x).pop("lower", None)
 
 
 def copy_of(x: Tensor) -> Tensor | None:
-    """What `with_copy` gave, where it is still what x is."""
+    """Return the copy attached by `with_copy`, or None if x has changed or has none."""
     found = getattr(x, "lower", None)
     return found[0] if found and found[1] == x._version else None

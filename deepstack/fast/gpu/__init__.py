@@ -1,4 +1,4 @@
-"""Layers on a GPU: what stands for sublayers and norms there, and their kernels in Triton.
+"""Fused sublayers and norms on a GPU, and their kernels in Triton.
 
 Triton reads a kernel's annotations as its own language: they cannot also be types, and mypy is told
 so at each kernel.

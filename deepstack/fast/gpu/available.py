@@ -1,7 +1,6 @@
-"""What this GPU, its Triton and its torch can do.
+"""Detects the abilities of this GPU, its Triton and its torch.
 
-Each answer is a module of kernels or None; a module is imported when it is asked for, since Triton
-takes a second to import.
+Modules of kernels are imported on first use, since Triton takes a second to import.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def sum_kernels() -> Any:
 
 @cache
 def split_kernels() -> Any:
-    """What computes with split numbers, or None but on the GPUs that it was measured on."""
+    """Return the kernels for split fp32 numbers, or None except on compute capability 9."""
     if not makes_kernels() or torch.cuda.get_device_capability()[0] != 9:
         return None
     from deepstack.fast.gpu import split_attention, split_product
@@ -62,7 +61,7 @@ def makes_kernels() -> bool:
 
 @cache
 def since_ampere() -> bool:
-    """Whether the GPU is one that flash attention is made for, and products of bf16 numbers."""
+    """Return whether the GPU supports flash attention and bf16 products (Ampere or later)."""
     return torch.cuda.get_device_capability() >= (8, 0)
 
 

@@ -1,10 +1,9 @@
 """The operations of a `FusedSublayer` on a GPU.
 
-Of a narrow layer every kernel takes as long as it takes to begin and to end, whatever it computes.
-What a layer's output does not wait for, the gradients of its weights, is therefore left until many
-layers' can be computed by one kernel.  A wide layer's are computed at once, on a second stream
-beside what the layers below wait for, and added where they are computed, a bf16 product to fp32
-ones without a copy in between.
+In a narrow layer launch overhead dominates the time of every kernel.  Weight gradients, which no
+other layer needs, are therefore deferred until one kernel can compute those of many layers.  A
+wide layer's are computed at once on a side stream, concurrently with the rest of the backward
+pass.  The product adds to fp32 gradients directly, also from bf16, without a copy in between.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class DeviceProduct(Product):
 
 
 class _Bias:
-    """What is left for later of a bias: (blocks, n_out), rows of sums."""
+    """The deferred gradient of a bias: rows of sums, (blocks, n_out)."""
 
     def __init__(self, grad: Tensor) -> None:
         self.grad = grad
@@ -170,7 +169,7 @@ ON_GPU: dict[type[Product], type[DeviceProduct]] = {
 
 
 def small_products(layers: Iterable[Any], tokens: int) -> list[DeviceProduct]:
-    """Those products of fused layers that kernels for small ones are made for."""
+    """Return the products of fused layers that the small kernels can compute."""
     return [product for product in products_of(layers) if product.kernels(tokens)]
 
 
@@ -184,7 +183,7 @@ def products_of(layers: Iterable[Any]) -> Iterator[DeviceProduct]:
 
 
 def by_shape(products: Iterable[DeviceProduct]) -> list[list[DeviceProduct]]:
-    """Those of one shape together."""
+    """Group products by weight shape and whether they have a bias."""
     found: dict[Any, list[DeviceProduct]] = {}
     for product in products:
         found.setdefault((product.weight.shape, product.bias is None), []).append(product)

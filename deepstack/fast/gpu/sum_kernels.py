@@ -1,7 +1,7 @@
-"""What lies between two products on the way back, with its sums over tokens, in Triton.
+"""Triton kernels between two products of the backward pass, with sums over tokens.
 
-A library's product needs the gradient of what it gave in one piece, and its bias the sum of that
-over tokens: what puts the piece together adds it up, a row of sums a block of tokens.
+A library's product needs its output's gradient as one tensor, and its bias that tensor's sum over
+tokens.  These kernels write the tensor and sum it too: one row of sums per block of tokens.
 """
 
 from __future__ import annotations
