@@ -25,7 +25,7 @@ from deepstack.schemes import Stream
 
 
 def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-    """The same for layers of chains, which have a backward pass only if x_0 asks for a gradient."""
+    """Run layers of fused sublayers; x_0 must require a gradient to have a backward pass."""
     first = x if isinstance(x, Tensor) else x[0]
     if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
         first.requires_grad_()

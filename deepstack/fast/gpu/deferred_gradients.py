@@ -21,7 +21,7 @@ class Lasting(Protocol):
 
     @staticmethod
     def add_together(left: Sequence[tuple[Any, tuple[Tensor, ...]]]) -> None:
-        """Add the gradients of all objects, each given with its deferred tensors of equal shapes."""
+        """Add the gradients of all objects, each given with deferred tensors of equal shapes."""
 
 
 class DeferredQueue:

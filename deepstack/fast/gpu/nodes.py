@@ -86,7 +86,7 @@ class DeviceProduct(Product):
         if self.weight_grad is not None or self.bias_grad is not None:
             if self.waits(len(x)):
                 later(self, dy, x)
-            elif dy.is_cuda:  # beside what the layers before it wait for
+            elif dy.is_cuda:  # concurrently with the backward pass of earlier layers
                 beside(self.add_gradients, dy, x)
             else:
                 self.add_gradients(dy, x)
@@ -270,7 +270,7 @@ CUDNN = 3  # torch.nn.attention.SDPBackend.CUDNN_ATTENTION
 
 
 def flash(dtype: torch.dtype) -> bool:
-    """Whether attention of such numbers is flash attention."""
+    """Return whether attention in this precision uses flash attention."""
     return dtype is not torch.float32 and since_ampere()
 
 
