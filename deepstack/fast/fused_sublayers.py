@@ -267,7 +267,7 @@ class _Node(torch.autograd.Function):
 
 
 def with_copy(x: Tensor, copy: Tensor | None) -> Tensor:
-    """Attach to x its copy in another precision, valid until something writes into x."""
+    """Return x with its copy in another precision attached, valid until x is written to."""
     if copy is not None:
         vars(x)["lower"] = copy, x._version
     return x

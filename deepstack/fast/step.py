@@ -100,8 +100,8 @@ def make_step(
 
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
     update.
-    share: called after the backward pass with the loss of this rank's part of the batch; averages
-    gradients over the whole batch and returns its loss.
+    share: called after the backward pass with the loss of this rank's part of the batch; reduces
+    gradients to those of the whole batch and returns its loss.
     norm_of: the norm of all gradients after `share`.
     project: enforces the scheme's constraint on parameters after every update.  Under masked
     updates it changes them by rounding errors at most.
