@@ -1,4 +1,4 @@
-"""Checkpoints: written beside, synced, read back and verified before an older one goes."""
+"""Checkpoints: written to a draft, synced, read back and verified before old ones are removed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from deepstack.records import (
 )
 
 KEPT = 2
-RESUMED = ("steps", "evals", "attribution", "first_order")  # logs that a checkpoint vouches for
+RESUMED = ("steps", "evals", "attribution", "first_order")  # logs whose sha256 a checkpoint stores
 
 
 @dataclass
 class Checkpoint:
-    """What training needs to go on after a step as if it had never stopped.
+    """The state from which training resumes after a step, bit for bit.
 
     parts: groups of tensors, each a safetensors file: 'weights', 'optimizer', 'probe' (F_0 and
-    F_{t-1}), 'layers' (the snapshots so far).  state: step, checksums of the logs up to it, and
-    how the rest is made again: batches, dropout and θ_0 are functions of the seed and the step,
-    so no random state needs keeping.
+    F_{t-1}), 'layers' (the snapshots so far).  state: the run's digest and the checksums of the
+    logs up to the step.  Batches, dropout and θ_0 are functions of the seed and the step, so no
+    random state is stored.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Checkpoint:
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, verify it, then remove all but the newest two.
 
-    Raises ResourceError when the disk refuses; what was there before is then unharmed.
+    Raises ResourceError when writing fails; earlier checkpoints are then unharmed.
     """
     target = folder.checkpoint_path(checkpoint.step)
     draft = target.with_name(f".draft-{checkpoint.step}")
@@ -65,10 +65,10 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for name, tensors in parts.items():
             try:
                 save_file(tensors, draft / f"{name}.safetensors")
-            except SafetensorError as error:  # how it reports what the disk refused
+            except SafetensorError as error:  # safetensors' form of a disk error
                 raise OSError(str(error)) from error
         (draft / STATE).write_text(state)
-        for name in parts:  # safetensors makes files of the user's alone
+        for name in parts:  # safetensors makes files readable by their owner only
             shutil.copymode(draft / STATE, draft / f"{name}.safetensors")
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
         (draft / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
@@ -77,7 +77,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         sync_folder(draft)
         put_in_place(draft, target)
         sync_folder(folder.checkpoint_dir)
-        # The sha256 is of what reached the files: that this is what was meant is seen here.
+        # The sha256 only describes the files; this compares them with the values in memory.
         if (target / STATE).read_text() != state:
             raise OSError(f"read back wrong: {STATE}")
         for name, tensors in parts.items():
@@ -89,7 +89,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
 
 
 def put_in_place(draft: Path, target: Path) -> None:
-    """Give a draft its name; one of that step, saved again as a run ends twice, stays aside."""
+    """Rename a draft to its target; a checkpoint already there moves to `stepped_aside`."""
     if target.exists():
         shutil.rmtree(stepped_aside(target), ignore_errors=True)
         target.rename(stepped_aside(target))
@@ -102,7 +102,7 @@ def put_in_place(draft: Path, target: Path) -> None:
 
 
 def put_back(folder: RunFolder) -> None:
-    """Give its name to a checkpoint that stepped aside for one that has not come."""
+    """Restore each checkpoint that was moved aside and whose replacement is missing."""
     for step in (path.name.removeprefix(".old-") for path in folder.checkpoint_dir.glob(".old-*")):
         target = folder.checkpoint_dir / step
         if step.isdigit() and not target.exists():
@@ -112,12 +112,12 @@ def put_back(folder: RunFolder) -> None:
 
 
 def stepped_aside(target: Path) -> Path:
-    """Where a checkpoint is while another of its step takes its place."""
+    """Return the temporary path of a checkpoint while another of its step replaces it."""
     return target.with_name(f".old-{target.name}")
 
 
 def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of a file that is not, bit for bit, the one that was to be written."""
+    """Return the name of the first tensor in a file that differs in any bit, or None."""
     try:
         with safe_open(path, "pt") as file:
             for name, wanted in tensors.items():
@@ -131,12 +131,12 @@ def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, so that NaN equals NaN."""
+    """Return the bytes of a tensor, so that NaN equals NaN."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def keep_only(folder: RunFolder, step: int) -> None:
-    """Remove every checkpoint but this one: a finished run keeps its weights alone."""
+    """Remove every checkpoint except this one: a finished run keeps only its weights."""
     with trouble(folder.checkpoint_dir):
         for other in folder.checkpoints():
             if other != step:
@@ -148,9 +148,9 @@ def keep_only(folder: RunFolder, step: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder: at every moment there is the whole of it or nothing.
+    """Remove a checkpoint folder atomically: readers see the whole folder or none.
 
-    That its name is gone reaches the disk before that of any file in it is.
+    The folder is renamed, and the rename synced, before any of its files is removed.
     """
     gone = path.with_name(f".gone-{path.name}")
     shutil.rmtree(gone, ignore_errors=True)
@@ -161,11 +161,11 @@ def discard(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose checkpoints they must be.
+    """The run to which a checkpoint must belong.
 
-    run: what tells this run's configuration from others (`Checkpoint.state['run']`).  weights:
-    tensors with the names, shapes and types that it has, None where only other processes know.
-    largest: bytes that no file of such a checkpoint exceeds.
+    run: digest of the run's configuration (`Checkpoint.state['run']`).  weights: tensors with the
+    expected names, shapes and types, None where each rank holds only a part of them.
+    largest: upper limit of the bytes of each checkpoint file.
     """
 
     run: str
@@ -173,7 +173,7 @@ class Owner:
     largest: int
 
     def stranger(self, found: Checkpoint) -> str | None:
-        """Why a checkpoint is not this run's, in words, or None."""
+        """Return the reason why a checkpoint does not belong to this run, or None."""
         if found.state.get("run", self.run) != self.run:
             return "is another run's"
         if self.weights is None:
@@ -191,13 +191,13 @@ class Owner:
 
 
 def fits(moments: Tensor, weights: Tensor) -> bool:
-    """Whether moments have a number for every weight, and padding of a row at most."""
+    """Return whether moments have a number for every weight, and at most padding besides."""
     spare = moments.numel() - weights.numel()
     return 0 <= spare < ALIGNMENT * len(moments)
 
 
 def shape_of(tensor: Tensor | None) -> str:
-    """'float32 (6, 32, 32)', or 'not there'."""
+    """Return dtype and shape as text: 'float32 (6, 32, 32)', or 'not there' for None."""
     if tensor is None:
         return "not there"
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -206,9 +206,9 @@ def shape_of(tensor: Tensor | None) -> str:
 def newest(
     folder: RunFolder, damaged: list[str], owner: Owner | None = None, before: int | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint (before a step) that is whole and the owner's, or None.
+    """Return the newest checkpoint (before a step) that is whole and the owner's, or None.
 
-    What is wrong with others goes to `damaged`.
+    The problems of newer ones are appended to `damaged`.
     """
     for step in reversed(folder.checkpoints()):
         if before is not None and step >= before:
@@ -231,12 +231,11 @@ def newest(
 
 
 def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Checkpoint | None:
-    """The newest checkpoint that is whole and whose logs are still those it was saved with.
+    """Return the newest checkpoint that is whole and whose logs have not changed, or None.
 
-    Logs that have changed since are kept aside and cut back to what that checkpoint vouches for;
-    without any checkpoint left, or after a log changed while the run worked, training starts again
-    from step 0.  What cannot be used is gone
-    afterwards, so that it is in nobody's way.  said: told of all of it.
+    Changed logs are copied aside and truncated to the step of that checkpoint.  Without a usable
+    checkpoint, or after a log changed during the run, training restarts from step 0.
+    Checkpoints after the returned one are removed.  said: receives a line for each of these.
     """
     put_back(folder)
     before: int | None = None
@@ -267,7 +266,7 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
     step = -1 if found is None else found.step
     if found is None:
         said("no checkpoint is left to go on from: starting again from step 0")
-        if changed:  # nothing vouches for any of the logs
+        if changed:  # no checkpoint verifies any of the logs
             changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
     else:
         said(f"going on from checkpoint {step}")
@@ -288,9 +287,9 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
 
 
 def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
-    """The files whose rows up to the checkpoint are not those that it was saved with.
+    """Return the log files whose rows up to the checkpoint differ from those at its save.
 
-    There must be a row of each step up to its own: it may say that it is of a later one.
+    The last of these rows of steps.csv must be of the checkpoint's own step.
     """
     vouched = found.state.get("logs")
     wanted = vouched if isinstance(vouched, dict) else {}
@@ -304,9 +303,9 @@ def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint folder that `damage` found whole.
+    """Read a checkpoint folder in which `damage` reports no problem.
 
-    Raises ValueError, naming the file, for one that is not of its form.
+    Raises ValueError, naming the file, if a file has another format.
     """
     try:
         state = mapping(path / STATE)
@@ -336,13 +335,13 @@ def present(key: str, value: Tensor) -> tuple[str, Tensor]:
         key = f"encoder.{key}"
     if kept := re.match(r"(\w+)\.layers\.scheme\.last_of_([xy])\.(.+)", key):
         stack, stream, rest = kept.groups()
-        last = value[-1:] if value.ndim else value  # a count of steps has no axes
+        last = value[-1:] if value.ndim else value  # a step count has no axes
         return f"{stack}.stream_norms.{'xy'.index(stream)}.{rest}", last
     return key, value
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file's content is on the disk itself."""
+    """Flush a file's content to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""`deepstack.probe`: the measurements of a run, for a model and a loop of somebody else's."""
+"""`deepstack.probe`: the measurements of a run for an external model and training loop."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def probe(
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """‖ΔF‖ = mean over probe tokens of ‖F_t − F_0‖₂, and what it is made of, for any PyTorch model.
+    """Measure ‖ΔF‖ = mean over probe tokens of ‖F_t − F_0‖₂, and its parts, for any PyTorch model.
 
-    A context around a training loop, which writes a run folder that `deepstack plot` and
+    Returns a context around a training loop.  It writes a run folder that `deepstack plot` and
     `deepstack ls` read:
 
         with deepstack.probe(model, batch, optimizer, out="results/mine/run1") as probe:
@@ -72,26 +72,27 @@ def probe(
 
     Training is the same with it and without it, bit for bit.
 
-    batch: the fixed probe batch, on the model's device: a tensor is given as model(batch), a tuple
+    batch: the fixed probe batch, on the model's device: a tensor is passed as model(batch), a tuple
     or list as model(*batch), a mapping as model(**batch).
-    out: the run's folder, <study>/<run>; what a study compares lies beside it.
-    hidden: what gives F, the last hidden state, (…, d): the name of a module, whose output it is, a
-    function of model and batch, or by default what the model returns (its `last_hidden_state`
-    where it has one); logits are refused.  Every position counts, padding too.
-    layers: the name of what holds the layers, or a list of them; by default the longest ModuleList;
-    () for no values by layer.
-    groups: name -> patterns of parameter names ("*.self_attn.*"); by default one a child of a
-    layer and one a child of the model.
-    every: steps between two rows of steps.csv (the first step has one always), which take a forward
-    pass each, or two where it is not 1.  layers_every, attribution_every: steps between looks at
-    every layer, and between attributions, which take a forward pass a group and a copy of all
-    parameters; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.
-    name: what charts call the model (its class); seed: of the run, as charts average over them.
-    config: what else is known of the run and may vary within a study, by dotted key:
+    out: the run's folder, <study>/<run>; all runs of a study share the folder <study>.
+    hidden: the source of F, the last hidden state, (…, d): the name of a module, for its output; a
+    function of model and batch; by default the model's output (its `last_hidden_state` if it has
+    one).  Logits are refused.  Every position counts, including padding.
+    layers: the name of the layers' container, or a list of layers; by default the longest
+    ModuleList; () for no values by layer.
+    groups: name -> patterns of parameter names ("*.self_attn.*"); by default one group for each
+    child of a layer and of the model.
+    every: steps between two rows of steps.csv (the first step always has one).  A row takes one
+    forward pass, or two if `every` is not 1.
+    layers_every, attribution_every: steps between snapshots of every layer, and between
+    attributions; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.  An attribution takes a forward pass per
+    group and a copy of all parameters.
+    name: the model's name in charts (default: its class); seed: of the run; charts average over it.
+    config: other settings of the run, which may vary within a study, by dotted key:
     {"task.name": "copy", "model.d_ff": 256}.
 
-    Raises ConfigError for a model or a batch that it cannot read, saying what to type, and where
-    `out` holds a run already.
+    Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
+    already holds a run.
     """
     return Probe(
         model, batch, optimizer, Path(out), hidden, layers, groups,
@@ -100,7 +101,7 @@ def probe(
 
 
 class Probe:
-    """A run of somebody else's loop: entered before the first step, told of each one by `step`."""
+    """A run of an external loop: entered before the first step; call `step` after each step."""
 
     def __init__(
         self,
@@ -155,14 +156,14 @@ class Probe:
             )
 
     def _begin(self) -> None:
-        """Start the run folder, and look at the model as it is before the first step."""
+        """Create the run folder and take the snapshot before the first step."""
         subject, folder = self.subject, self.folder
         folder.write_config(conf.yaml_of(self.config))
         folder.write_meta(self._meta())
         folder.write_columns(self._columns())
         folder.write_status("running", 0)
         device = subject.initial.device
-        largest = sys.float_info.max  # every finite loss: what is too large is not known here
+        largest = sys.float_info.max  # allow every finite loss: the bound is unknown
         self._recorder = Recorder(folder, -1, device, largest, Observer(), 0.0)
         if self.attribution_every:
             columns = ("step", *self.groups, "whole", "unexplained")
@@ -176,8 +177,8 @@ class Probe:
     def step(self, loss: Tensor | float) -> None:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
 
-        loss: of the batch of this step.  After a value that is not finite nothing more is written.
-        Raises ConfigError outside of the context, and where no parameter has a gradient.
+        loss: of the batch of this step.  After a non-finite value nothing more is written.
+        Raises ConfigError outside of the context, and if no parameter has a gradient.
         """
         recorder = self._recorder
         if recorder is None:
@@ -199,7 +200,7 @@ class Probe:
             if row:
                 self._row(recorder, value.reshape(()), norm_of(gradients))
             if look or part or self.every > 1:
-                recorder.flush()  # what follows is no part of a row's time
+                recorder.flush()  # exclude the measurements below from a row's time
             if look:
                 self._look()
                 recorder.pause()
@@ -209,7 +210,7 @@ class Probe:
                 self._attribution.write({"step": self.at, **shares})
                 recorder.pause()
         self._prepare()
-        if not row:  # F_{t-1} and the time of the next row are those of its own step
+        if not row:  # the next row needs F_{t-1} and the time of its own step
             if self._in_beat(self.every, self.at + 1) and recorder.divergence is None:
                 self._previous = self.subject.hidden()
             recorder.pause()
@@ -241,13 +242,13 @@ class Probe:
 
     @property
     def run(self) -> Run:
-        """The run as it is read back from its folder."""
+        """Return the run as read from its folder."""
         return Run(self.folder.path)
 
     def _finish(
         self, recorder: Recorder, error: BaseException | None, logs: dict[str, str]
     ) -> None:
-        """Say in status.json how the run ended."""
+        """Write to status.json how the run ended."""
         found = recorder.divergence
         if found is not None:
             more: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
@@ -262,7 +263,7 @@ class Probe:
             self.folder.write_status("failed", self.at, error=repr(error))
 
     def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
-        """One row of steps.csv: loss and gradient as found, the model update at θ_t."""
+        """Write one row of steps.csv: loss and gradient of the step, model update at θ_t."""
         F, initial = self.subject.hidden(), self.subject.initial
         values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
         self._previous = F
@@ -272,7 +273,7 @@ class Probe:
 
     @torch.no_grad()
     def _look(self) -> None:
-        """Look at every layer, and write what was seen."""
+        """Take a snapshot of every layer and write it."""
         subject, before = self.subject, self._before
         if not subject.layers:
             return
@@ -280,7 +281,7 @@ class Probe:
         def change(p: nn.Parameter) -> Tensor:
             return as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
 
-        # before the first step there is no gradient, whatever a model may still hold
+        # before the first step ignore gradients that the model may still hold
         found = {
             "stream_norm": subject.stream_norm(),
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
@@ -290,7 +291,7 @@ class Probe:
         self._records.add(self.at, found)
 
     def _prepare(self) -> None:
-        """Remember the layers' parameters before a step after which there is a look."""
+        """Copy the layers' parameters before a step after which a snapshot is due."""
         due = self._in_beat(self.layers_every, self.at + 1)
         inside = [p for layer in self.subject.layers for p in layer.parameters()]
         self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
@@ -301,7 +302,7 @@ class Probe:
         return every > 0 and step % every == 0
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """config.yaml: what is known of the run, nested by section."""
+        """Return the content of config.yaml: the known settings of the run, nested by section."""
         group = self.optimizer.param_groups[0]
         known: dict[str, Any] = {
             "seed": self.seed,
@@ -331,7 +332,7 @@ class Probe:
         return nested
 
     def _meta(self) -> dict[str, Any]:
-        """meta.json: where, when and with what the run was made, and what was looked at."""
+        """Return the content of meta.json: command, time, environment and measured modules."""
         subject, device = self.subject, self.subject.initial.device
         return {
             "command": " ".join(sys.argv),
@@ -349,7 +350,7 @@ class Probe:
         }
 
     def _columns(self) -> dict[str, Any]:
-        """columns.json: what every column means, so that charts need no model."""
+        """Return the content of columns.json, which describes every column for the charts."""
         keys = ("symbol", "unit", "description")
         steps = STEP_COLUMNS | OWN_WORDS | COLUMNS | TIMING
         known = describe()
@@ -383,7 +384,7 @@ class Probe:
 
 
 def as_plain(key: str, value: Any) -> Any:
-    """A value of a config, with lists for tuples; raises ConfigError for what no YAML has."""
+    """Return a config value with lists for tuples; raise ConfigError for types outside YAML."""
     if isinstance(value, (list, tuple)):
         return [as_plain(key, inner) for inner in value]
     if not isinstance(value, (bool, int, float, str, type(None))):

@@ -1,4 +1,4 @@
-"""One run being trained: everything the main loop names, put together from a configuration."""
+"""The job of training one run: the main loop's operations, built from a configuration."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
-# Bytes that a file of a checkpoint may have whatever the model: headers, padding, small tensors.
+# Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
 
 
 class Job:
-    """A run folder that this process holds, and the model, optimizer and logs that fill it."""
+    """A run folder locked by this process, with the model, optimizer and logs that fill it."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Job:
         self.finished = False
         self.first_step = 1
         self.last_step = 0
-        self.phase = "building the model"  # what status.json names when memory runs out
+        self.phase = "building the model"  # written to status.json when memory runs out
         self._saved = time.monotonic()
 
     def build(self, environment: dict[str, Any], command: str, allow_env_change: bool) -> None:
-        """Model, optimizer, probe and logs; where there is a checkpoint, as it left them."""
+        """Build model, optimizer, probe and logs, and load the newest checkpoint, if any."""
         config, train = self.config, self.config.train
         ways = self.ways = fast_paths_of(config, self.device, self.processes)
         self.built = build_together(config, self.task, self.device, self.processes)
@@ -100,7 +100,7 @@ class Job:
         self.update = ModelUpdate(self.model, on_device[0])
         about = config, self.folder, self.built, on_device, self.processes, self.update
         again = partial(CapturedFunction, said=self.observer.said)
-        # what is captured without success leaves dropout another generator
+        # a failed capture changes the random generator of dropout
         self.snapshots = SnapshotWriter(
             *about, again if ways.captured and not config.model.dropout else None
         )
@@ -129,7 +129,7 @@ class Job:
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
 
     def make_step(self, probe: Callable[[], dict[str, Tensor]] | None) -> Step:
-        """The training step in the way that was chosen, with what measures the model after it."""
+        """Return the training step on the chosen fast path, followed by the measurement `probe`."""
         share, norm_of = reductions(self.built, self.processes)
         step = make_step(
             self.loss,
@@ -148,7 +148,7 @@ class Job:
         return refuse_buffer_writes(step, self.model)
 
     def _recorded(self) -> Callable[[Update, Probe | None], Made]:
-        """What makes one thing of a step: CUDA graphs, a list of operations, or nothing."""
+        """Return the function that records a step: CUDA graph capture, replay, or neither."""
         if not (self.ways.captured or self.ways.replayed):
             return probed
         if self.ways.replayed:
@@ -184,15 +184,15 @@ class Job:
         self.built.load(found.parts["weights"])
         self.first_step = found.step + 1
         self.last_step = found.step
-        if "optimizer" not in found.parts:  # the last step's: only the end of the run is missing
+        if "optimizer" not in found.parts:  # a checkpoint of the last step: only `finish` remains
             return
         load_optimizer_state(self.optimizer, self.built.trained, found.parts["optimizer"])
         self.update.load(found.parts["probe"])
         self.snapshots.load(found.parts["layers"])
 
     def _owner(self) -> ckpt.Owner:
-        """What this run's checkpoints are known by."""
-        alone = self.processes.size == 1  # else the weights are in parts
+        """Return the properties that identify this run's checkpoints."""
+        alone = self.processes.size == 1  # else each rank holds a part of the weights
         weights = 4 * sum(self.built.banks.count().values())
         return ckpt.Owner(
             run=conf.digest(without_defaults(self.config)),
@@ -204,7 +204,7 @@ class Job:
         )
 
     def begin(self) -> None:
-        """Announce the run; on a fresh one, look at its initialisation."""
+        """Notify the observer; for a new run, take the snapshot and evaluation of step 0."""
         self.folder.write_status("running", self.last_step)
         self.observer.started(
             Started(
@@ -226,11 +226,11 @@ class Job:
         self.recorder.pause()
 
     def remaining_steps(self) -> range:
-        """The steps still to be made, 1-based."""
+        """Return the steps that remain, 1-based."""
         return range(self.first_step, self.config.train.steps + 1)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step on the device; also what a snapshot of the step needs."""
+        """Return inputs and targets of a step on the device, and prepare the step's snapshot."""
         self.phase = "the training step"
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
             torch.manual_seed(dropout_seed(self.config.seed, step, self.processes.rank))
@@ -241,43 +241,43 @@ class Job:
         return to_device(part, self.device)
 
     def learning_rate(self, step: int) -> float:
-        """lr(t) of the schedule."""
+        """Return lr(t) of the schedule."""
         return learning_rate(self.config.train, step)
 
     def autocast(self) -> torch.autocast:
-        """bf16 matrix products where the configuration asks for them, else nothing."""
+        """Return a context for bf16 matrix products, disabled unless `train.precision` is bf16."""
         bf16 = self.config.train.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch, or what this process's share adds to it."""
+        """Return the mean loss of a batch, or the contribution of this rank's share to it."""
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
         return self.penalised(mean_loss(logits, targets, self._count))
 
     def record(self, step: int, measured: Measured) -> None:
-        """Row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
+        """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
         self.last_step = step
         if self.snapshot_is_due(step) or step in self.evaluation_steps:
             self.recorder.flush()
 
     def diverged(self) -> bool:
-        """Whether a row already written is non-finite or beyond the bound."""
+        """Return whether a row already written is non-finite or exceeds `train.max_loss`."""
         return self.recorder.divergence is not None
 
     def snapshot_is_due(self, step: int) -> bool:
-        """Whether layers or roles are looked at after this step."""
+        """Return whether a snapshot of layers or roles is due after this step."""
         return self.snapshots.is_due(step)
 
     def snapshot(self, step: int) -> None:
-        """Look at layers and roles and write what was seen; training is not disturbed."""
+        """Take the snapshot of layers and roles and write it, without disturbing training."""
         self.phase = "a look at the layers"
         self.snapshots.take(step)
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
-        """The validation loss, as a row of evals.csv."""
+        """Measure the validation loss and write it as a row of evals.csv."""
         self.phase = "the validation"
         row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
         self.evals.write(row)
@@ -285,12 +285,12 @@ class Job:
         self.recorder.pause()
 
     def checkpoint_is_due(self, step: int) -> bool:
-        """Whether the interval has passed; the last step is saved by `finish`."""
+        """Return whether the interval has passed; `finish` saves the last step."""
         waited = time.monotonic() - self._saved >= self.config.runtime.checkpoint_seconds
         return bool(self.processes.largest(waited)) and step < self.config.train.steps
 
     def save(self, step: int) -> None:
-        """A checkpoint after this step, unless the run turns out to have diverged."""
+        """Save a checkpoint after this step, unless the run has diverged."""
         self.phase = "saving a checkpoint"
         self.recorder.flush()
         if self.diverged():
@@ -310,7 +310,7 @@ class Job:
         self.recorder.pause()
 
     def _state(self) -> dict[str, Any]:
-        """A checkpoint's values besides tensors: its run, and the sha256 of the logs."""
+        """Return a checkpoint's values besides tensors: its run and the sha256 of the logs."""
         logs = {log.path.stem: log.sha256 for log in self._logs() if log.compared}
         return {"run": conf.digest(without_defaults(self.config)), "logs": logs}
 
@@ -324,21 +324,21 @@ class Job:
             log.check(ended=ended)
 
     def agreed(self, signal: int | None) -> int:
-        """The signal that this process or another one was sent, or 0."""
+        """Return the signal that this or another rank received, or 0."""
         return self.processes.largest(signal or 0)
 
     def interrupt(self, step: int, signal: int) -> None:
-        """Save, say how to go on, and leave with 128 + signal."""
+        """Save a checkpoint and raise Interrupted, whose exit code is 128 + signal."""
         self.save(step)
         if self.diverged():
             return
         self.folder.write_status("interrupted", step)
         self.observer.finished("interrupted", step)
-        self.processes.wait()  # torchrun ends all when one of them has left
+        self.processes.wait()  # torchrun ends all ranks when one has exited
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
     def finish(self) -> Run:
-        """Write what is left, keep the weights of a run that is done, and say how it ended."""
+        """Write the pending rows, the weights of a completed run and its status; return the run."""
         self.recorder.flush()
         self.snapshots.write()
         self._check_logs(ended=True)
@@ -361,12 +361,12 @@ class Job:
                 ckpt.keep_only(self.folder, -1)
             self.observer.said(cause(found, place))
         self.observer.finished("done" if found is None else "diverged", step)
-        self.processes.wait()  # until the folder says how the run ended
+        self.processes.wait()  # until the status is written
         return self.result()
 
     def _culprit(self, found: Divergence) -> Culprit:
-        """Which layer of the bad step was the first: the step is made again, but for the update."""
-        if found.quantity == "model_update":  # of what that step made of the parameters
+        """Return the first non-finite layer of the diverged step, repeated without its update."""
+        if found.quantity == "model_update":  # measured at the parameters after that step
             with evaluating(self.model):
                 return culprit(self.model, self.built.trained, self.snapshots.inputs, None)
         inputs, _ = self.batch(found.step)
@@ -381,7 +381,7 @@ class Job:
             return culprit(self.model, self.built.trained, inputs, backward)
 
     def result(self) -> Run:
-        """The run as it is read back from its folder."""
+        """Return the run as read from its folder."""
         return Run(self.folder.path)
 
     def close(self) -> None:

@@ -39,12 +39,12 @@ from deepstack.training.meta import changed_data, refuse_missing_plugins
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.ranks import held_folder
 
-# What an estimate of memory may be, at the most, of what a run takes (benchmarks/memory.py).
+# Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
+    """Return whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))
         or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
@@ -53,7 +53,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
-    """Raise ResourceError when what the run will write does not fit beside what is there."""
+    """Raise ResourceError when the files of the run will not fit on the disk."""
     _, needed = conf.disk_estimate(config, vocab_size)
     there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder.path).free
@@ -67,9 +67,9 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
 def refuse_short_memory(
     config: conf.Config, device: torch.device, vocab_size: int, said: Callable[[str], None]
 ) -> None:
-    """Raise ResourceError where the machine's memory cannot be enough; say where it may not be.
+    """Raise ResourceError if the machine's memory cannot suffice; warn if it may not suffice.
 
-    A machine without memory stands still, for everyone on it; a GPU ends the run by an error.
+    A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
     needed, limit = conf.memory_estimate(config, vocab_size), memory_limit(device)
@@ -86,7 +86,7 @@ def refuse_short_memory(
 
 
 def refuse_other_letters(out: Path) -> None:
-    """Raise ConfigError for a path that is not UTF-8, which safetensors does not write to."""
+    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
     try:
         os.fsencode(out).decode()
     except UnicodeDecodeError:
@@ -106,25 +106,25 @@ def open_job(
     *,
     saves: bool = True,
 ) -> Iterator[Job]:
-    """A job on its folder, which this process holds until the end of the block.
+    """Yield a job on its folder, which this process locks until the end of the block.
 
-    status.json says how a run ended: done, diverged, interrupted, failed or out_of_memory.  After
-    a refusal or a full disk it says what it said before, and the same command goes on.  What a
-    plugin gives after a step has been made is no refusal any more: the run has failed.
+    status.json records how a run ended: done, diverged, interrupted, failed or out_of_memory.
+    A preflight error or a full disk leaves it unchanged, and the same command resumes the run.
+    A PluginError after the first step of this process marks the run as failed.
 
-    saves: whether checkpoints will be saved, which must fit on the disk.
+    saves: whether the job saves checkpoints, which must fit on the disk.
     """
     refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_other_letters(out)
     refuse_missing_plugins(config, study_folder)
     task = task_of(config)
-    # What cannot be built is refused before there is a folder; two layers without storage tell.
+    # Build two layers without storage, so that an invalid model fails before a folder exists.
     build_model(shallow(config), vocab_size=task.vocab_size, device="meta")
     try:
         check_scheme(config)
     except Exception as error:
-        if not is_out_of_memory(error):  # else the run itself ends so, and says it in its folder
+        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
             raise
     device = choose_device(config.runtime)
     processes = join(device)
@@ -157,7 +157,7 @@ def open_job(
             with gc_paused():
                 job.build(where, command, allow_env_change)
             begun = job.last_step
-            gc.freeze()  # what was built stays: the collector need not walk over it again
+            gc.freeze()  # the model lives until the end: exclude it from collections
             yield job
         except ChangedLogError as error:
             folder.write_status("failed", job.last_step, error=str(error), changed_log=True)
@@ -186,12 +186,12 @@ def open_job(
             LogFile(folder).line(traceback.format_exc())
             reason = bug_in(error) or repr(error)
             folder.write_status("failed", job.last_step, error=reason)
-            vars(error)["kept_in"] = folder.log_path  # said with it, in one line
+            vars(error)["kept_in"] = folder.log_path  # shown with the error, in one line
             raise
         finally:
             job.close()
             gc.unfreeze()
-            if device.type == "cuda":  # a step refers to its job: free both before the next one
+            if device.type == "cuda":  # a step refers to its job: free both before the next job
                 job.__dict__.pop("step", None)
                 gc.collect()
                 torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The slow beats: every layer looked at, and which parameters moved F, written as they are due."""
+"""Snapshots of every layer, and attributions of ‖ΔF‖ to parameters, at selected steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deepstack.training.intervals import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.ranks import whole_copy
 
-# Parameters of a model whose looks are captured: the gradients of all stay in memory.
+# Largest parameter count whose snapshots are captured: all gradients then stay in memory.
 FEW_NUMBERS = 2**28
 
 
@@ -31,7 +31,7 @@ class SnapshotWriter:
     """Takes snapshots of every layer and role on the probe batch, without disturbing training.
 
     Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
-    again: what makes a pass through the model a faster one, of which the results stay in memory.
+    again: captures a pass through the model for faster repetition; its results stay in memory.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SnapshotWriter:
         self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
         self._before: list[Tensor] | None = None
         self._records = LayerRecords(folder)
-        # no method of its own: what is captured would be kept as long as this keeps itself
+        # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
         if again and sum(built.banks.count().values()) <= FEW_NUMBERS:
@@ -64,18 +64,21 @@ class SnapshotWriter:
         self.logs: list[AppendLog] = []
 
     def open(self, replay_from: int, tolerance: float) -> None:
-        """Open the files that are written row by row; rows after that step are compared."""
+        """Open the CSV logs; rows after `replay_from` that exist already are compared."""
         names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
         for name in names if self.parts else ():
             log = self.folder.log(name, ("step", *self.columns()), tolerance=tolerance)
             self.logs.append(log.open(replay_from))
 
     def columns(self) -> dict[str, tuple[str, str, str]]:
-        """What the columns of attribution.csv are, but for the step; empty where there is none."""
+        """Return symbol, unit and description of each column of attribution.csv except the step.
+
+        Empty if the run writes no attribution.
+        """
         return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
     def is_due(self, step: int) -> bool:
-        """Whether there is something to look at after this step."""
+        """Return whether a snapshot or an attribution is due after this step."""
         return step in self.layer_steps or self._attributes(step)
 
     def _attributes(self, step: int) -> bool:
@@ -83,12 +86,12 @@ class SnapshotWriter:
         return step > 0 and step in self.part_steps
 
     def prepare(self, step: int) -> None:
-        """Remember the parameters before a step after which layers are looked at."""
+        """Copy the parameters before a step after which a snapshot is due."""
         here = step in self.layer_steps
         self._before = [bank.values().clone() for bank in self._banks] if here else None
 
     def take(self, step: int) -> None:
-        """Look at what is due after this step and write what was seen."""
+        """Take the snapshots due at this step and write them."""
         device = self.inputs.device
         whole = whole_copy(self.config, self.built, device, self.processes)
         before, self._before = self._before if step else None, None
@@ -121,7 +124,7 @@ class SnapshotWriter:
     def _attribute(self, whole: Built, step: int) -> None:
         about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
         rows = [parts.attribute(*about, start=self.update.initial)]
-        # The very number of steps.csv: what the probe measured after the step.
+        # Use the probe's values after the step, so that the number equals that of steps.csv.
         rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
         if self.config.log.first_order:
             rows.append(parts.first_order(*about))
@@ -129,27 +132,27 @@ class SnapshotWriter:
             log.write({"step": step, **{name: value.item() for name, value in row.items()}})
 
     def records(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the looks so far."""
+        """Return the snapshots so far, as a checkpoint stores them."""
         return self._records.state()
 
     def largest_records(self) -> int:
-        """Bytes that `records` cannot exceed: a number a layer, look and file of a diagnostic."""
-        files = 4 * len(DIAGNOSTICS)  # one has at most three sublayers, or two roles
+        """Return an upper limit of the bytes of `records`: a number per layer, snapshot, file."""
+        files = 4 * len(DIAGNOSTICS)  # a diagnostic has at most three sublayers, or two roles
         return 8 * files * len(self.layer_steps) * len(self.built.model.layers)
 
     def load(self, records: Mapping[str, Tensor]) -> None:
-        """Take from a checkpoint what `records` gave."""
+        """Load the snapshots that `records` returned from a checkpoint."""
         self._records.load(records)
 
     def write(self) -> None:
-        """Bring the files of layers up to date: before a checkpoint, and at the end."""
+        """Write all snapshots to layers/: called before a checkpoint and at the end."""
         self._records.write()
 
     def close(self) -> None:
-        """Close the logs; of a run that failed, write what was seen last if the disk takes it.
+        """Close the logs, and write the pending snapshots of a failed run if the disk allows.
 
-        A captured pass ends here, whoever still knows the run: torch frees with it what cuBLAS
-        works in on its stream, which that of the next run uses too.
+        The captured pass is released here, even if the run is still referenced: torch frees with
+        it the cuBLAS workspace of its stream, which the next run's pass uses too.
         """
         self._passed = None
         with contextlib.suppress(ResourceError):
@@ -159,5 +162,5 @@ class SnapshotWriter:
 
 
 def on_host(values: Tensor) -> Tensor:
-    """A copy that leaves a GPU's memory alone, of θ_0, which is read once a look only."""
+    """Return a copy in host memory: θ_0 is read only once per snapshot."""
     return values.cpu() if values.is_cuda else values.clone()
