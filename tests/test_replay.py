@@ -40,9 +40,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that are replayed."""
     found: list[Recording] = []
 
-    def seen(recording: Recording) -> Any:
+    def seen(recording: Recording, may_join: bool = True) -> Any:
         found.append(recording)
-        return bound(recording)
+        return bound(recording, may_join)
 
     monkeypatch.setattr("deepstack.fast.replay.bound", seen)
     return found

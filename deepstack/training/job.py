@@ -152,7 +152,11 @@ class Job:
         if not (self.ways.captured or self.ways.replayed):
             return probed
         if self.ways.replayed:
-            return partial(replaying, said=self.observer.said)
+            return partial(
+                replaying,
+                said=self.observer.said,
+                joint=not self.model.schemes[0].changes_by_step,
+            )
         return partial(
             capture,
             said=self.observer.said,
