@@ -3,8 +3,8 @@
 python benchmarks/replay.py [--rounds 15]
 
 One CPU thread, ‖ΔF‖ logged; the two take turns, a step each. ratio: median over the rounds, with
-the lowest and highest after a tenth is cut at either end. tests/test_replay.py checks that both
-compute the same bits.
+the lowest and highest after a tenth is cut at either end. Both compute the same
+bits (tests/fast/test_replay.py).
 """
 
 from __future__ import annotations

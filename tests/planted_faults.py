@@ -30,28 +30,28 @@ class Fault(NamedTuple):
     tests: str  # what pytest is given, relative to tests/, with spaces between
 
 
-DRAWN = "test_drawn_arrays.py::test_a_chart_draws_the_numbers_of_its_csv"
+DRAWN = "plots/test_drawn_arrays.py::test_a_chart_draws_the_numbers_of_its_csv"
 FAULTS = (
     Fault(
         "gains_decay", "training",
         'if bank.start in ("matrix", "table") else',
         'if bank.start in ("matrix", "table", "one") else',
-        "test_decay_ramp_dropout.py::test_matrices_and_tables_decay_and_nothing_else",
+        "training/test_decay_ramp_dropout.py::test_matrices_and_tables_decay_and_nothing_else",
     ),
     Fault(
         "ramp_one_step_late", "training",
         "self.built.at_step(step)", "self.built.at_step(step - 1)",
-        "test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run",
+        "training/test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run",
     ),
     Fault(
         "dropout_masks_repeat", "training",
         "dropout_seed(self.config.seed, step,", "dropout_seed(self.config.seed, 1,",
-        "test_decay_ramp_dropout.py::test_dropout_differs_between_steps",
+        "training/test_decay_ramp_dropout.py::test_dropout_differs_between_steps",
     ),
     Fault(
         "bits_are_nats", "training",
         "total / count / math.log(2)", "total / count",
-        "test_run_numbers.py::test_an_evaluation_in_bits_is_its_loss_over_ln_2",
+        "records/test_run_numbers.py::test_an_evaluation_in_bits_is_its_loss_over_ln_2",
     ),
     Fault(
         "heat_map_upside_down", "plots",
@@ -71,68 +71,68 @@ FAULTS = (
     Fault(
         "worst_loss_marked_best", "reports",
         'row["val_loss"] == min(same)', 'row["val_loss"] == max(same)',
-        "test_report_marks.py",
+        "reports/test_report_marks.py",
     ),
     Fault(
         "deviation_as_standard_error", "analysis",
         "(self.mean - self.low) / math.sqrt(max(self.n, 1))", "(self.mean - self.low)",
-        "test_reports.py::test_a_difference_is_taken_seed_by_seed",
+        "reports/test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     Fault(
         "first_override_wins", "config",
         "settings |= more", "settings = more | settings",
-        "test_studies.py::"
+        "config/test_sweep_files.py::"
         "test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold",
     ),
     Fault(
         "mean_time_of_a_step", "records",
         "return statistics.median(times)", "return statistics.mean(times)",
-        "test_run_numbers.py::test_the_row_of_a_run_has_its_last_values_and_the_median_time",
+        "records/test_run_numbers.py::test_the_row_of_a_run_has_its_last_values_and_the_median_time",
     ),
     Fault(
         "ramp_without_end", "schemes",
         "min(1.0, step / self.ramp_steps)", "step / self.ramp_steps",
-        "test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run[branch_norm]",
+        "training/test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run[branch_norm]",
     ),
     Fault(
         "unigram_of_held_out_text", "tasks",
         "frequencies = smoothed_frequencies(train)", "frequencies = smoothed_frequencies(held)",
-        "test_tasks_text.py::test_the_unigram_entropy_is_the_held_out_cross_entropy",
+        "tasks/test_tasks_text.py::test_the_unigram_entropy_is_the_held_out_cross_entropy",
     ),
     Fault(
         "bert_head_with_relu", "model",
         "self.norm(F.gelu(", "self.norm(F.relu(",
-        "test_model.py::test_the_bert_head_is_dense_activation_norm_and_the_tied_table",
+        "model/test_model.py::test_the_bert_head_is_dense_activation_norm_and_the_tied_table",
     ),
     Fault(
         "replay_without_lr_factors", "fast",
         'group["lr"].fill_(rate)', 'group["lr"].fill_(lr)',
-        "test_replay.py::test_every_scheme_replayed_gives_the_same_bytes[depth_mup]",
+        "fast/test_replay.py::test_every_scheme_replayed_gives_the_same_bytes[depth_mup]",
     ),
     Fault(
         "stream_that_enters_a_layer", "diagnostics",
         "snapshot.stream[1:].mean(dim=-1)", "snapshot.stream[:-1].mean(dim=-1)",
-        "test_training.py::test_snapshot_diagnostics_against_slow_literal_versions[pre_ln]",
+        "training/test_training.py::test_snapshot_diagnostics_against_slow_literal_versions[pre_ln]",
     ),
     Fault(
         "band_without_its_lower_half", "theory",
         "low = [y - e for y, e in", "low = [y for y, e in",
-        "test_claim_report.py::test_a_claims_chart_draws_means_and_standard_errors",
+        "theory/test_claim_report.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     Fault(
         "largest_run_first", "sweeps",
         "key=lambda cell: cell.work)", "key=lambda cell: -cell.work)",
-        "test_sweeps.py::test_a_plan_is_cheap_first_and_knows_what_is_done",
+        "sweeps/test_sweeps.py::test_a_plan_is_cheap_first_and_knows_what_is_done",
     ),
     Fault(
         "memory_of_the_smallest_runs", "cli",
         "for c in todo)[-workers:]", "for c in todo)[:workers]",
-        "test_run_numbers.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
+        "records/test_run_numbers.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
     ),
     Fault(
         "folded_time_inverted", "cli",
         "sorted(b / a for b, a in", "sorted(a / b for b, a in",
-        "test_run_numbers.py::test_an_export_states_how_much_faster_the_folded_model_is",
+        "records/test_run_numbers.py::test_an_export_states_how_much_faster_the_folded_model_is",
     ),
 )  # fmt: skip
 

@@ -1,0 +1,109 @@
+"""The 95 % intervals of `compare` and `report`, against tabulated quantiles of Student's t."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.plot_runs import make_run
+from helpers.report_pages import Page, row_of
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.reports import compare, report
+
+# Two-sided 95 % quantiles of Student's t as tables print them, by number of values.
+QUANTILES = {2: 12.706, 3: 4.303, 5: 2.776, 24: 2.069}
+
+
+def loss_of(scheme: str, seed: int) -> float:
+    """Losses whose paired differences are 1 + 0.1, 1 + 0.4, 1 + 0.9, …"""
+    return 2.0 + 0.3 * (seed % 4) + (1.0 + 0.1 * (seed + 1) ** 2) * (scheme == "post_ln")
+
+
+def make_pairs(root: Path, n: int) -> Path:
+    for scheme in ("deepnorm", "post_ln"):
+        for seed in range(n):
+            make_run(root, scheme=scheme, seed=seed, masked=loss_of(scheme, seed))
+    return root
+
+
+@pytest.mark.parametrize("n", QUANTILES)
+def test_intervals_are_student_s_t(tmp_path: Path, n: int) -> None:
+    row = row_of(compare(make_pairs(tmp_path, n), "deepnorm"), setting="Post-LN")
+    losses = [loss_of("post_ln", seed) for seed in range(n)]
+    differences = [loss - loss_of("deepnorm", seed) for seed, loss in enumerate(losses)]
+    for values, low, high, count in (
+        (losses, row.val_low, row.val_high, row.n),
+        (differences, row.diff_low, row.diff_high, row.pairs),
+    ):
+        mean = statistics.fmean(values)
+        half = QUANTILES[n] * statistics.stdev(values) / math.sqrt(n)
+        assert (low, high) == pytest.approx((mean - half, mean + half), abs=1e-3 * half)
+        assert count == n
+
+
+def test_one_seed_has_no_interval(tmp_path: Path) -> None:
+    make_pairs(tmp_path, 1)
+    make_run(tmp_path, scheme="post_ln", seed=1, state="diverged", masked=9.0)
+    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
+    assert (row.seeds, row.n, row.pairs) == (2, 1, 1)
+    assert all(map(math.isnan, (row.val_low, row.val_high, row.diff_low, row.diff_high)))
+
+
+def test_seeds_that_did_not_end_are_not_in_n(tmp_path: Path) -> None:
+    make_pairs(tmp_path, 3)
+    make_run(tmp_path, scheme="post_ln", seed=3, state="diverged", masked=9.0)
+    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
+    assert (row.seeds, row.n, row.pairs) == (4, 3, 3)
+
+
+def printed(directory: Path, *options: str) -> str:
+    result = CliRunner().invoke(app, ["compare", str(directory), "--against", "deepnorm", *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_compare_prints_intervals_and_their_n(tmp_path: Path) -> None:
+    row = row_of(compare(make_pairs(tmp_path, 3), "deepnorm"), setting="Post-LN")
+    names = ["val_low", "val_high", "n", "diff_low", "diff_high", "pairs"]
+    post_ln = json.loads(printed(tmp_path, "--json"))[1]
+    assert [post_ln[name] for name in names] == [row[name] for name in names]
+    others = ["setting", "depth", "seeds", "outcome", "val_loss", "val_sd", "unigram", "difference"]
+    assert {*others, "se", "pairs", "update_first", "update_last", "step_ms"} <= set(post_ln)
+    head, _, *lines = printed(tmp_path, "--markdown").splitlines()
+    cells: Any = dict(zip(head.split(" | "), lines[1].split(" | "), strict=True))
+    assert [float(cells[name]) for name in names] == pytest.approx(
+        [row[name] for name in names], rel=1e-3
+    )
+    assert set(names) <= set(printed(tmp_path).strip().splitlines()[0].split())
+    # The baseline has no difference, so it has no interval of one.
+    base = json.loads(printed(tmp_path, "--json"))[0]
+    assert (base["diff_low"], base["diff_high"], base["pairs"], base["n"]) == (None, None, 0, 3)
+
+
+def test_a_report_shows_intervals_and_their_n(tmp_path: Path) -> None:
+    page = Page(report(make_pairs(tmp_path, 3), against="deepnorm"))
+    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
+    head = next(cells for cells in page.rows if cells[0] == "setting")
+    cells = next(cells for cells in page.rows if cells[0] == "Post-LN")
+    at = head.index("validation loss") + 2
+    assert head[at : at + 3] == ["95 % from", "to", "n"]
+    assert cells[at : at + 3] == [f"{row.val_low:.3f}", f"{row.val_high:.3f}", "3"]
+    at = head.index("difference") + 2
+    assert head[at : at + 3] == ["95 % from", "to", "pairs"]
+    assert cells[at : at + 3] == [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}", "3"]
+    assert "95 % interval of the mean (Student's t)" in page.text
+    assert "accounts for this choice" not in page.text
+
+
+def test_a_report_says_that_the_compared_losses_chose_the_rate(tmp_path: Path) -> None:
+    for lr, loss in ((0.1, 2.0), (0.2, 2.5)):
+        make_run(tmp_path, lr=lr, masked=loss)
+    page = Page(report(tmp_path, best=["train.lr"]))
+    assert (
+        "The same losses choose the best train.lr and are compared; no interval accounts for"
+        in page.text
+    )

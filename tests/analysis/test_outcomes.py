@@ -1,0 +1,268 @@
+"""Who trains, stalls and diverges: the criterion, and the two maps that are drawn by it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.plot_runs import make_chart, make_run, rows, words
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from deepstack.analysis.outcomes import CLEAR, margin, outcome
+from deepstack.errors import NothingMatchedError
+from deepstack.plots import draw
+from deepstack.plots.frontier import EDGE
+from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS
+from deepstack.records import EVALS_COLUMNS, Run
+
+UNIGRAM = 2.5
+# How far from the unigram a run of each outcome ends.
+ENDS = {"trained": -0.4, "stalled": 0.02, "above": 0.9, "diverged": None}
+
+
+def run_with(root: Path, result: str = "trained", **settings: Any) -> Run:
+    """A finished run that trained, stalled or diverged."""
+    end = ENDS[result]
+    state = "diverged" if end is None else "done"
+    run = Run(make_run(root, state=state, **settings))
+    return evaluated(run, None if end is None else UNIGRAM + end, UNIGRAM)
+
+
+def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float = 2.0) -> Run:
+    """The run with other validation losses: far above the unigram at step 0, these at its end."""
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss")) as log:
+        start = {"step": 0, "loss": 9.0, "loss_masked": 9.0, "unigram_loss": unigram}
+        log.write(start)
+        if run.state == "done":
+            end = {"step": 5, "loss": loss, "loss_masked": masked, "unigram_loss": unigram}
+            log.write(end)
+    return Run(run.path)
+
+
+# --- the criterion -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        (-2 * CLEAR, "trained"),
+        (-1.01 * CLEAR, "trained"),
+        (-0.99 * CLEAR, "stalled"),
+        (0.99 * CLEAR, "stalled"),
+        (1.01 * CLEAR, "above"),
+    ],
+)
+def test_what_counts_is_the_distance_from_the_unigram(
+    tmp_path: Path, difference: float, expected: str
+) -> None:
+    run = evaluated(Run(make_run(tmp_path)), UNIGRAM + difference, UNIGRAM)
+    assert margin(run) == pytest.approx(difference)
+    assert outcome(run) == expected
+
+
+def test_a_run_that_diverged_did_so_whatever_its_losses(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path, state="diverged"))
+    assert margin(run) is not None and outcome(run) == "diverged"
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed", "out_of_memory"])
+def test_a_run_without_an_end_has_no_outcome(tmp_path: Path, state: str) -> None:
+    assert outcome(Run(make_run(tmp_path, state=state))) is None
+
+
+def test_the_unigram_is_that_of_the_same_positions(tmp_path: Path) -> None:
+    stated = {"unigram_entropy": 9.0, "context_free_entropy": 7.0}
+    run = Run(make_run(tmp_path, references=stated))
+    assert margin(evaluated(run, 2.4, UNIGRAM)) == pytest.approx(2.4 - UNIGRAM)
+    # What an older run, or one without [MASK], is compared with.
+    assert margin(evaluated(run, 2.4, None)) == pytest.approx(2.4 - 9.0)
+    assert margin(evaluated(run, None, None, loss=2.2)) == pytest.approx(2.2 - 7.0)
+    uniform = Run(make_run(tmp_path, references={"uniform_entropy": 3.0}))
+    assert margin(evaluated(uniform, None, None, loss=2.2)) == pytest.approx(2.2 - 3.0)
+    unknown = Run(make_run(tmp_path, references={}))
+    assert margin(evaluated(unknown, None, None)) is None and outcome(unknown) is None
+
+
+# --- outcomes ------------------------------------------------------------------------------
+
+
+def a_study(root: Path) -> None:
+    """Two schemes, two depths, two learning rates, three seeds; Post-LN fails with depth."""
+    for lr in (1e-2, 2e-3):
+        for seed in (0, 1, 2):
+            run_with(root, scheme="deepnorm", depth=6, lr=lr, seed=seed)
+            run_with(root, scheme="deepnorm", depth=48, lr=lr, seed=seed)
+            run_with(root, scheme="post_ln", depth=6, lr=lr, seed=seed)
+    for seed, result in enumerate(("trained", "stalled", "trained")):
+        run_with(root, result, scheme="post_ln", depth=48, lr=2e-3, seed=seed)
+    for seed, result in enumerate(("above", "diverged", "diverged")):
+        run_with(root, result, scheme="post_ln", depth=48, lr=1e-2, seed=seed)
+
+
+def boxes(axes: Axes) -> list[Rectangle]:
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
+    a_study(tmp_path / "study")
+    chart = make_chart("outcomes", tmp_path)
+    # Learning rates by size, not by spelling; the best scheme on top.
+    assert list(dict.fromkeys(chart.data["panel"])) == ["lr\u00a00.002", "lr\u00a00.01"]
+    low, _ = chart.figure.axes
+    assert [label.get_text() for label in low.get_yticklabels()] == ["DeepNorm", "Post-LN"]
+    assert [label.get_text() for label in low.get_xticklabels()] == ["6", "48"]
+
+    def counts(panel: str, series: str, depth: int) -> dict[str, int]:
+        found = rows(chart, panel=panel, series=series, x=depth)
+        return dict(zip(found["kind"], found["n"], strict=True))
+
+    assert counts("lr\u00a00.002", "DeepNorm", 48) == {"trained": 3}
+    assert counts("lr\u00a00.002", "Post-LN", 48) == {"trained": 2, "stalled": 1}
+    assert counts("lr\u00a00.01", "Post-LN", 48) == {"above": 1, "diverged": 2}
+    (stalled,) = rows(chart, kind="stalled")["value"]
+    assert stalled == pytest.approx(ENDS["stalled"])
+    # A diverged run has no last loss, only one from before it diverged.
+    assert rows(chart, kind="diverged")["value"].isna().all()
+
+
+def test_a_box_is_divided_as_its_seeds_are(tmp_path: Path) -> None:
+    a_study(tmp_path / "study")
+    low = make_chart("outcomes", tmp_path).figure.axes[0]
+    # The last cell of the lower row: two of three seeds trained.
+    cell = [box for box in boxes(low) if box.get_x() > 0.5 and box.get_y() > 0.5]
+    assert [box.get_width() for box in cell] == pytest.approx([(1 - GAP) * 2 / 3, (1 - GAP) / 3])
+    colours = [to_hex(box.get_facecolor()) for box in cell]
+    assert colours == [OUTCOME_COLOURS["trained"].lower(), OUTCOME_COLOURS["stalled"].lower()]
+    assert len(boxes(low)) == 5
+
+
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    for name in ("study", "again"):
+        for seed in (0, 1):
+            run_with(tmp_path / name, scheme="deepnorm", seed=seed)
+    run_with(tmp_path / "study", scheme="post_ln")
+    for run in (tmp_path / "again").iterdir():
+        run.rename(tmp_path / "study" / f"{run.name}-2")
+    chart = make_chart("outcomes", tmp_path / "study")
+    counts = dict(zip(chart.data["series"], chart.data["n"], strict=True))
+    assert counts == {"DeepNorm": 2, "Post-LN": 1}
+
+
+def test_the_figure_states_its_criterion_and_what_it_leaves_out(tmp_path: Path) -> None:
+    a_study(tmp_path / "study")
+    make_run(tmp_path / "study", scheme="rezero", state="interrupted")
+    chart = make_chart("outcomes", tmp_path)
+    caption = " ".join(words(chart)).replace("\u00a0", " ")
+    assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption
+    assert "left out: 1 run without an outcome" in caption
+    assert "ReZero" not in set(chart.data["series"])
+
+
+def test_what_follows_from_the_scheme_makes_no_panel(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        run_with(tmp_path / "study", scheme="deepnorm", depth=depth, lr=1e-3)
+        run_with(tmp_path / "study", scheme="post_ln", depth=depth, lr=1e-4)
+    chart = make_chart("outcomes", tmp_path)
+    assert len(chart.figure.axes) == 1 and "panel" not in chart.data
+
+
+def test_options_of_a_scheme_are_rows_of_their_own(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run_with(tmp_path / "study", scheme="post_ln", seed=seed)
+        options = {"model.scheme_options.power": 0.25 * (seed + 1)}
+        run_with(tmp_path / "study", scheme="deepnorm", seed=seed, config=options)
+    chart = make_chart("outcomes", tmp_path)
+    assert set(chart.data["series"]) == {
+        "Post-LN",
+        "DeepNorm, power\u00a00.25",
+        "DeepNorm, power\u00a00.5",
+    }
+    assert len(chart.figure.axes) == 1
+
+
+def test_outcomes_needs_something_to_compare(tmp_path: Path) -> None:
+    run_with(tmp_path / "one" / "study")
+    with pytest.raises(NothingMatchedError, match="needs finished runs of two schemes, depths"):
+        make_chart("outcomes", tmp_path / "one")
+    make_run(tmp_path / "none" / "study", state="failed")
+    with pytest.raises(NothingMatchedError, match="no finished run"):
+        make_chart("outcomes", tmp_path / "none")
+
+
+# --- frontier ------------------------------------------------------------------------------
+
+# Outcomes of two seeds at each learning rate; the frontier is the largest at which both trained.
+COLUMN = {
+    1e-3: ("trained", "above"),
+    3e-3: ("trained", "trained"),
+    1e-2: ("trained", "stalled"),
+    3e-2: ("diverged", "diverged"),
+}
+
+
+def edges(axes: Axes) -> list[tuple[float, float]]:
+    """The middle of each line of a frontier: column and height."""
+    points = [line.get_xydata() for line in axes.lines if line.get_linewidth() == EDGE["lw"]]
+    return [tuple(np.asarray(p).mean(axis=0).tolist()) for p in points]
+
+
+def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Path) -> None:
+    for lr, results in COLUMN.items():
+        for seed, result in enumerate(results):
+            run_with(tmp_path / "study", result, scheme="deepnorm", depth=6, lr=lr, seed=seed)
+            run_with(tmp_path / "study", "stalled", scheme="post_ln", depth=6, lr=lr, seed=seed)
+            run_with(tmp_path / "study", "trained", scheme="rezero", depth=48, lr=lr, seed=seed)
+    chart = make_chart("frontier", tmp_path)
+    found = rows(chart, kind="frontier").set_index("panel")
+    assert found["y"].to_dict() == pytest.approx(
+        {"DeepNorm": 3e-3, "Post-LN": math.nan, "ReZero": 3e-2}, nan_ok=True
+    )
+    # Nothing trained is no rate; the largest that was tried is a lower bound.
+    assert found["mark"].dropna().to_dict() == {"Post-LN": "none", "ReZero": "at least"}
+    drawn = {axes.get_title(loc="left"): edges(axes) for axes in chart.figure.axes}
+    # Rows from the top: 3e-2, 1e-2, 3e-3; the line is on top of the third.
+    assert drawn == {"DeepNorm": [(0, 1.5)], "Post-LN": [], "ReZero": [(1, -0.5)]}
+    column = rows(chart, panel="DeepNorm", y=1e-3)
+    assert dict(zip(column["kind"], column["n"], strict=True)) == {"trained": 1, "above": 1}
+
+
+def test_a_frontier_without_a_rate_that_trains_has_no_line(tmp_path: Path) -> None:
+    for lr in COLUMN:
+        run_with(tmp_path / "study", "stalled", lr=lr)
+    chart = make_chart("frontier", tmp_path)
+    assert "largest rate at which all seeds train" not in words(chart)
+    assert "stalled" in words(chart)
+
+
+def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        run_with(tmp_path / "study", scheme="deepnorm", depth=6, lr=lr)
+    for lr in (1e-3, 3e-3):
+        run_with(tmp_path / "study", scheme="deepnorm", depth=48, lr=lr)
+    chart = make_chart("frontier", tmp_path)
+    (axes,) = chart.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0.01", "0.003", "0.001"]
+    assert edges(axes) == [(0, -0.5), (1, 0.5)]
+    assert len(boxes(axes)) == 4
+
+
+def test_a_frontier_needs_two_learning_rates(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        run_with(tmp_path / "study", depth=depth)
+    with pytest.raises(NothingMatchedError, match="two learning rates"):
+        make_chart("frontier", tmp_path)
+
+
+def test_both_maps_are_small_pictures(tmp_path: Path) -> None:
+    a_study(tmp_path / "study")
+    written = draw(tmp_path / "study", ["outcomes", "frontier"], tmp_path / "figures")
+    assert [path.name for path in written if path.suffix == ".png"] == [
+        "outcomes.png",
+        "frontier.png",
+    ]
+    for path in written:
+        assert 100 < path.stat().st_size < 300_000

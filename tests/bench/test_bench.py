@@ -1,0 +1,319 @@
+"""deepstack bench: the same shape everywhere, rows that take turns, what is missing is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import QUICK, ROOT
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from deepstack import config as conf
+from deepstack.bench import PEERS, Peer, PeerModel, Shape, measure, report, shape_of
+from deepstack.bench.process import Worker, WorkerError
+from deepstack.bench.products import Products
+from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, ShapeError, build_peer, peer_steps
+from deepstack.cli import app
+from deepstack.errors import DeepstackError, ResourceError
+from deepstack.model import build_model
+from deepstack.tasks import build_task
+from deepstack.training import mean_loss
+
+TINY = ["model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2"]
+CPU = torch.device("cpu")
+SHAPE = Shape(
+    depth=3, d_model=16, n_heads=2, d_ff=40, vocab_size=31, seq_len=8,
+    activation="relu", dropout=0.0, eps=1e-5, tied=True,
+)  # fmt: skip
+
+
+def deepstack(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def config_of(**values: object) -> conf.Config:
+    small = {"model.depth": 6, "task.seq_len": 16, "train.batch_size": 2}
+    return conf.with_overrides(conf.Config(), {**small, **values})
+
+
+@pytest.fixture
+def absent() -> Iterator[str]:
+    """A peer whose package is nowhere."""
+    PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
+    yield "absent"
+    del PEERS._objects["absent"]
+
+
+@pytest.mark.slow
+def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
+    tmp_path: Path, absent: str
+) -> None:
+    chart = tmp_path / "rows.png"
+    words = ["--steps", 2, "--json", "--peers", f"torch,{absent}"]
+    result = deepstack("bench", QUICK, *TINY, *words, "--chart", chart)
+    assert result.exit_code == 0, result.stderr
+    assert "Absent: no_such_package is not installed; pip install 'deepstack[bench]'" in (
+        result.stderr
+    )
+    found = json.loads(result.stdout)
+    labels = ["deepstack", "deepstack, nothing logged", "nn.TransformerEncoder"]
+    assert [row["name"] for row in found["rows"]] == [*labels, "matrix products alone"]
+    for row in found["rows"]:
+        assert 0 < row["step_ms_low"] <= row["step_ms"] <= row["step_ms_high"]
+        assert row["tokens_per_s"] == pytest.approx(16 * row["steps_per_s"], rel=1e-2)
+    for row in found["rows"][:-1]:
+        assert 0 < row["matmul_fraction"] < 1
+        assert row["peak_memory_mb"] > row["start_memory_mb"] > 50
+        assert row["start_s"] > 0
+    assert len({row["parameters"] for row in found["rows"][:-1]}) == 1
+    assert f"{labels[0]} / {labels[2]}" in found["ratios"]
+    assert found["machine"]["torch"] == torch.__version__ and found["machine"]["threads"] == 1
+    assert found["machine"]["import_torch_s"] > 0
+    assert found["interleaved"] is True and found["config"] == QUICK
+    assert chart.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--peers", "torhc"], "did you mean 'torch'?"),
+        (["--peers", "torch", "--no-peers"], "allowed one of them"),
+        (["--depths", "6"], "two or more depths"),
+        (["--depths", "6,x"], "as in 6,48,200,1000"),
+        (["--chart", "rows.txt"], "allowed .png"),
+        (["--chart", "nowhere/rows.png"], "there is no folder nowhere"),
+        (["model.scheme=deepnrom"], "did you mean 'deepnorm'?"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_runs(words: list[str], said: str) -> None:
+    result = deepstack("bench", QUICK, *TINY, *words)
+    assert result.exit_code == 2 and said in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 3 and result.stdout == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there() -> None:
+    result = deepstack("bench", ROOT / "configs" / "bench_wide.yaml", "--no-peers")
+    assert result.exit_code == 5 and "runtime.device=cpu" in result.stderr
+
+
+def test_torchs_encoder_has_exactly_as_many_parameters() -> None:
+    config = config_of()
+    shape = shape_of(config, 257)
+    ours = sum(build_model(config, vocab_size=257, device="meta").banks.count().values())
+    theirs = build_peer("torch", shape, CPU).model
+    assert sum(p.numel() for p in theirs.parameters()) == ours
+    assert len(theirs.stack.layers) == 6
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", "torchscale", "x_transformers"])
+def test_the_other_peers_have_nearly_as_many_and_learn(name: str) -> None:
+    if not PEERS[name].installed():
+        pytest.skip(f"{PEERS[name].package} is not installed")
+    config = config_of()
+    shape = shape_of(config, 257)
+    ours = sum(build_model(config, vocab_size=257, device="meta").banks.count().values())
+    built = build_peer(name, shape, CPU)
+    assert sum(p.numel() for p in built.model.parameters()) == pytest.approx(ours, rel=0.02)
+    learns(config, built)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_peers_step_trains_it_on_the_tasks_batches(optimizer: str) -> None:
+    config = config_of(**{"train.optimizer": optimizer})
+    learns(config, build_peer("torch", shape_of(config, 257), CPU))
+
+
+def learns(config: conf.Config, built: PeerModel) -> None:
+    """The loss on the first batch falls over some steps, under clipping as configured."""
+    task = build_task("text", {}, seq_len=16, seed=0)
+    batch = task.train_batch(1, 2)
+    inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    model = built.model
+    before = mean_loss(model(inputs), targets)
+    steps = peer_steps(config, built, task, CPU)
+    assert all(next(steps) > 0 for _ in range(8))
+    largest = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert largest <= 1.0 + 1e-4
+    after = mean_loss(model(inputs), targets)
+    assert torch.isfinite(after) and after < before
+    steps.close()
+
+
+def test_a_peer_with_other_layers_is_refused() -> None:
+    def shallow(shape: Shape) -> PeerModel:
+        stack = nn.Linear(shape.d_model, shape.d_model)
+        return PeerModel(stack, stack)
+
+    PEERS.register("shallow", Peer("Shallow", "torch", "One matrix.", shallow))
+    try:
+        with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
+            build_peer("shallow", SHAPE, CPU)
+    finally:
+        del PEERS._objects["shallow"]
+
+
+def test_the_products_are_those_of_a_training_step() -> None:
+    """As many multiplications as torch counts in a step of nn.TransformerEncoder, unfused."""
+    products = Products(SHAPE, 2, CPU, torch.float32)
+    assert products.seconds() > 0
+    model = build_peer("torch", SHAPE, CPU).model
+    tokens = torch.arange(16).view(2, 8)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        mean_loss(model(tokens), tokens).backward()
+    assert products.flops() == counter.get_total_flops()
+
+
+def test_every_layer_has_weights_and_gradients_of_its_own() -> None:
+    products = Products(SHAPE, 3, CPU, torch.float32)
+    products.seconds()
+    calls = [call for call in products.calls if call[0] is torch.mm]
+    w1_and_w2 = {right.data_ptr() for _, _, right, _ in calls if right.shape == (16, 40)}
+    gradients = {out.data_ptr() for _, _, _, out in calls if out.shape == (40, 16)}  # of w1
+    assert len(w1_and_w2) == 2 * 3 and len(gradients) == 3
+    assert all(out.abs().sum() > 0 for _, _, _, out in calls)
+
+
+class FakeWorker(Worker):
+    """A row that notes what it is asked, and can fail."""
+
+    said: list[str]
+
+    def __init__(
+        self,
+        row: str,
+        fails_at: str = "",
+        exit_code: int = 1,
+        config: conf.Config | None = None,
+    ) -> None:
+        super().__init__(row, config or config_of())
+        self.fails_at, self.exit_code = fails_at, exit_code
+
+    def note(self, what: str) -> None:
+        FakeWorker.said.append(f"{what} {self.row}")
+        if what == self.fails_at:
+            raise WorkerError("no room", self.exit_code)
+
+    def begin(self, warm_up: int) -> None:
+        self.note("begin")
+
+    def step(self) -> None:
+        self.note("step")
+
+    def time_products(self) -> None:
+        self.note("products")
+
+    def release(self) -> None:
+        self.note("release")
+
+
+def measured(*workers: FakeWorker, steps: int = 2) -> tuple[bool, list[str], list[str]]:
+    """Whether they took turns, who was measured, and what was said."""
+    FakeWorker.said = []
+    lines: list[str] = []
+    together, left = measure.measure_rows(workers, steps, CPU, lines.append)
+    return together, [worker.row for worker in left], lines
+
+
+def test_the_rows_take_turns() -> None:
+    together, left, _ = measured(FakeWorker(LOGGED), FakeWorker("torch"))
+    assert together and left == [LOGGED, "torch"]
+    turn = ["step deepstack", "products deepstack", "step torch", "products torch"]
+    assert FakeWorker.said == ["begin deepstack", "begin torch", *turn, *turn]
+
+
+def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conf, "machine_memory", lambda: 2**28)
+    together, _, lines = measured(FakeWorker(LOGGED), FakeWorker("torch"), steps=1)
+    assert not together and "one follows the other" in lines[0]
+    turn = ["begin {0}", "step {0}", "release {0}", "products {0}"]
+    assert FakeWorker.said == [line.format(row) for row in (LOGGED, "torch") for line in turn]
+
+
+@pytest.mark.parametrize("fails_at", ["begin", "step", "products"])
+def test_a_peer_that_fails_is_left_out_and_the_others_go_on(fails_at: str) -> None:
+    _, left, lines = measured(FakeWorker(LOGGED), FakeWorker("bert", fails_at), FakeWorker("torch"))
+    assert left == [LOGGED, "torch"] and "left out: Hugging Face BERT: no room" in lines
+    assert FakeWorker.said.count(f"{fails_at} bert") == 1
+
+
+def test_deepstacks_own_row_must_not_fail() -> None:
+    with pytest.raises(ResourceError, match="deepstack: no room"):
+        measured(FakeWorker(LOGGED, "step", exit_code=5), FakeWorker("torch"))
+    with pytest.raises(DeepstackError, match="no room") as caught:
+        measured(FakeWorker(LOGGED, "begin", exit_code=2))
+    assert caught.value.exit_code == 2
+
+
+def test_other_depths_are_deepstacks_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeWorker.said = []
+    monkeypatch.setattr(measure, "facts_of", lambda config, device: {})
+    monkeypatch.setattr(measure, "Worker", lambda row, config: FakeWorker(row, config=config))
+    found = measure.bench(config_of(), steps=1, peers=[], depths=[3, 9])
+    assert [worker.row for worker in found.rows] == list(OWN)
+    assert [worker.config.model.depth for worker in found.depths] == [3, 9]
+    assert FakeWorker.said[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
+    counts = build_model(config_of(), vocab_size=257, device="meta").banks.count()
+    assert {worker.parameters for worker in found.rows} == {sum(counts.values())}
+
+
+def worker_with(row: str, steps: list[float], products: list[float]) -> Worker:
+    worker = Worker(row, config_of())
+    worker.steps, worker.products = steps, products
+    worker.peak_memory, worker.start_memory, worker.parameters = 500.0, 300.0, 7
+    return worker
+
+
+def test_medians_and_ratios_are_taken_pair_by_pair() -> None:
+    # A machine that is ten times slower in the third round says nothing of either row.
+    rows = [
+        worker_with(LOGGED, [0.1, 0.2, 2.0], [0.05, 0.1, 1.0]),
+        worker_with(UNLOGGED, [0.1, 0.2, 1.0], [0.05, 0.1, 1.0]),
+        worker_with("torch", [0.4, 0.4, 8.0], [0.05, 0.1, 1.0]),
+    ]
+    facts = measure.Measured({}, rows, [], True, tokens=32)
+    found = report(config_of(), facts, "deepstack bench x.yaml", "x.yaml")
+    first, last = found["rows"][0], found["rows"][-1]
+    assert (first["step_ms"], first["step_ms_low"], first["step_ms_high"]) == (200, 100, 2000)
+    assert first["tokens_per_s"] == 160 and first["matmul_fraction"] == 0.5
+    assert found["rows"][2]["matmul_fraction"] == 0.125
+    assert last["step_ms"] == 100 and last["peak_memory_mb"] is None
+    ratio = found["ratios"]["deepstack / nn.TransformerEncoder"]
+    assert ratio == {"median": 0.25, "low": 0.25, "high": 0.5}
+    assert set(OWN.values()) <= {row["name"] for row in found["rows"]}
+    assert "exponents" not in found
+
+
+def test_exponents_in_depth() -> None:
+    deep = []
+    for depth in (10, 100, 1000):
+        worker = worker_with(LOGGED, [depth**0.9, depth**0.9, 1e9], [])
+        worker.config = config_of(**{"model.depth": depth})
+        worker.peak_memory = worker.start_memory + 3.0 * depth
+        deep.append(worker)
+    own = worker_with(LOGGED, [1.0], [0.5])
+    own_alone = worker_with(UNLOGGED, [1.0], [0.5])
+    facts = measure.Measured({}, [own, own_alone], deep, True, tokens=32)
+    found = report(config_of(), facts, "", "x.yaml")["exponents"]
+    assert found["depth"] == [10, 100, 1000]
+    assert found["step_ms"]["exponent"] == pytest.approx(0.9, abs=1e-3)
+    assert found["memory_mb"]["exponent"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_peers_that_are_built_otherwise_are_left_out() -> None:
+    said: list[str] = []
+    assert measure.comparable_peers(conf.Config(), ["torch"], said.append) == ["torch"] and not said
+    for key, value in (
+        ("norm.kind", "rms"), ("activation", "tanh"), ("bias", False), ("gated", True),
+        ("qk_norm", True), ("positions", "rotary"),
+    ):  # fmt: skip
+        given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
+        assert measure.comparable_peers(given, ["torch"], said.append) == ()
+        assert said.pop().startswith("left out: all peers") and not said

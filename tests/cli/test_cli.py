@@ -1,0 +1,381 @@
+"""The command line, as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import QUICK, ROOT
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.cli.app import COMMANDS
+from deepstack.config import Config
+from deepstack.records import Run, find_runs
+
+TINY = [
+    "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
+    "train.steps=4", "train.eval_batches=1", "log.probe_sequences=1",
+]  # fmt: skip
+
+
+def deepstack(*words: object):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    result = deepstack(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["check", "nothing.yaml"]])
+def test_help_and_config_errors_import_no_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from deepstack.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
+
+
+def test_train_prints_the_folder_and_a_second_time_the_same(tmp_path: Path) -> None:
+    first = deepstack("train", QUICK, *TINY, "--out", tmp_path)
+    assert first.exit_code == 0
+    folder = Path(first.stdout.strip())
+    assert Run(folder).state == "done" and folder.parent.name == "quick"
+    assert "validation loss" in first.stderr and "unigram" in first.stderr
+    again = deepstack("train", folder / "config.yaml", "--out", tmp_path, "--study", "quick")
+    assert again.exit_code == 0 and again.stdout == first.stdout
+
+
+def test_quiet_says_nothing(tmp_path: Path) -> None:
+    assert deepstack("train", QUICK, *TINY, "--out", tmp_path, "-q").stderr == ""
+
+
+def test_divergence_exits_0_or_as_asked_4(tmp_path: Path) -> None:
+    words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
+    assert deepstack(*words).exit_code == 0
+    assert deepstack(*words, "--fail-on-divergence").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["train", "nothing.yaml"], 2, "nothing.yaml"),
+        (["train", QUICK, "model.depht=3"], 2, "did you mean 'depth'?"),
+        (["train", QUICK, "model.scheme=deepnrm"], 2, "did you mean 'deepnorm'?"),
+        (["train", QUICK, "task.name=txt"], 2, "did you mean 'text'?"),
+        (["train", QUICK, "task.mask_rat=0.3"], 2, "did you mean 'mask_rate'?"),
+        (["train", QUICK, "task.path=/no/such/text"], 2, "/no/such/text"),
+        (["train", QUICK, "model.scheme_options.p=1"], 2, "model.scheme_options.p"),
+        (["train", QUICK, "--plugin", "nothing.py"], 2, "--plugin nothing.py"),
+        (["sweep", "--depths", "6,x"], 2, "model.depth"),
+        (["sweep", "--schemes", "post_ln,deepnrm"], 2, "did you mean 'deepnorm'?"),
+        (["ls", "no/such/folder"], 7, "no/such/folder"),
+        (["plot", "no/such/folder"], 7, "no/such/folder"),
+        (["plot", "a b", "update_vs_step"], 2, "deepstack plot update_vs_step 'a b'"),
+        (["check", QUICK, "model.depth", "12"], 2, "did you mean model.depth=12?"),
+        (["list", "scheme"], 2, "schemes"),
+        (["trian"], 2, "train"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_few_lines(words: list[str], code: int, said: str) -> None:
+    result = deepstack(*words)
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_check_counts_parameters_exactly(tmp_path: Path) -> None:
+    described = json.loads(deepstack("check", QUICK, *TINY, "--json").stdout)[0]
+    run = deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip()
+    assert described["parameters"] == Run(run).meta["parameters"]["total"]
+    assert described["run"] == Path(run).name
+    assert deepstack("check", QUICK).exit_code == 0
+
+
+def test_init_writes_a_config_that_trains(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    assert deepstack("init", file).stdout.strip() == str(file)
+    assert deepstack("init", file).exit_code == 2
+    assert deepstack("check", file).exit_code == 0
+    schema = json.loads((tmp_path / "deepstack.schema.json").read_text())
+    assert "depth" in json.dumps(schema)
+    assert json.loads(deepstack("init", "--schema").stdout) == schema
+    assert deepstack("train", file, *TINY, "--out", tmp_path).exit_code == 0
+
+
+def test_every_commented_default_of_init_is_the_default(tmp_path: Path) -> None:
+    """Uncommented line by line, the file is the configuration of all defaults."""
+    from deepstack.config import Config, annotated_defaults, parse_config, with_overrides
+
+    lines = annotated_defaults("x.json").splitlines()[2:]
+    text = "\n".join(line.replace("# ", "", 1) if "# " in line[:10] else line for line in lines)
+    wanted = with_overrides(Config(), {"model.depth": 48})
+    assert parse_config(text).model_dump() == wanted.model_dump()
+
+
+@pytest.mark.parametrize("kind", ["settings", "schemes", "tasks", "diagnostics", "charts"])
+def test_list(kind: str) -> None:
+    assert deepstack("list", kind).exit_code == 0
+    rows = json.loads(deepstack("list", kind, "--json").stdout)
+    assert rows and all(row["name"] for row in rows)
+    for row in rows:
+        text = row.get("description") or row.get("equation")
+        assert text and text[0].isprintable(), row
+
+
+def test_settings_are_listed_with_what_each_may_be() -> None:
+    rows = json.loads(deepstack("list", "settings", "--json").stdout)
+    found = {row["name"]: row for row in rows}
+    assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh"
+    assert {"gelu", "relu"} <= set(found["model.activation"]["allowed"].split(", "))
+    assert {"adam", "sgd"} <= set(found["train.optimizer"]["allowed"].split(", "))
+    assert found["train.lr"]["default"] == Config().train.lr
+    assert "'settings'" in deepstack("list", "norms").stderr
+
+
+def test_listed_coefficients_are_at_the_depth_asked_for() -> None:
+    rows = json.loads(deepstack("list", "schemes", "--depth", "1000", "--json").stdout)
+    deepnorm = next(row for row in rows if row["name"] == "deepnorm")
+    assert deepnorm["alpha"] == pytest.approx(6.6874, rel=1e-4)
+    assert deepnorm["gains"]["v"] == pytest.approx(0.10574, rel=1e-4)
+    assert deepnorm["gains"]["q"] == 1.0 and deepnorm["gains"] == deepnorm["gains_last"]
+
+
+def test_gains_are_listed_of_the_first_layer_and_of_the_last() -> None:
+    """They differ where a scheme starts its layers differently."""
+    rows = json.loads(deepstack("list", "schemes", "--depth", "48", "--json").stdout)
+    found = {row["name"]: row for row in rows}
+    for name, first, last in (("post_ln_init", 1 / 48, 1.0), ("ds_init", 1.0, 48**-0.5)):
+        row = found[name]
+        for place in (row, row["coefficients"]["encoder_decoder"]["decoder"]):
+            assert place["gains"]["w1"] == pytest.approx(first)
+            assert place["gains_last"]["w1"] == pytest.approx(last)
+
+
+def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--schemes", "post_ln,deepnorm"]
+    words += ["--out", str(tmp_path), "--workers", "2"]
+    plan = deepstack(*words, "--dry-run", "--json")
+    rows = json.loads(plan.stdout)
+    assert len(rows) == 4 and {row["state"] for row in rows} == {"new"}
+    assert not list(tmp_path.iterdir())
+    result = deepstack(*words)
+    assert result.exit_code == 0, result.stderr
+    assert "post_ln" in result.stdout and "deepnorm" in result.stdout
+    runs = find_runs(tmp_path)
+    assert len(runs) == 4 and {run.state for run in runs} == {"done"}
+    times = {run.name: (run.path / "steps.csv").stat().st_mtime_ns for run in runs}
+    again = deepstack(*words, "--json")
+    assert again.exit_code == 0 and len(json.loads(again.stdout)) == 4
+    assert times == {r.name: (r.path / "steps.csv").stat().st_mtime_ns for r in find_runs(tmp_path)}
+
+
+@pytest.mark.slow
+def test_a_run_of_a_sweep_equals_the_run_trained_alone(tmp_path: Path) -> None:
+    deepstack("sweep", QUICK, *TINY, "--seeds", "0,1", "--out", tmp_path / "a")
+    deepstack("train", QUICK, *TINY, "seed=1", "--out", tmp_path / "b")
+    (alone,) = find_runs(tmp_path / "b")
+    swept = tmp_path / "a" / "quick" / alone.name
+    assert (swept / "steps.csv").read_bytes() == (alone.path / "steps.csv").read_bytes()
+
+
+def test_a_sweep_with_a_failing_run_exits_3_and_keeps_the_others(tmp_path: Path) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(
+        "from deepstack.schemes import Scheme\n"
+        "class Broken(Scheme, name='broken', label='Broken', paper='none'):\n"
+        "    '''x <- an error.'''\n"
+        "    def residual(self, x, G, norm):\n"
+        "        raise RuntimeError('this scheme is broken')\n"
+    )
+    words = ["sweep", QUICK, *TINY, "--schemes", "broken,post_ln", "--out", tmp_path]
+    result = deepstack(*words, "--plugin", plugin)
+    assert result.exit_code == 3
+    assert "this scheme is broken" in result.stderr
+    assert {r.get("model.scheme"): r.state for r in find_runs(tmp_path)} == {
+        "broken": "failed", "post_ln": "done"
+    }  # fmt: skip
+
+
+MINE = """
+from deepstack.schemes import Scheme
+from deepstack.tasks import task, build_task
+
+class Halved(Scheme, name="halved", label="Halved", paper="none"):
+    '''x <- LN(x + c G(x)).  A scheme from a user's own file.'''
+
+    def __init__(self, layer, depth, make_norm, *, c: float = 0.5):
+        super().__init__(layer, depth, make_norm)
+        self.c = c
+
+    def residual(self, x, G, norm):
+        return norm(x + self.c * G(x))
+"""
+
+
+@pytest.mark.slow
+def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deepstack", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    words = ["train", QUICK, *TINY, "model.scheme=halved", "--out", tmp_path]
+    assert run(*words).returncode == 2
+    done = run(*words, "model.scheme_options.c=0.25", "--plugin", file)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    (recorded,) = Run(folder).meta["plugins"]
+    assert recorded["file"] == "mine.py" and len(recorded["sha256"]) == 64
+    wrong = run(*words, "model.scheme_options.d=1", "--plugin", file)
+    assert wrong.returncode == 2 and "scheme_options.d" in wrong.stderr
+
+    again = ["train", folder / "config.yaml", "--out", tmp_path, "--study", "quick"]
+    without = run(*again)
+    assert without.returncode == 2
+    assert "mine.py" in without.stderr and recorded["sha256"] in without.stderr
+    file.write_text(MINE + "\n# changed\n")
+    changed = run(*again, "--plugin", file)
+    assert changed.returncode == 2 and recorded["sha256"] in changed.stderr
+    file.write_text(MINE)
+    assert run(*again, "--plugin", file).stdout.strip() == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+@pytest.mark.slow
+def test_a_signal_saves_and_the_same_command_goes_on(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "deepstack", "train", QUICK, *TINY, "train.steps=400"]
+    words += ["--out", str(tmp_path), "-q"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        logs = list(tmp_path.glob("*/*/steps.csv"))
+        if logs and len(logs[0].read_bytes()) > 500:
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"the same command goes on" in said
+    (run,) = find_runs(tmp_path)
+    assert run.state == "interrupted"
+    subprocess.run(words, check=True, capture_output=True)
+    assert Run(run.path).state == "done" and len(Run(run.path).steps) == 400
+
+
+def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
+    """In a pseudo-terminal: progress, loss, ‖ΔF‖, the unigram line."""
+    main, side = pty.openpty()
+    words = [sys.executable, "-m", "deepstack", "train", QUICK, *TINY, "train.steps=60"]
+    process = subprocess.Popen(
+        [*words, "--out", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=side,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(side)
+    seen = b""
+    while select.select([main], [], [], 60)[0]:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.close(main)
+    assert process.wait() == 0
+    text = seen.decode()
+    for part in ("DeepNorm", "‖ΔF‖", "unigram 3.247", "60/60", "done"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("width", [20, 40, 100, 300])
+def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
+    from rich.console import Console
+
+    from deepstack.cli.display import Display
+    from deepstack.records import RunFolder
+    from deepstack.training import Started
+
+    console = Console(force_terminal=True, width=width, record=True, file=open(os.devnull, "w"))
+    display = Display(console)
+    console.print(display.render())
+    references = {"unigram_entropy": 3.25, "context_free_entropy": 2.97}
+    folder = RunFolder("results/x/y")
+    display.started(Started(folder, "DeepNorm", [3], 30, 4, 90, "cpu", references, 11.0))
+    console.print(display.render())
+    for step in range(4, 90):
+        display.stepped(step, {"loss": 3.0 / step, "model_update": float(step), "grad_norm": 1.0})
+        if step in (4, 5, 60):
+            console.print(display.render())
+    display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1})
+    console.print(display.render())
+    display.finished("done", 90)
+    console.file.close()
+    assert "unigram" in console.export_text() or width < 60
+
+
+def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "deepstack", "list", "schemes"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait() == 0
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_config_yaml_of_a_run_is_plain_yaml(tmp_path: Path) -> None:
+    folder = Path(deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip())
+    found = yaml.safe_load((folder / "config.yaml").read_text())
+    assert found["model"]["depth"] == 2 and found["model"]["d_ff"] == 32
+
+
+NEEDING_RATES = {"frontier", "loss_vs_lr"}
+
+
+@pytest.mark.slow
+def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> None:
+    for study in ("one", "two"):
+        for depth in (1, 2):
+            words = ["train", QUICK, *TINY, f"model.depth={depth}", "--study", study]
+            words += ["log.attribution_every=1"]
+            assert deepstack(*words, "--out", tmp_path, "-q").exit_code == 0
+    result = deepstack("plot", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    written = [Path(line) for line in result.stdout.splitlines()]
+    assert {path.suffix for path in written} == {".pdf", ".png", ".svg", ".csv"}
+    assert {path.parent for path in written} == {tmp_path / s / "figures" for s in ("one", "two")}
+    tables = [path.read_text().splitlines() for path in written if path.suffix == ".csv"]
+    assert all(len(lines) > 1 for lines in tables)
+    assert all(path.stat().st_size > 5000 for path in written if path.suffix != ".csv")
+    names = {path.stem for path in written}
+    charts = {row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)}
+    assert names == charts - NEEDING_RATES
+    assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
+    chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
+    assert len(chosen.stdout.splitlines()) == 4
+    assert deepstack("plot", "update_vs_dept", tmp_path).exit_code == 2

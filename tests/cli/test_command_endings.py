@@ -1,0 +1,238 @@
+"""Signals and errors of the system end every command with one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import QUICK, ROOT
+from typer.testing import CliRunner
+
+from deepstack.analysis.settings import value_text
+from deepstack.cli import app, main
+from deepstack.plots.page import LONGEST, wrap
+from deepstack.records import RunFolder
+
+TINY = [
+    QUICK, "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
+    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
+]  # fmt: skip
+DEEPSTACK = [sys.executable, "-m", "deepstack"]
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DEEPSTACK, *map(str, words)], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+def ended(words: list[object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command line in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["deepstack", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained")
+    done = CliRunner().invoke(app, ["train", *TINY, "-q", "--out", str(out)])
+    assert done.exit_code == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "quick" / trained.name))
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [("typer", signal.SIGINT), ("typer", signal.SIGHUP), ("torch", signal.SIGTERM)],
+)
+def test_a_signal_during_an_import_prints_one_line(
+    module: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """Let the library turn the interrupt into an ImportError, as C extensions do."""
+    (tmp_path / f"{module}.py").write_text(
+        f"import os\ntry: os.kill(os.getpid(), {int(number)})\n"
+        "except BaseException: raise ImportError('broken') from None\n"
+    )
+    found = run("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (found.returncode, found.stderr) == (128 + number, "deepstack: interrupted\n")
+
+
+def test_an_import_without_memory_prints_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "raise ImportError('libtorch.so: failed to map segment from shared object')"
+    )
+    found = run("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert found.returncode == 5 and found.stderr.startswith("deepstack: out of memory")
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_small_address_space_is_refused() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (300_000_000, 300_000_000))
+
+    found = run("check", QUICK, preexec_fn=limit)
+    assert found.returncode == 5 and found.stderr.count("\n") == 1
+    assert "limited to 300 MB" in found.stderr and "needs 700 MB" in found.stderr
+
+
+def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'cd "{gone}" && rmdir "{gone}" && exec "$@"'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (["train", QUICK], ["rm", "x"]):
+        command = ["sh", "-c", script, "sh", *DEEPSTACK, *words]
+        gone.mkdir(exist_ok=True)
+        found = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert found.returncode == 5 and "the working directory: deleted" in found.stderr
+        assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "report", "rerun"])
+def test_a_link_to_itself_is_refused(
+    command: str,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    words = {
+        "train": [*TINY, "--out", loop],
+        "sweep": [*TINY, "--out", loop],
+        "report": [trained, "--to", loop],
+        "rerun": [trained, "--out", loop],
+    }[command]
+    assert ended([command, *words, "-q"], monkeypatch) == 2
+    assert "loop" in capfd.readouterr().err
+
+
+def test_a_hostile_array_is_named(copied: Path) -> None:
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "-" * 5000 + "1, 2), }\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    (copied / "layers" / "stream_norm.npy").write_bytes(data)
+    for words in (["plot", "layer_step_heat_map", "--diagnostic", "stream_norm"], ["report"]):
+        found = CliRunner().invoke(app, [*words, str(copied)])
+        assert found.exit_code == 5 and "stream_norm.npy: is no array" in found.stderr, words
+    assert CliRunner().invoke(app, ["compare", str(copied)]).exit_code == 0  # reads no layers
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("scheme", "[]"), ("scheme", "{a: 1}"), ("depth", "x"), ("depth", "null")]
+)
+def test_a_run_whose_scheme_or_depth_has_no_sense_is_damaged(
+    key: str, value: str, copied: Path
+) -> None:
+    path = copied / "config.yaml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(f"  {key}: {value}" if x.startswith(f"  {key}:") else x
+                              for x in lines) + "\n")  # fmt: skip
+    listed = CliRunner().invoke(app, ["ls", str(copied)])
+    assert listed.exit_code == 0 and f"as model.{key}" in listed.stderr
+    assert CliRunner().invoke(app, ["compare", str(copied)]).exit_code == 5
+
+
+def test_nested_lists_in_configs_are_compared(copied: Path) -> None:
+    other = Path(shutil.copytree(copied, copied.with_name("other")))
+    path = other / "config.yaml"
+    path.write_text(path.read_text().replace("  name: text", "  name: text\n  mine: [[1], {a: 2}]"))
+    assert CliRunner().invoke(app, ["compare", str(copied.parent)]).exit_code == 0
+
+
+def test_a_report_names_a_study_that_is_not_utf8(trained: Path, tmp_path: Path) -> None:
+    study = tmp_path / os.fsdecode(b"st\xffudy")
+    shutil.copytree(trained, study / trained.name)
+    found = CliRunner().invoke(app, ["report", "-q", str(tmp_path)])
+    assert found.exit_code == 0, found.exception
+    assert "st%FFudy/" in (tmp_path / "report.html").read_text()
+
+
+def test_a_chart_draws_no_100_000_letters() -> None:
+    for letters in ("a" * 100_000, "a " * 50_000):
+        assert len("".join(wrap(letters, 7, 2.0))) <= LONGEST + 1
+        assert len(value_text(letters)) < LONGEST and len(value_text([letters])) < LONGEST
+    assert value_text("a" * 300) == "a" * 300
+
+
+def test_a_sweep_without_space_for_its_temporary_files_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "full"
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: str(full))  # has no such folder
+    out = tmp_path / "results"
+    found = CliRunner().invoke(app, ["sweep", *TINY, "seed=0,1", "-q", "--out", str(out)])
+    assert found.exit_code == 3, found.exception
+    assert found.stderr.count(f"{full}/") == 2 and "No such file" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "number"), [("sweep", signal.SIGTERM), ("rerun", signal.SIGHUP)]
+)
+def test_a_signal_removes_temporary_folders(
+    command: str, number: signal.Signals, copied: Path, tmp_path: Path
+) -> None:
+    if command == "rerun":  # many steps to make again
+        RunFolder(copied).write_text(
+            copied / "config.yaml",
+            (copied / "config.yaml").read_text().replace("steps: 2", "steps: 100000"),
+        )
+        words = [copied, "--check", "--allow-env-change"]
+    else:
+        words = [*TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [*DEEPSTACK, command, *map(str, words)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )
+    deadline = time.monotonic() + 60
+    while not list(temporary.glob("deepstack-*/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert b"Traceback" not in said and not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_killed_export_leaves_no_weights_or_a_whole_export(
+    number: int, trained: Path, tmp_path: Path
+) -> None:
+    """Kill before each opening and each renaming of the three files."""
+    target = tmp_path / "x"
+    calls = 0
+
+    def kill(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal calls
+        if event in ("open", "os.rename") and Path(str(given[0])).parent == target:
+            calls += event != "open" or given[1] == "wb" or given[1] == "w"
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    words = ["export", str(trained), "--to", str(target)]
+    pid = os.fork()
+    if pid == 0:
+        sys.addaudithook(kill)
+        CliRunner().invoke(app, words)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    if (target / "weights.safetensors").exists():
+        assert all((target / f"weights.{suffix}").stat().st_size for suffix in ("yaml", "json"))

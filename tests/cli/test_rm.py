@@ -1,0 +1,273 @@
+"""deepstack rm: out of the way, not away; nothing outside of the results is touched."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from time import sleep
+from typing import Any
+
+import pytest
+from helpers.record_runs import make_run, python
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.errors import NothingMatchedError
+from deepstack.records import RunFolder, find_runs
+from deepstack.records.trash import empty_trash, to_trash
+
+HOLDER = """
+import sys, time
+from deepstack.records import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def deepstack(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def rm(out: Path, *words: object) -> Any:
+    return deepstack("rm", *words, "--out", out)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Two studies of two runs."""
+    results = tmp_path / "results"
+    for study in ("one", "two"):
+        for depth in (6, 48):
+            make_run(results / study / f"d{depth}", f"model: {{depth: {depth}}}\n")
+        (results / study / "figures").mkdir()
+        (results / study / "figures" / "chart.csv").write_text("x\n")
+    return results
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, locks aside: taking one writes who has it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_run_goes_to_the_trash_with_every_byte(out: Path) -> None:
+    before = contents(out / "one" / "d6")
+    result = rm(out, out / "one" / "d6")
+    assert result.exit_code == 0, result.stderr
+    there = Path(result.stdout.strip())
+    assert there.parts[-2:] == ("one", "d6") and there.parents[2] == out / ".trash"
+    assert contents(there) == before
+    assert [run.name for run in find_runs(out)] == ["d48", "d6", "d48"]
+    there.rename(out / "one" / "d6")  # and back
+    assert contents(out / "one" / "d6") == before and len(find_runs(out)) == 4
+
+
+def test_a_study_goes_whole_and_its_runs_with_it(out: Path) -> None:
+    before = contents(out / "one")
+    result = rm(out, out / "one" / "d6", out / "one", out / "two" / "d6", out / "two" / "." / "d6")
+    assert result.exit_code == 0, result.stderr
+    study, run = map(Path, result.stdout.split())
+    assert (study.name, run.name) == ("one", "d6") and study.parent == run.parents[1]
+    assert contents(study) == before
+    assert [r.path for r in find_runs(out)] == [out / "two" / "d48"]
+
+
+def test_the_same_name_twice_has_room(out: Path) -> None:
+    for _ in range(3):
+        make_run(out / "one" / "d6")
+        assert rm(out, out / "one" / "d6").exit_code == 0
+    assert len(list((out / ".trash").glob("*/one/d6/config.yaml"))) == 3
+
+
+def test_ls_plot_and_verify_do_not_see_the_trash(out: Path, tmp_path: Path) -> None:
+    target = rm(out, out / "one", out / "two" / "d6").stdout.split()[0]
+    rows = json.loads(deepstack("ls", out, "--json").stdout)
+    assert [(row["study"], row["run"]) for row in rows] == [("two", "d48")]
+    rows = json.loads(deepstack("verify", out, "--json").stdout)
+    assert [(row["study"], row["run"]) for row in rows] == [("two", "d48")]
+    drawn = deepstack("plot", "loss_vs_step", out, "--to", tmp_path / "with")
+    assert drawn.exit_code == 0, drawn.stderr
+    assert len(json.loads(deepstack("ls", target, "--json").stdout)) == 2  # unless it is asked for
+    rm(out, "--empty")
+    deepstack("plot", "loss_vs_step", out, "--to", tmp_path / "without")
+    tables = [tmp_path / name / "loss_vs_step.csv" for name in ("with", "without")]
+    assert tables[0].read_bytes() == tables[1].read_bytes()
+    rm(out, out / "two")
+    assert deepstack("ls", out).exit_code == 7
+
+
+def test_a_run_that_another_process_holds_stays(out: Path) -> None:
+    process = python(HOLDER, out / "two" / "d48")
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        before = contents(out)
+        for words in ([out / "two" / "d48"], [out / "two"], [out / "one" / "d6", out / "two"]):
+            result = rm(out, *words)
+            assert result.exit_code == 5 and f"process {process.pid}" in result.stderr
+            assert result.stdout == "" and contents(out) == before
+            assert not (out / ".trash").exists()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert rm(out, out / "two").exit_code == 0
+
+
+def test_who_waited_for_a_folder_that_went_away_holds_the_one_that_is_there(out: Path) -> None:
+    folder, asked = RunFolder(out / "one" / "d6"), Event()
+
+    def wait() -> int:
+        asked.set()
+        with folder.lock():
+            return folder.lock_path.stat().st_ino
+
+    with ThreadPoolExecutor(1) as threads, ExitStack() as moved:
+        moved.enter_context(folder.lock())
+        found = threads.submit(wait)
+        assert asked.wait(5)
+        sleep(0.1)
+        folder.path.rename(out / "gone")
+        with folder.lock():  # another one comes first
+            moved.close()
+            assert not futures.wait([found], 0.1).done
+        assert found.result(5) == folder.lock_path.stat().st_ino
+
+
+def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path) -> None:
+    outside = make_run(tmp_path / "elsewhere" / "run").path
+    make_run(out / "one" / "d6" / "checkpoint" / "inner")
+    (out / "empty").mkdir()
+    (out / "file").write_text("")
+    before = contents(tmp_path)
+    for path, code, said in (
+        (outside, 2, "is not below"),
+        (outside.parent, 2, "is not below"),
+        (out, 2, "is not below"),
+        (out / "..", 2, "is not below"),
+        (out / "one" / "..", 2, "is not below"),
+        (out / ".." / "elsewhere" / "run", 2, "is not below"),
+        ("/", 2, "is not below"),
+        ("", 2, "is not below"),
+        (out / "one" / "d6" / "checkpoint" / "inner", 2, "is no run and no study"),
+        (out / "one" / "figures", 7, "is no run"),
+        (out / "empty", 7, "holds no runs"),
+        (out / "file", 7, "no such folder"),
+        (out / "three", 7, "no such folder"),
+    ):
+        result = rm(out, out / "two", path)
+        assert (result.exit_code, said in result.stderr) == (code, True), (path, result.stderr)
+        assert contents(tmp_path) == before and not (out / ".trash").exists(), path
+    assert rm(out).exit_code == 2 and rm(out, out / "one", "--empty").exit_code == 2
+
+
+def test_what_is_in_the_trash_is_not_put_there_again(out: Path) -> None:
+    there = rm(out, out / "one").stdout.strip()
+    before = contents(out)
+    for path in (out / ".trash", Path(there).parent, there):
+        assert rm(out, path).exit_code == 2
+    assert contents(out) == before
+
+
+def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
+    outside = make_run(tmp_path / "elsewhere" / "run").path
+    (out / "linked").symlink_to(outside.parent)
+    (out / "one" / "link").symlink_to(outside)
+    before = contents(tmp_path / "elsewhere")
+    assert rm(out, out / "linked").exit_code == 2
+    assert rm(out, out / "linked" / "run").exit_code == 2
+    result = rm(out, out / "one" / "link")
+    assert result.exit_code == 2 and "symbolic link" in result.stderr
+    # In a study that goes, a link goes as a link.
+    there = Path(rm(out, out / "one").stdout.strip())
+    assert (there / "link").is_symlink() and not (out / "one").exists()
+    assert contents(tmp_path / "elsewhere") == before
+    assert not (outside / ".lock").exists()
+    assert rm(out, "--empty").exit_code == 0
+    assert contents(tmp_path / "elsewhere") == before and not there.exists()
+
+
+def test_a_results_folder_may_be_a_link_itself(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    result = rm(link, link / "one" / "d6")
+    assert result.exit_code == 0, result.stderr
+    assert len(find_runs(out)) == 3 and RunFolder(result.stdout.strip()).exists()
+    monkeypatch.chdir(tmp_path)
+    assert rm(Path("link"), "results/one").exit_code == 0
+
+
+def test_a_trash_that_leads_elsewhere_is_refused(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("kept")
+    (out / ".trash").symlink_to(tmp_path / "precious")
+    for words in ([out / "one"], ["--empty"]):
+        result = rm(out, *words)
+        assert result.exit_code == 2 and "not a folder of its own" in result.stderr
+    assert (tmp_path / "precious" / "file").read_text() == "kept" and len(find_runs(out)) == 4
+
+
+def test_emptying_deletes_the_trash_and_nothing_else(out: Path, tmp_path: Path) -> None:
+    (out / "one" / "d6" / "big").write_bytes(bytes(3_000_000))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    there = Path(rm(out, out / "one" / "d6").stdout.strip())
+    (there / "link").symlink_to(outside)
+    (out / ".trash" / "stray").symlink_to(outside)
+    before = contents(out / "two") | contents(out / "one") | contents(outside)
+    result = rm(out, "--empty")
+    assert result.exit_code == 0 and result.stdout == "3.0 MB freed, 1 runs\n"
+    assert list((out / ".trash").iterdir()) == []
+    assert contents(out / "two") | contents(out / "one") | contents(outside) == before
+    assert rm(out, "--empty").stdout == "0.0 MB freed, 0 runs\n"
+    assert rm(tmp_path / "none", "--empty").exit_code == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_at_work_in_the_trash_is_not_deleted(out: Path) -> None:
+    there = Path(rm(out, out / "one").stdout.strip())
+    before = contents(there)
+    with RunFolder(there / "d48").lock():
+        assert rm(out, "--empty").exit_code == 5
+    assert contents(there) == before
+
+
+def test_a_study_of_more_runs_than_a_process_may_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in range(150):
+        make_run(tmp_path / "study" / f"d{number}", rows=0)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+        ((_, target),) = to_trash([tmp_path / "study"], tmp_path)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(find_runs(target)) == 150
+    assert empty_trash(tmp_path)[0] == 150
+    with pytest.raises(NothingMatchedError):
+        find_runs(tmp_path)
+
+
+def test_a_disk_that_refuses_leaves_all_where_it_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(out)
+
+    def refuse(*paths: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("deepstack.records.trash.os.rename", refuse)
+    result = rm(out, out / "one")
+    assert result.exit_code == 5 and "cross-device" in result.stderr
+    assert contents(out) == before

@@ -1,0 +1,365 @@
+"""What is read can run nothing, reach nobody, and tell no secret."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import ROOT
+from typer.testing import CliRunner
+
+import deepstack as package
+from deepstack.cli import app
+from deepstack.config import parse_config, to_yaml
+from deepstack.errors import Interrupted
+from deepstack.records import find_runs
+
+SOURCES = sorted((ROOT / "deepstack").rglob("*.py"))
+CANARY = "canary_7f3a91"
+SECRETS = {
+    "SECRET_TOKEN": "tok-5e884898da28047151d0e56f8dc62927",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY0",
+    "WANDB_API_KEY": "b109f3bbbc244eb82441917ed06d618b",
+    "DATABASE_URL": "postgres://someone:hunter2hunter2@db.example",
+    "MAIL_OF_SOMEONE": "someone.private@mail.example",
+}
+TINY = {
+    "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
+    "train.steps": 6, "train.eval_batches": 1, "log.probe_sequences": 1,
+}  # fmt: skip
+
+# A sitecustomize.py: every Python process that has it on its path is watched from its first line
+# on, the fork server of a sweep and the runs that are forked from it too.
+WATCH = """
+import os, sys
+DATA = os.environ["WATCHED"]
+CANARY = os.environ["WATCHED_WORD"]
+LOG = os.open(os.environ["WATCHED_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+FORBIDDEN = ("pickle.find_class", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname",
+             "socket.sendto", "socket.bind", "urllib.Request", "os.system", "os.exec",
+             "os.posix_spawn", "os.spawn", "pty.spawn")
+LOOKED_AT = ("marshal.loads", "import", "compile", "exec", "subprocess.Popen", "ctypes.dlopen",
+             "open")
+FORK_SERVER = "from deepstack.sweeps.fork_server import serve; serve("
+
+def say(*words):
+    os.write(LOG, (" ".join(map(str, words))[:300].replace("\\n", " ") + "\\n").encode())
+
+def is_data(path):
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    return isinstance(path, str) and os.path.abspath(path).startswith(DATA)
+
+def files_below(frame):
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
+
+def strings(code):
+    for value in code.co_consts:
+        if isinstance(value, str):
+            yield value
+        elif hasattr(value, "co_consts"):
+            yield from strings(value)
+
+def hook(event, args):
+    if event in FORBIDDEN:
+        say("found", event, args[:2])
+    if event not in LOOKED_AT:  # sys._getframe has an event of its own
+        return
+    caller = sys._getframe().f_back
+    calling = caller.f_code.co_filename if caller else ""
+    if event == "marshal.loads":
+        if not calling.startswith("<frozen importlib"):
+            say("found", event, "outside of an import")
+    elif event == "import":
+        if is_data(args[1]):
+            say("found", event, args[1])
+    elif event == "compile":
+        source, filename = args
+        text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+        # numpy parses the header of an array to a tree (ast.literal_eval), which runs nothing
+        parsed = calling.endswith(os.sep + "ast.py")
+        if is_data(filename) or (isinstance(text, str) and CANARY in text and not parsed):
+            say("found", event, filename)
+    elif event == "exec":
+        code = args[0]
+        if is_data(code.co_filename) or any(CANARY in text for text in strings(code)):
+            say("found", event, code.co_filename)
+    elif event == "subprocess.Popen":
+        words = list(map(str, args[1])) if not isinstance(args[1], str) else [args[1]]
+        name = os.path.basename(words[0])
+        git = name == "git" and words[1] == "-C"
+        fork_server = words[:2] == [sys.executable, "-c"] and FORK_SERVER in words[2]
+        if not (git or fork_server or name == "fc-list"):  # matplotlib's, where it has no cache
+            say("found", event, words)
+    elif event == "ctypes.dlopen":
+        if is_data(args[0]):
+            say("found", event, args[0])
+    elif event == "open":
+        if is_data(args[0]):
+            for file in files_below(caller):
+                if os.path.basename(file) in ("pickle.py", "_weights_only_unpickler.py") or (
+                    file.endswith(os.path.join("torch", "serialization.py"))
+                ):
+                    say("found", event, args[0], "for", file)
+                    break
+
+sys.addaudithook(hook)
+say("watching", os.getpid())
+"""
+
+COMMANDS = """
+import os, sys
+from deepstack.cli import app
+
+def command(*words):
+    try:
+        app(list(words))
+    except SystemExit as stop:
+        print("exit", stop.code or 0, *words[:1])
+
+out, config, study = sys.argv[1:]
+run = os.path.join(out, study, os.listdir(os.path.join(out, study))[0])
+command("train", config, "--out", out)
+command("sweep", config, "--depths", "1,3", "--workers", "2", "--out", out, "-q")
+command("plot", "layer_step_heat_map", out)
+command("ls", out, "--json")
+command("compare", out)
+command("report", out)
+command("export", run, "--to", out + "/../exported")
+command("verify", out)
+"""
+
+
+class Planted:
+    """Unpickled, it makes a folder, which shows that code was run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return (os.mkdir, (str(self.path),))
+
+
+def watched(code: str, *words: object, data: Path, log: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a watched process, with secrets in its environment."""
+    site = log.with_suffix(".site")
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(WATCH)
+    environment = os.environ | SECRETS
+    environment |= {"WATCHED": str(data), "WATCHED_LOG": str(log), "WATCHED_WORD": CANARY}
+    environment["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT)])
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, str]]:
+    """A folder of data after every command was run on it, what the watch saw, what was printed.
+
+    A word that is nothing else's is the study's name, in the text, and so in whatever is read.
+    """
+    data = tmp_path_factory.mktemp("data")
+    (data / "text.txt").write_text(f"a text of {CANARY}, import os; " * 60)
+    config = parse_config("", overrides=[f"{k}={v}" for k, v in TINY.items()])
+    config = parse_config(
+        to_yaml(config).replace("name: null", f"name: {CANARY}", 1),
+        overrides=[f"task.path={data / 'text.txt'}", "log.layers_every=2"],
+    )
+    (data / "config.yaml").write_text(to_yaml(config))
+    with pytest.raises(Interrupted):
+        package.train(config, study=CANARY, out=data / "out", stop=lambda: 15)
+    log = data.with_suffix(".log")
+    done = watched(COMMANDS, data / "out", data / "config.yaml", CANARY, data=data, log=log)
+    yield data, log, done.stdout + done.stderr
+
+
+def test_every_command_ran_and_nothing_forbidden_was_seen(told: tuple[Path, Path, str]) -> None:
+    data, log, said = told
+    ended = [line.split()[1:] for line in said.splitlines() if line.startswith("exit ")]
+    names = ["train", "sweep", "plot", "ls", "compare", "report", "export", "verify"]
+    assert ended == [["0", name] for name in names], said
+    runs = find_runs(data / "out")
+    assert [run.state for run in runs] == ["done"] * 3
+    assert any((run.path / "log.txt").read_text().count("steps 2 to 6") for run in runs)
+    lines = log.read_text().splitlines()
+    assert len([line for line in lines if line.startswith("watching")]) >= 2  # the fork server too
+    assert [line for line in lines if not line.startswith("watching")] == []
+
+
+def holding(folder: Path, words: dict[str, str]) -> set[tuple[str, str]]:
+    """Which of the words stand in which files, in their contents or names."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        (path.name, name)
+        for path in files
+        for name, word in words.items()
+        if word.encode() in path.read_bytes() or word in str(path)
+    }
+
+
+def test_no_secret_of_the_environment_is_in_the_results(told: tuple[Path, Path, str]) -> None:
+    data, _, said = told
+    written = [path for path in (data / "out").rglob("*") if path.is_file()]
+    assert len(written) > 30
+    assert holding(data / "out", SECRETS) == set()
+    assert not any(secret in said for secret in SECRETS.values())
+    assert ("config.yaml", "word") in holding(data / "out", {"word": CANARY})  # it would be seen
+
+
+PLANTS = """
+import ctypes, io, marshal, os, pickle, socket, subprocess, sys
+data = sys.argv[1]
+def attempt(what, *words):
+    try:
+        what(*words)
+    except Exception:
+        pass
+def forked(what):
+    pid = os.fork()
+    if pid == 0:
+        attempt(what)
+        os._exit(0)
+    os.waitpid(pid, 0)
+class Odd:
+    def __reduce__(self):
+        return (print, ())
+attempt(pickle.loads, pickle.dumps(Odd()))
+attempt(marshal.loads, marshal.dumps(compile("1", "x", "eval")))
+attempt(lambda: exec(open(data + "/code.py").read()))
+attempt(lambda: exec(compile("1", data + "/code.py", "exec")))
+attempt(ctypes.CDLL, data + "/code.py")
+attempt(subprocess.run, ["true"])
+attempt(os.system, "true")
+attempt(socket.create_connection, ("127.0.0.1", 9), 1)
+forked(lambda: socket.socket().connect(("127.0.0.2", 9)))
+sys.path.insert(0, data)
+attempt(__import__, "code_7f3a91")
+import torch
+torch.save({"x": 1}, io.BytesIO())
+attempt(torch.load, data + "/weights.pt")
+attempt(lambda: torch.load(data + "/weights.pt", weights_only=False))
+"""
+
+
+def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
+    """Each thing forbidden, done on purpose: in the process, in a fork of it, by torch.load."""
+    import torch
+
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "code.py").write_text(f"x = '{CANARY}'")
+    (data / "code_7f3a91.py").write_text("x = 1")
+    torch.save({"x": torch.ones(3)}, data / "weights.pt")
+    log = tmp_path / "log"
+    done = watched(PLANTS, data, data=data, log=log)
+    assert done.returncode == 0, done.stderr
+    found = [line.split()[1:3] for line in log.read_text().splitlines() if "found" in line]
+    events = [event for event, *_ in found]
+    assert {
+        "pickle.find_class", "marshal.loads", "compile", "exec", "ctypes.dlopen", "os.system",
+        "subprocess.Popen", "socket.connect", "open",
+    } <= set(events), found  # fmt: skip
+    lines = log.read_text().splitlines()
+    assert any("127.0.0.2" in line for line in lines)  # in a fork
+    assert sum("serialization.py" in line for line in lines) >= 2  # both kinds of torch.load
+    assert any("code_7f3a91.py" in line for line in lines)  # an import from the data
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    run = package.train(parse_config("", overrides=[f"{k}={v}" for k, v in TINY.items()]),
+                        out=tmp_path)  # fmt: skip
+    kept = (run.path / "layers" / "grad_norm.npy").read_bytes()
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Planted(tmp_path / "planted")], dtype=object), allow_pickle=True)
+    words = ["plot", "layer_step_heat_map", "--diagnostic", "grad_norm", str(tmp_path)]
+    for content, code in ((buffer.getvalue(), 5), (pickle.dumps(3), 5), (kept, 0)):
+        (run.path / "layers" / "grad_norm.npy").write_bytes(content)
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == code, result.stderr
+        assert "Traceback" not in result.stderr
+        assert code == 0 or "grad_norm.npy" in result.stderr
+    assert not (tmp_path / "planted").exists()
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call in a file, by the dotted name of what is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+UNSAFE_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "code")
+UNSAFE_CALLS = (
+    "torch.load", "eval", "exec", "compile", "os.system", "os.popen", "__import__",
+    "pd.read_pickle", "pandas.read_pickle", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all",
+    "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter",
+)  # fmt: skip
+
+
+def unsafe(source: str) -> list[str]:
+    """What in a file could run what it reads."""
+    tree = ast.parse(source)
+    found = [name for name in imported(tree) if name.split(".")[0] in UNSAFE_MODULES]
+    for name, call in called(tree):
+        arguments = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        if name in UNSAFE_CALLS or arguments.get("shell") == "True":
+            found.append(name)
+        if name in ("np.load", "numpy.load") and arguments.get("allow_pickle") != "False":
+            found.append(f"{name} with pickles")
+        if name == "yaml.load" and "Loader" not in arguments:
+            found.append(f"{name} without a loader")
+        if name.startswith("yaml.") and "Unsafe" in ast.unparse(call):
+            found.append(f"{name} with an unsafe loader")
+    bases = {
+        ast.unparse(base)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    }
+    return found + sorted(bases & {"yaml.Loader", "yaml.UnsafeLoader", "yaml.FullLoader"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(x)",
+        "np.load(x)",
+        "np.load(x, allow_pickle=True)",
+        "yaml.load(x)",
+        "yaml.load(x, Loader=yaml.UnsafeLoader)",
+        "eval(x)",
+        "subprocess.run(x, shell=True)",
+        "class L(yaml.Loader): pass",
+    ],
+)
+def test_the_scan_sees_what_is_planted(line: str) -> None:
+    assert unsafe(line)
+
+
+def test_no_source_could_run_what_it_reads() -> None:
+    found = {
+        str(path.relative_to(ROOT)): what for path in SOURCES if (what := unsafe(path.read_text()))
+    }
+    # what --plugin names on the command line, and nothing else, is run
+    assert found.pop("deepstack/plugins.py") == ["exec", "compile"]
+    assert found == {}

@@ -1,0 +1,148 @@
+"""Texts of runs reach the terminal and the report as letters, never as commands."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import plot_runs
+from helpers.record_runs import make_run
+from rich.console import Console
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.cli.display import Display
+from deepstack.cli.streams import PrintableStream
+from deepstack.records import RunFolder
+from deepstack.training import Started
+
+# Colours, a window title, C1's CSI, DEL, a bell, a carriage return, bidi overrides, a byte that
+# is not UTF-8; and markup and an emoji of rich.
+LETTERS = ["\x1b[31m", "\x1b]0;owned\x07", "\x9b2J", "\x7f", "\r", "\x85", "\u202e", "\u2066",
+           "\u200f", "\u2028", "\udcff", "\v"]  # fmt: skip
+HOSTILE = "x" + "".join(LETTERS) + "[red]y :smile:"
+SHOWN = (
+    r"x\u001b[31m\u001b]0;owned\u0007\u009b2J\u007f\u000d\u0085\u202e\u2066\u200f\u2028\udcff"
+    r"\u000b[red]y :smile:"
+)
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of that name with a damaged run, one that failed and one that is done."""
+    path = tmp_path / "out" / HOSTILE
+    override = 'task: {{name: "a\\u202eb", n: {}}}\n'  # YAML refuses the others
+    make_run(path / f"{HOSTILE}done", override.format(1))
+    make_run(path / f"{HOSTILE}bad", override.format(2)).meta_path.write_text("\x1b[2J")
+    failed = make_run(path / f"{HOSTILE}failed\nforged", override.format(3))
+    failed.write_status("failed", 3, error=HOSTILE, phase="\x1b[2J")
+    return path
+
+
+@pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "400"}])
+@pytest.mark.parametrize("runs", [3, 600])
+def test_ls_shows_names_and_errors_as_letters(
+    runs: int, terminal: dict[str, str], study: Path
+) -> None:
+    for number in range(runs - 3):
+        shutil.copytree(study / f"{HOSTILE}done", study / f"{HOSTILE}{number}")
+    found = CliRunner().invoke(app, ["ls", str(study.parent)], env=terminal)
+    assert found.exit_code == 0
+    styled = bool(terminal) and runs == 3
+    assert ("\x1b[1m" in found.stdout) == styled  # the head of rich's table
+    for text in (re.sub(r"\x1b\[[0-9;]*m", "", found.stdout), found.stderr):
+        assert not CONTROLS.search(text)
+        assert f"{SHOWN}failed\\nforged" in text
+    assert r"a\u202eb" in found.stdout or runs == 600 or "task.n" in found.stdout
+    bad, failed = sorted(found.stderr.splitlines())
+    assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
+    assert found.stderr.count(r"\u001b]0;owned\u0007") >= 3
+
+
+def test_json_keeps_the_true_names(study: Path) -> None:
+    found = CliRunner().invoke(app, ["ls", str(study.parent), "--json"])
+    assert not CONTROLS.search(found.stdout)
+    assert {row["study"] for row in json.loads(found.stdout)} == {HOSTILE}
+    stream = io.StringIO()
+    print(json.dumps(HOSTILE, ensure_ascii=False), file=PrintableStream(stream))
+    assert not CONTROLS.search(stream.getvalue()) and json.loads(stream.getvalue()) == HOSTILE
+
+
+def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> None:
+    for words in (
+        ["verify", str(study.parent)],
+        ["verify", str(tmp_path / HOSTILE)],
+        ["compare", str(study.parent)],
+        ["export", str(study / f"{HOSTILE}done"), "--to", str(tmp_path / "x")],
+        ["check", str(study / f"{HOSTILE}done" / "config.yaml")],
+        ["rm", str(study / f"{HOSTILE}done"), "--out", str(study.parent)],
+        ["plot", "--" + HOSTILE],
+    ):
+        found = CliRunner().invoke(app, words)
+        assert found.output and not CONTROLS.search(found.output), words
+        assert re.search(r"\\(u00|x)1b\[31m", found.output), found.output
+
+
+def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
+    hostile, shown = HOSTILE.replace("\udcff", ""), SHOWN.replace(r"\udcff", "")
+    study = tmp_path / hostile
+    for seed in (0, 1):
+        path = plot_runs.make_run(study, seed=seed, config={"task.note": "a\u202eb"})
+        path.rename(path.with_name(f"{hostile}{seed}"))
+    failed = plot_runs.make_run(study, seed=2)
+    RunFolder(failed).write_status("failed", 1, error=HOSTILE)
+    RunFolder(failed).write_meta({"environment": {"torch": HOSTILE}})
+    found = CliRunner().invoke(app, ["report", str(study), "--to", str(tmp_path / "page.html")])
+    assert found.exit_code == 0, found.output
+    assert not CONTROLS.search(found.output) and f"{shown}: loss_vs_step" in found.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert not CONTROLS.search(page)
+    assert page.count(shown) > 5 and SHOWN in page and r"a\u202eb" in page
+
+
+def test_a_real_terminal_gets_the_styles_and_nothing_else(study: Path) -> None:
+    main, side = pty.openpty()
+    command = [sys.executable, "-m", "deepstack", "ls", str(study.parent)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "300"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(command, stdout=side, stderr=side, env=environment)
+    os.close(side)
+    seen = b""
+    try:
+        while data := os.read(main, 65536):
+            seen += data
+    except OSError:  # the other side is closed
+        pass
+    os.close(main)
+    assert process.wait(timeout=60) == 0
+    text = seen.decode("utf-8").replace("\r\n", "\n")
+    assert "\x1b[1m" in text
+    assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
+    assert SHOWN in text
+
+
+def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, markup=False, emoji=False, width=400)
+    display = Display(console)
+    display.started(
+        Started(RunFolder(tmp_path / HOSTILE), "[red]A[/red]", [2], 10, 1, 5, "cpu", {}, 1.0)
+    )
+    display.said(f"not used: {HOSTILE}")
+    display.finished("done", 5)
+    text = stream.getvalue()
+    assert "\x1b[1m" in text and "\x1b[32mdone" in text
+    text = re.sub(r"\x1b\[([0-9;]*m|\?25[hl]|2K|1A)|\r", "", text)
+    assert not CONTROLS.search(text)
+    assert text.count(SHOWN) == 2 and "[red]A[/red], 2 layers" in text

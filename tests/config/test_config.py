@@ -1,0 +1,174 @@
+"""Wrong configurations, each with the words that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from helpers.bad_configs import BAD
+
+from deepstack import config as conf
+from deepstack import yaml_reader
+from deepstack.errors import ConfigError
+
+# name -> (YAML, overrides, the message)
+BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
+    "override without =": ("", ["model.depth"],
+     "model.depth on the command line: found 'model.depth'; allowed key=value"),
+    "key and value apart": ("", ["model.depth", "12"],
+     "model.depth on the command line: found 'model.depth'; allowed key=value, such as "
+     "model.depth=48; did you mean model.depth=12?"),
+    "a key without its value": ("", ["model.dept"],
+     "model.dept on the command line: found 'model.dept'; allowed key=value, such as "
+     "model.depth=48; did you mean model.depth=VALUE?"),
+    "override of nothing": ("", ["=3"], "=3 on the command line: found '=3'; allowed key=value"),
+    "override, unknown key": ("", ["model.detph=3"],
+     "model.detph=3 on the command line: model.detph: found the unknown key … did you mean "
+     "'depth'?"),
+    "override, wrong type": ("model: {depth: 6}", ["model.depth=six"],
+     "model.depth=six on the command line: model.depth: found 'six'; allowed an integer"),
+    "override of a section": ("", ["model=3"],
+     "model: found 3; allowed a section with the keys scheme"),
+    "override below a value": ("seed: 1", ["seed.x=3"],
+     "seed.x=3 on the command line: seed: found a section"),
+    "override, several values": ("", ["model.depth=6,48"],
+     "found '6,48' … several values make a sweep: deepstack sweep"),
+    "override, NaN": ("", ["train.lr=.nan"],
+     "train.lr=.nan on the command line: train.lr: found .nan"),
+    "override, open list": ("", ["train.betas=[0.9"],
+     "train.betas=[0.9 on the command line: train.betas: found a list that is not"),
+    "override, surrogate": ("", ["name=\udcff"], "found a control character"),
+    "override, absurd": ("", ["model.depth=1000000"],
+     "model.depth=1000000 on the command line: model.depth: found 1000000, a run of about"),
+}  # fmt: skip
+
+BAD_STUDIES: dict[str, tuple[str, str]] = {
+    "unknown axis": ("sweep:\n  grid:\n    model.detph: [6]\n",
+     "f.yaml:3:5: sweep.grid.model.detph: found the unknown key … did you mean 'model.depth'?"),
+    "axis without its section": ("sweep: {grid: {depth: [6]}}", "did you mean 'model.depth'?"),
+    "no list": ("sweep: {grid: {seed: 3}}",
+     "f.yaml:1:22: sweep.grid.seed: found 3; allowed a list … did you mean [3]?"),
+    "empty list": ("sweep: {grid: {seed: []}}", "sweep.grid.seed: found an empty list"),
+    "wrong value": ("sweep:\n  grid:\n    seed: [0, 1, two]\n",
+     "f.yaml:3:18: seed: found 'two'; allowed an integer"),
+    "value twice": ("sweep: {grid: {seed: [0, 0]}}", "f.yaml:1:26: sweep.grid.seed: found 0 twice"),
+    "axis of nothing": ("sweep: {grid: {name: [a]}}",
+     "sweep.grid.name: found 'name'; allowed a key that makes"),
+    "axis of a section": ("sweep: {grid: {model: [a]}}",
+     "sweep.grid.model: found 'model'; allowed a key that makes"),
+    "unknown key of sweep": ("sweep: {gird: {seed: [0]}}",
+     "f.yaml:1:9: sweep.gird: found the unknown key 'gird'; allowed grid"),
+    "sweep of a number": ("sweep: 3", "f.yaml:1:8: sweep: found 3; allowed a section with `grid:`"),
+    "grid of a list": ("sweep: {grid: [1]}", "sweep.grid: found a list; allowed lines such as"),
+    "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
+     "sweep.grid.train.lr_factors: found this key and another below it"),
+    "a grid too large": (
+     f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}",
+     "f.yaml:1:8: sweep.grid: found 10,240,000 runs (3200 seed x 3200 train.steps), 118.5 days "
+     "… allowed at most 10,000"),
+    "one run too large": ("sweep:\n  grid:\n    model.depth: [6, 1000000]\n",
+     "f.yaml:3:18: model.depth: found 1000000, a run of about … allowed what fits into"),
+}  # fmt: skip
+
+BAD_STUDY_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
+    "override, wrong value": ("", ["seed=0,1,x"],
+     "seed=0,1,x on the command line: seed: found 'x'"),
+    "override, open quote": ("", ["seed=0,'1"],
+     "on the command line: seed: found a quote that is never closed"),
+    "override, nothing between": ("", ["seed=0,,1"], "seed: found nothing; allowed an integer"),
+}  # fmt: skip
+
+
+def message_of(read: Callable[..., Any], text: str | bytes, overrides: list[str]) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(text, "f.yaml", overrides)
+    assert error.value.exit_code == 2
+    return str(error.value)
+
+
+def assert_says(message: str, parts: str) -> None:
+    """One line, printable and short, that holds the parts in their order."""
+    at = 0
+    for part in parts.split(" … "):
+        assert part in message[at:], message
+        at = message.index(part, at) + len(part)
+    assert message.isprintable() and len(message) < 500
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_config_and_its_message(name: str) -> None:
+    text, parts = BAD[name]
+    assert_says(message_of(conf.parse_config, text, []), parts)
+
+
+@pytest.mark.parametrize("name", BAD_OVERRIDES)
+def test_a_bad_override_and_its_message(name: str) -> None:
+    text, overrides, parts = BAD_OVERRIDES[name]
+    assert_says(message_of(conf.parse_config, text, overrides), parts)
+
+
+@pytest.mark.parametrize("name", BAD_STUDIES)
+def test_a_bad_study_and_its_message(name: str) -> None:
+    text, parts = BAD_STUDIES[name]
+    assert_says(message_of(conf.parse_study, text, []), parts)
+
+
+@pytest.mark.parametrize("name", BAD_STUDY_OVERRIDES)
+def test_a_bad_override_of_a_study_and_its_message(name: str) -> None:
+    text, overrides, parts = BAD_STUDY_OVERRIDES[name]
+    assert_says(message_of(conf.parse_study, text, overrides), parts)
+
+
+def test_grids_beyond_numbers_are_refused() -> None:
+    axes = [f"    task.k{i}: {[*range(1, 40)]}\n" for i in range(30)]
+    message = message_of(conf.parse_study, "sweep:\n  grid:\n" + "".join(axes), [])
+    assert_says(
+        message, "f.yaml:2:3: sweep.grid: found more than 1,000,000,000,000 runs (39 task.k0"
+    )
+    axes = [f"    task.k{i}: [1]\n" for i in range(33)]
+    message = message_of(conf.parse_study, "sweep:\n  grid:\n" + "".join(axes), [])
+    assert_says(message, "sweep.grid: found 33 keys; allowed a grid of at most 32")
+
+
+def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:
+    text = "seed: -1\nmodel:\n  detph: 3\n  n_heads: 5\n"
+    text += "train:\n  lr: .inf\n  lr: 3\nlog: {layers_every: x}"
+    message = message_of(conf.parse_config, text, ["train.stpes=3", "x"])
+    places = [line.partition(": ")[0] for line in message.splitlines()]
+    assert places == [
+        "f.yaml:1:7",
+        "f.yaml:3:3",
+        "f.yaml:4:12",
+        "f.yaml:6:7",
+        "f.yaml:7:3",
+        "f.yaml:8:21",
+        "x on the command line",
+        "train.stpes=3 on the command line",
+    ]
+
+
+def test_thousands_of_mistakes_are_counted_and_twenty_shown() -> None:
+    text = "".join(f"key_{i}: {i}\n" for i in range(3000))
+    lines = message_of(conf.parse_config, text, []).splitlines()
+    assert len(lines) == 21 and lines[-1] == "... and 2980 more"
+    assert lines[0].startswith("f.yaml:1:1: key_0:")
+
+
+def outcome(text: str | bytes) -> conf.Config | str:
+    try:
+        return conf.parse_config(text, "f.yaml")
+    except ConfigError as error:
+        return str(error)
+
+
+def test_pyyaml_without_libyaml_reads_and_refuses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # where PyYAML itself refuses, the two name places and reasons a little differently
+    texts: list[str | bytes] = [text for text, _ in BAD.values() if len(text) < 1000]
+    texts += ["", "seed: 1\n", "task: {x: [1, 'a', \"b\\n\"]}", "name: |-\n  x\n", "- a\n- b: c\n"]
+    before = [outcome(text) for text in texts]
+    monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
+    same = [outcome(text) == expected for text, expected in zip(texts, before, strict=True)]
+    assert all(type(outcome(text)) is type(b) for text, b in zip(texts, before, strict=True))
+    assert same.count(False) <= 8

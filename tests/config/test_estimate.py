@@ -1,0 +1,186 @@
+"""Estimates of parameters and memory, and what is refused because of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.small_runs import small
+
+import deepstack
+from deepstack import config as conf
+from deepstack.config import estimate, too_large
+from deepstack.diagnostics.watch import TOGETHER
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.fast import FEW_STEPS
+from deepstack.training import Observer
+
+
+def test_parameter_count_is_that_of_the_model() -> None:
+    counts = conf.parameter_count(conf.Config(), 257)
+    d, n = 64, 6
+    assert counts["q"] == n * d * d and counts["w1"] == counts["w2"] == 4 * n * d * d
+    assert counts["bias"] == n * (4 * d + 4 * d + d)
+    assert counts["norm_gain"] == counts["norm_bias"] == n * 2 * d
+    assert (counts["embedding"], counts["position"], counts["head"]) == (257 * d, 64 * d, 257)
+    assert set(counts) <= set(conf.ROLES)
+    bare = conf.parse_config(
+        "model: {head: bert, positions: sinusoidal, norm: {gain: false, bias: false}}"
+    )
+    assert set(conf.parameter_count(bare, 257)) == {
+        "q", "k", "v", "o", "w1", "w2", "bias", "embedding", "head",
+    }  # fmt: skip
+    assert conf.parameter_count(bare, 257)["head"] == d * d + 3 * d + 257
+    more = conf.parameter_count(conf.Config(), 257, final_norm=True, scheme_parameters=2)
+    assert (more["final_norm"], more["scheme"]) == (2 * d, 2 * n)
+
+
+@pytest.mark.parametrize(
+    ("override", "more"),
+    [
+        ("model.depth=12", True),
+        ("train.batch_size=32", True),
+        ("task.seq_len=128", True),
+        ("train.eval_batches=100", True),
+        ("model.dropout=0.1", True),
+        ("model.d_ff=512", True),
+        ("train.optimizer=sgd", False),
+        ("train.optimizer=muon", False),
+        ("train.trainable=[q]", False),
+        ("train.precision=bf16", False),
+        ("log.layers_every=0", False),
+    ],
+)
+def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
+    usual = conf.memory_estimate(conf.Config(), 257)
+    changed = conf.memory_estimate(conf.parse_config("", overrides=[override]), 257)
+    assert changed > usual if more else changed < usual
+    assert sum(conf.memory_terms(conf.Config(), 257).values()) == usual
+
+
+@pytest.mark.parametrize(
+    ("settings", "megabytes"),  # the peak of a run of these, replayed and not
+    [
+        ("model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4", (1230, 976)),
+        (
+            "model.scheme=real_former task.seq_len=1024 model.n_heads=4 model.depth=4 "
+            "train.batch_size=4",
+            (2479, 955),
+        ),
+        (
+            "model.scheme=dlcl model.depth=200 task.seq_len=32 train.batch_size=4",
+            (3709, 1398),
+        ),
+        (
+            "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4",
+            (3587, 1357),
+        ),
+        (
+            "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 "
+            "model.scheme_options.dilation=4 model.scheme_options.period=5",
+            (992, 763),
+        ),
+        ("model.scheme=attn_res model.depth=48", (1125, 872)),
+        ("model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0", (3145, 1461)),
+        ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
+        ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1390, 1384)),
+        ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1033, 1128)),
+        ("model.scheme=ngpt model.depth=24 train.batch_size=96", (1128, 1125)),
+        ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1202, 1025)),
+        ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
+        (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary",
+            (1039, 944),
+        ),
+        (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary "
+            "model.qk_norm=true model.norm.kind=rms",
+            (1301, 1191),
+        ),
+        (
+            "model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 "
+            "train.optimizer=muon",
+            (1738, 1473),
+        ),
+        (
+            "model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4",
+            (2158, 2157),
+        ),
+    ],
+)
+def test_memory_estimate_of_measured_runs(settings: str, megabytes: tuple[int, int]) -> None:
+    usual = ["runtime.device=cpu", "train.eval_batches=1", *settings.split()]
+    for replay, peak in zip(("true", "false"), megabytes, strict=True):
+        config = conf.parse_config("", overrides=[*usual, f"runtime.replay={replay}"])
+        assert 0.7 < conf.memory_estimate(config, 257) / 1e6 / peak < 1.5
+
+
+def test_the_estimate_knows_what_it_cannot_import() -> None:
+    assert (estimate.FEW_STEPS, estimate.LOOKED_AT_TOGETHER) == (FEW_STEPS, TOGETHER)
+
+
+def test_memory_estimate_of_a_known_run() -> None:
+    read = conf.parse_config("model: {depth: 1000, d_model: 32}\ntrain: {batch_size: 8}")
+    # measured on a CPU: 1.53e9 bytes above the process
+    terms = conf.memory_terms(read, 257)
+    above = sum(terms.values()) - terms["Python and torch"] - terms["looks at every layer"]
+    assert 0.7 < above / 1.53e9 / 1.048 < 1.5
+
+
+def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(too_large, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(too_large, "on_gpu", lambda config: False)
+    conf.refuse_absurd(conf.Config())
+    with pytest.raises(ConfigError) as error:
+        conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))
+    message = str(error.value)
+    assert "model.depth: found 5000, a run of about" in message and error.value.key == "model.depth"
+    fits = int(message.rpartition("at most about ")[2])
+    assert 10 < fits < 5000
+    fitting = conf.memory_estimate(conf.parse_config(f"model: {{depth: {fits}}}"), 257)
+    assert 0.8 * 2**30 < fitting <= 2**30
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "visible", "expected"),
+    [
+        ("auto", True, None, True),
+        ("auto", True, "0", True),
+        ("auto", True, "", False),
+        ("auto", True, "-1", False),
+        ("auto", False, None, False),
+        ("cuda", False, "", True),
+        ("cpu", True, None, False),
+    ],
+)
+def test_a_hidden_gpu_is_none(
+    device: str, there: bool, visible: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate.Path, "exists", lambda path: there)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert estimate.on_gpu(conf.parse_config(f"runtime: {{device: {device}}}")) is expected
+
+
+def test_machine_memory_is_plausible() -> None:
+    assert 2**28 < conf.machine_memory() < 2**50
+
+
+@pytest.mark.parametrize(("limit", "lines"), [(10**8, 1), (10**12, 0)])
+def test_a_run_for_which_memory_is_short_says_so_at_its_start(
+    limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Listens(Observer):
+        def said(self, line: str) -> None:
+            heard.append(line)
+
+    heard: list[str] = []
+    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: limit)
+    deepstack.train(small(), out=tmp_path, observer=Listens())
+    found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
+    assert len(found) == lines
+    monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)
+    with pytest.raises(ResourceError, match=r"MB of memory are needed.*model\.depth"):
+        deepstack.train(small(seed=1), out=tmp_path / "refused")
+    assert not list((tmp_path / "refused").rglob("config.yaml"))

@@ -1,0 +1,242 @@
+"""Sweep files: keys that go together, cells that are left out, cells that need other settings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from helpers import ROOT
+
+from deepstack import config as conf
+from deepstack.config import Override, Study, parse_study
+from deepstack.errors import ConfigError
+from deepstack.sweeps import expand
+
+STUDY = """
+model: {d_model: 32}
+sweep:
+  grid:
+    model.scheme: [post_ln, deepnorm]
+    seed: [0, 1]
+  zip:
+    model.depth: [6, 48, 200]
+    train.lr: [1e-3, 5e-4, 1e-4]
+  exclude:
+    - {model.scheme: post_ln, model.depth: [48, 200]}
+  overrides:
+    - where: {model.depth: [48, 200]}
+      set: {train.batch_size: 8}
+    - where: {model.depth: 200}
+      set: {train.batch_size: 4, runtime.recompute_every: 10}
+"""
+
+
+def cells(text: str, *overrides: str) -> list[tuple[Any, ...]]:
+    """(scheme, depth, lr, batch_size, seed) of every run."""
+    made = expand(parse_study(text, "f.yaml", overrides))
+    return [(c.model.scheme, c.model.depth, c.train.lr, c.train.batch_size, c.seed) for c in made]
+
+
+def said(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse_study(text, "f.yaml", overrides)
+    return str(error.value)
+
+
+def test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold() -> None:
+    rows = {6: (1e-3, 16), 48: (5e-4, 8), 200: (1e-4, 4)}
+    product = itertools.product(["post_ln", "deepnorm"], [0, 1], rows)
+    wanted = [(s, d, *rows[d], seed) for s, seed, d in product if s != "post_ln" or d == 6]
+    assert cells(STUDY) == wanted
+    study = parse_study(STUDY)
+    assert study.size == 8 and study.total == 12
+    assert study.keys == ["model.scheme", "seed", "model.depth", "train.lr"]
+    every = {c.model.depth: c.runtime.recompute_every for c in expand(study)}
+    assert every == {6: 0, 48: 0, 200: 10}
+
+
+def test_a_study_can_be_made_in_python_too() -> None:
+    made = Study(
+        parse_study("model: {d_model: 32}").base,
+        {"model.scheme": ["post_ln", "deepnorm"], "seed": [0, 1]},
+        ({"model.depth": [6, 48, 200], "train.lr": [1e-3, 5e-4, 1e-4]},),
+        ({"model.scheme": ["post_ln"], "model.depth": [48, 200]},),
+        (
+            Override({"model.depth": [48, 200]}, {"train.batch_size": 8}),
+            Override(
+                {"model.depth": [200]}, {"train.batch_size": 4, "runtime.recompute_every": 10}
+            ),
+        ),
+    )
+    assert made == parse_study(STUDY)
+
+
+def test_several_zips_are_factors_of_the_product() -> None:
+    study = parse_study(
+        "sweep: {zip: [{model.depth: [1, 2], train.lr: [1e-3, 1e-4]}, "
+        "{model.d_model: [32, 64], model.n_heads: [1, 2]}]}"
+    )
+    found = [(c.model.depth, c.train.lr, c.model.d_model, c.model.n_heads) for c in expand(study)]
+    assert found == [(1, 1e-3, 32, 1), (1, 1e-3, 64, 2), (2, 1e-4, 32, 1), (2, 1e-4, 64, 2)]
+
+
+def test_the_command_line_fixes_a_zipped_key_and_replaces_its_values() -> None:
+    fixed = cells(STUDY, "model.depth=6")
+    assert len(fixed) == 12 and {row[1] for row in fixed} == {6}
+    assert {row[2] for row in fixed} == {1e-3, 5e-4, 1e-4}
+    # the rules still know the depth that was fixed
+    assert {row[0] for row in cells(STUDY, "model.depth=48")} == {"deepnorm"}
+    both = cells(STUDY, "model.depth=6,12", "train.lr=1,2")
+    assert {row[1:3] for row in both} == {(6, 1), (12, 2)} and len(both) == 8
+    message = said(STUDY, "model.depth=6,12")
+    assert message == (
+        "f.yaml:9:15: sweep.zip.train.lr: found 3 values; allowed 2, as model.depth has: "
+        "the keys of a zip go together"
+    )
+
+
+def test_the_command_line_wins_over_overrides_and_may_leave_rules_without_cells() -> None:
+    assert {row[3] for row in cells(STUDY, "train.batch_size=2")} == {2}
+    assert {row[3] for row in cells(STUDY, "train.batch_size=2,3")} == {2, 3}
+    assert len(cells(STUDY, "model.scheme=pre_ln")) == 6  # what would be excluded is not swept
+    assert len(cells(STUDY, "model.scheme=pre_ln,post_ln")) == 8
+    deep = STUDY.replace("[6, 48, 200]\n", "[6, 48, 200]\n    task.seq_len: [8, 9, 10]\n")
+    assert len(cells(deep)) == 8
+
+
+def test_values_are_compared_as_numbers_lists_and_words() -> None:
+    grid = "sweep:\n  grid: {train.clip: [1.0, 0.5, null], "
+    grid += "train.betas: [[0.9, 0.98], [0.9, 0.95]], task.flag: [true, false, 1]}\n"
+    for rule, left_out in (
+        ("train.clip: 1, train.betas: [0.9, 0.98]", 3),
+        ("train.clip: [null, 0.5], task.flag: true", 4),
+        ("train.betas: [[0.9, 0.98], [0.9, 0.95]], task.flag: 1", 6),
+    ):
+        study = parse_study(f"{grid}  exclude: [{{{rule}}}]")
+        assert study.total - study.size == left_out
+
+
+AXES = "sweep:\n  grid: {model.scheme: [post_ln, deepnorm], model.depth: [6, 48]}\n"
+
+BAD: dict[str, tuple[str, str]] = {
+    "unknown part": ("sweep: {zipp: {}}",
+     "f.yaml:1:9: sweep.zipp: found the unknown key 'zipp'; allowed grid, zip, exclude, overrides; "
+     "did you mean 'zip'?"),
+    "one key": ("sweep: {zip: {seed: [1, 2]}}",
+     "f.yaml:1:14: sweep.zip: found one key, which belongs under grid; allowed two keys or more"),
+    "zip of a word": ("sweep: {zip: seed}", "f.yaml:1:14: sweep.zip: found 'seed'; allowed two"),
+    "zip of words": ("sweep: {zip: [seed]}", "f.yaml:1:15: sweep.zip: found 'seed'; allowed two"),
+    "unequal": ("sweep: {zip: {seed: [1, 2], model.depth: [1]}}",
+     "f.yaml:1:42: sweep.zip.model.depth: found 1 values; allowed 2, as seed has"),
+    "no list": ("sweep: {zip: {seed: [1, 2], model.depth: 1}}",
+     "f.yaml:1:42: sweep.zip.model.depth: found 1; allowed a list"),
+    "unknown zipped": ("sweep: {zip: {seed: [1], model.dpeth: [1]}}",
+     "f.yaml:1:26: sweep.zip.model.dpeth: found the unknown key 'model.dpeth'; allowed dotted "
+     "keys such as model.depth; did you mean 'model.depth'?"),
+    "wrong zipped value": ("sweep: {zip: {seed: [1, 2], model.depth: [1, 0]}}",
+     "f.yaml:1:46: model.depth: found 0; allowed an integer from 1"),
+    "key twice": ("sweep: {grid: {seed: [1]}, zip: {seed: [1], model.depth: [1]}}",
+     "f.yaml:1:34: sweep.zip.seed: found the key twice among grid and zip"),
+    "row twice": ("sweep: {zip: {seed: [1, 1], model.depth: [2, 2]}}",
+     "f.yaml:1:25: sweep.zip.seed: found seed=1, model.depth=2 twice"),
+    "exclude of a section": (AXES + "  exclude: {model.depth: 6}",
+     "f.yaml:3:12: sweep.exclude: found a section; allowed a list such as [{model.scheme"),
+    "empty exclude": (AXES + "  exclude: [{}]", "f.yaml:3:13: sweep.exclude: found an empty"),
+    "exclude, unknown key": (AXES + "  exclude: [{model.shceme: post_ln}]",
+     "f.yaml:3:14: sweep.exclude.model.shceme: found 'model.shceme', which is not swept; allowed "
+     "model.scheme, model.depth; did you mean 'model.scheme'?"),
+    "exclude, unswept key": (AXES + "  exclude: [{seed: 0}]",
+     "sweep.exclude.seed: found 'seed', which is not swept; allowed model.scheme, model.depth"),
+    "exclude, wrong value": (AXES + "  exclude: [{model.scheme: [post_ln, deepnrm]}]",
+     "f.yaml:3:38: sweep.exclude.model.scheme: found 'deepnrm', which is not swept; allowed "
+     "post_ln, deepnorm; did you mean 'deepnorm'?"),
+    "exclude, no value": (AXES + "  exclude: [{model.scheme: []}]", "found an empty list"),
+    "exclude of all": (AXES + "  exclude: [{model.depth: [6, 48]}]",
+     "f.yaml:2:3: sweep.exclude: found that every run is left out"),
+    "exclude of none": ("sweep:\n  zip: {seed: [0, 1], model.depth: [6, 48]}\n"
+     "  exclude: [{seed: 0, model.depth: 48}]",
+     "f.yaml:3:13: sweep.exclude: found an entry that matches no cell"),
+    "override of the excluded": (AXES + "  exclude: [{model.depth: 48}]\n"
+     "  overrides: [{where: {model.depth: 48}, set: {train.lr: 1}}]",
+     "f.yaml:4:15: sweep.overrides: found an entry that matches no cell"),
+    "override, unknown part": (
+     AXES + "  overrides: [{were: {model.depth: 48}, set: {train.lr: 1}}]",
+     "f.yaml:3:16: sweep.overrides.were: found the unknown key 'were'; allowed where, set"),
+    "override without set": (AXES + "  overrides: [{where: {model.depth: 48}}]",
+     "f.yaml:3:15: sweep.overrides.set: found nothing; allowed a list such as [{where"),
+    "override of a swept key": (
+     AXES + "  overrides: [{where: {model.depth: 48}, set: {model.scheme: pre_ln}}]",
+     "f.yaml:3:48: sweep.overrides.set.model.scheme: found 'model.scheme', which the sweep varies"),
+    "override, unknown key": (AXES + "  overrides: [{where: {model.depth: 6}, set: {train.rl: 1}}]",
+     "f.yaml:3:47: sweep.overrides.set.train.rl: found the unknown key 'train.rl'; allowed dotted "
+     "keys such as train.lr; did you mean 'train.lr'?"),
+    "override of a section": (AXES + "  overrides: [{where: {model.depth: 6}, set: {train: {}}}]",
+     "sweep.overrides.set.train: found 'train'; allowed a dotted key such as train.lr"),
+    "override, wrong value": (
+     AXES + "  overrides: [{where: {model.depth: 6}, set: {train.lr: -1}}]",
+     "f.yaml:3:57: sweep.overrides.set.train.lr: found -1; allowed a number above 0"),
+    "too large": ("sweep: {zip: {model.depth: [6, 1000000], seed: [0, 1]}}",
+     "f.yaml:1:28: model.depth: found 1000000, a run of about"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sweep_file_and_its_message(name: str) -> None:
+    text, part = BAD[name]
+    message = said(text)
+    assert part in message and "\n" not in message, message
+
+
+def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
+    text = "sweep:\n  grid: {model.depth: [0], seed: 3}\n  zip: {seed: [1]}\n"
+    text += "  exclude: [{}]\n  overrides: [{where: {}, sett: {}}]\n  extra: 1\n"
+    places = [line.split(": ")[0] for line in said(text).splitlines()]
+    columns = ["2:24", "2:34", "3:8", "4:13", "5:23", "5:27", "6:3"]
+    assert places == [f"f.yaml:{column}" for column in columns]
+
+
+def test_a_size_may_need_another_swept_value() -> None:
+    keys = "{model.family: [encoder, encoder_decoder], model.decoder_depth: [null, 3]}"
+    assert parse_study(f"sweep: {{zip: {keys}}}").size == 2
+
+
+def test_what_is_left_out_need_not_fit() -> None:
+    wide = "sweep: {grid: {model.d_model: [4096, 2], model.depth: [2, 100000]}"
+    assert "a run of about" in said(wide + "}")
+    left = ", exclude: [{model.d_model: 4096, model.depth: 100000}]}"
+    assert parse_study(wide + left).size == 3
+
+
+def test_too_many_rules_are_refused() -> None:
+    rules = ", ".join(["{seed: 0}"] * 101)
+    assert "found 101 entries; allowed at most 100" in said(
+        f"sweep: {{grid: {{seed: [0, 1]}}, exclude: [{rules}]}}"
+    )
+
+
+def test_a_combination_that_is_not_valid_is_named() -> None:
+    study = parse_study("sweep: {grid: {model.d_model: [32, 30], model.n_heads: [2, 4]}}")
+    with pytest.raises(ConfigError, match=r"in the run of model.d_model=30, model.n_heads=4: .*"):
+        expand(study)
+
+
+def test_the_schema_for_editors_knows_the_parts_of_a_sweep() -> None:
+    sweep = conf.json_schema()["properties"]["sweep"]
+    assert list(sweep["properties"]) == ["grid", "zip", "exclude", "overrides"]
+    assert all(part["description"] for part in sweep["properties"].values())
+
+
+def test_the_file_of_init_becomes_a_sweep_when_its_last_lines_are_uncommented() -> None:
+    text = conf.annotated_defaults("schema.json")
+    assert conf.parse_config(text).model.depth == 48
+    study = parse_study(text.replace("\n#| ", "\n"))
+    assert study.zips and study.exclude and study.overrides and 1 < study.size < study.total
+
+
+def test_the_examples_of_the_manual_are_sweep_files() -> None:
+    manual = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in manual.split("```yaml\n")[1:]]
+    assert blocks
+    for block in blocks:
+        assert parse_study(block).size > 1

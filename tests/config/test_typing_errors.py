@@ -1,0 +1,348 @@
+"""Whatever bytes a configuration is made of, there is a configuration or a message, and soon."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+from helpers.bad_configs import BAD, GOOD, HOSTILE
+
+from deepstack import config as conf
+from deepstack.config import ROLES
+from deepstack.config.explain import sections
+from deepstack.errors import ConfigError
+from deepstack.registry import nearest
+
+SECOND = 1.0
+MEGABYTES = 100
+
+SYNTAX = [
+    b"&a ", b"*a", b"<<: ", b"!!python/object/apply:os.system ", b"!x ", b"---\n", b"...\n",
+    b"%YAML 1.1\n", b"? ", b"- ", b": ", b"[", b"]", b"{", b"}", b"|\n", b">\n", b"'", b'"', b"#",
+    b",", b"\t", b"\r\n", b"\r", b"\0", b"\xff", b"\xfe\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80",
+    b"\xe2\x80\xa8", b"\xc2\x85", b".nan", b"-.inf", b"1e400", b"-0", b"0x10", b"0o17", b"010",
+    b"1_000", b"9" * 50, b"null", b"~", b"on", b"yes", b"\\u0000", b"\x1b[31m", b"\xe2\x80\xae",
+    "𝕕epth".encode(), "dеpth".encode(),
+]  # fmt: skip
+
+
+def seeds() -> list[bytes]:
+    """Valid configurations: those in configs/, and the one that uses all of the syntax."""
+    files = sorted((ROOT / "configs").glob("*.yaml"))
+    return [GOOD.encode(), *(file.read_bytes() for file in files)]
+
+
+def nested(dice: random.Random) -> bytes:
+    """Something deep: brackets, braces, indentation, quotes in brackets."""
+    opening = dice.choice([b"[", b"{a: ", b"- ", b"? ", b"[{", b"a:\n ", b"'[", b"!x [", b"&x ["])
+    return opening * dice.choice([3, 15, 16, 17, 100, 2000])
+
+
+def huge(dice: random.Random) -> bytes:
+    """One scalar of tens of kilobytes, somewhere."""
+    letter = dice.choice(
+        [b"9", b"a", b".", b"-", b"0", b"e", b"\\", b"'", b" ", b"_", "é".encode()]
+    )
+    key = dice.choice([b"seed: ", b"train: {lr: ", b"name: ", b"", b'task: {path: "'])
+    return key + letter * dice.choice([100, 5000, 60_000])
+
+
+def mutated(dice: random.Random, good: list[bytes]) -> bytes:
+    """A valid configuration after a few accidents."""
+    data = bytearray(dice.choice(good))
+    for _ in range(dice.randrange(1, 6)):
+        at = dice.randrange(len(data) + 1)
+        length = dice.randrange(1, 40)
+        kind = dice.randrange(7)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            del data[at : at + length]
+        elif kind == 2:
+            data[at:at] = data[at : at + length] * dice.choice([1, 2, 50])
+        elif kind == 3:
+            data[at:at] = dice.choice(SYNTAX)
+        elif kind == 4:
+            data[at : at + length] = dice.choice(SYNTAX)
+        elif kind == 5:
+            other = dice.choice(good)
+            begin = dice.randrange(len(other))
+            data[at:at] = other[begin : begin + dice.randrange(1, 200)]
+        else:
+            data[at:at] = dice.choice([nested, huge])(dice)
+    return bytes(data[: 64 * 1024 + dice.choice([-5, 0, 1, 2])])
+
+
+def cases(dice: random.Random) -> Iterator[bytes]:
+    """Without end: mutated configurations, random bytes, deep and huge things."""
+    good = seeds()
+    while True:
+        yield mutated(dice, good)
+        yield mutated(dice, good)
+        yield dice.randbytes(dice.choice([3, 30, 300, 3000]))
+        yield b"".join(dice.choices(SYNTAX, k=dice.randrange(1, 40)))
+        yield dice.choice([nested, huge])(dice) + mutated(dice, good)[:200]
+
+
+def answer(data: bytes) -> str:
+    """The message that a text gets, '' for a configuration; anything else is raised."""
+    said = ""
+    for read in (conf.parse_config, conf.parse_study):
+        try:
+            read(data, "f.yaml")
+        except ConfigError as error:
+            said = str(error)
+            assert said and len(said) < 20_000
+            assert said.replace("\n", "").isprintable()
+            assert all(line.startswith(("f.yaml", "...")) for line in said.splitlines())
+    return said
+
+
+def fuzz(seconds: float, seed: int) -> tuple[int, int, float]:
+    """How many texts were tried, how many were valid, and the longest that one took."""
+    dice, longest, tried, valid = random.Random(seed), 0.0, 0, 0
+    end = time.process_time() + seconds
+    for data in cases(dice):
+        begin = time.process_time()
+        try:
+            valid += not answer(data)
+        except BaseException:
+            print(f"seed {seed}, text {tried}: {data[:2000]!r}")
+            raise
+        longest = max(longest, time.process_time() - begin)
+        tried += 1
+        if time.process_time() > end:
+            return tried, valid, longest
+    raise AssertionError
+
+
+def check_fuzz(seconds: float, seed: int) -> None:
+    tried, valid, longest = fuzz(seconds, seed)
+    print(f"{tried} texts in {seconds:g} s, {valid} of them valid, the slowest {longest:.3f} s")
+    assert tried > 20 * seconds and 0 < valid < tried
+    assert longest < 2 * SECOND  # two readings of it
+
+
+def test_any_bytes_are_a_configuration_or_get_a_message() -> None:
+    check_fuzz(4, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_any_bytes_for_longer(seed: int) -> None:
+    check_fuzz(60, seed)
+
+
+# A process that has read nothing but the command line forks once for each text: what the text
+# costs is the difference that it makes, and what imports torch has been accepted.
+SERVER = """
+import base64, json, os, resource, sys, time
+
+class Accepted(BaseException):
+    pass
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise Accepted
+        return None
+
+sys.meta_path.insert(0, NoTorch())
+from deepstack.cli import app
+from deepstack.config import parse_config
+try:
+    parse_config("x: 1")  # what the first message builds and keeps is the same for every text
+except Exception:
+    pass
+for line in sys.stdin:
+    words, text = json.loads(line)
+    with open("f.yaml", "wb") as file:
+        file.write(base64.b64decode(text))
+    begin = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        said = os.open("../said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        try:
+            app(words)
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        except Accepted:
+            code = 99
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            code = 98
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status, used = os.wait4(child, 0)
+    with open("../said", "rb") as file:
+        said = file.read(20000)
+    answer = {
+        "code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - begin,
+        "processor": used.ru_utime + used.ru_stime, "megabytes": used.ru_maxrss / 1024,
+        "said": base64.b64encode(said).decode(), "files": sorted(os.listdir(".")),
+    }
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def through_the_command_line(
+    texts: list[tuple[list[str], bytes]], folder: Path
+) -> list[dict[str, Any]]:
+    """What `deepstack <words>` does with each text, in a process of its own with its peak."""
+    (folder / "here").mkdir()
+    lines = [json.dumps([words, base64.b64encode(data).decode()]) for words, data in texts]
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        cwd=folder / "here",
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_answered(found: dict[str, Any], what: str) -> None:
+    """Exit code 2 with a message, or accepted; soon, small, and nothing created."""
+    said = base64.b64decode(found["said"]).decode()
+    assert found["code"] in (2, 99), (what, found["code"], said)
+    assert found["files"] == ["f.yaml"], what
+    assert found["processor"] < SECOND, (what, found["processor"])
+    assert found["megabytes"] < MEGABYTES, (what, found["megabytes"])
+    if found["code"] == 2:
+        assert "Traceback" not in said and said.startswith("deepstack: f.yaml"), (what, said)
+        assert said.replace("\n", "").isprintable() and said.count("\n") <= 21
+
+
+TRAIN = ["train", "f.yaml", "--out", "out"]
+SWEEP = ["sweep", "f.yaml", "--out", "out"]
+
+
+def encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+@pytest.mark.slow
+def test_hostile_texts_through_the_command_line(tmp_path: Path) -> None:
+    """The hostile table and a sample of the fuzz: one process each, its time and its memory."""
+    named = {name: encoded(text) for name, text in HOSTILE.items()}
+    dice = random.Random(7)
+    sample = cases(dice)
+    named |= {f"fuzz {i}": next(sample) for i in range(24)}
+    texts = [(SWEEP if i % 3 == 2 else TRAIN, data) for i, data in enumerate(named.values())]
+    found = through_the_command_line(texts, tmp_path)
+    assert len(found) == len(named)
+    for name, one in zip(named, found, strict=True):
+        assert_answered(one, name)
+    largest = max(one["megabytes"] for one in found)
+    slowest = max(one["processor"] for one in found)
+    refused = sum(one["code"] == 2 for one in found)
+    print(f"{refused} of {len(found)} refused, at most {largest:.0f} MB and {slowest:.2f} s")
+    assert refused > len(HOSTILE) * 0.8
+
+
+@pytest.mark.slow
+def test_every_bad_text_through_the_command_line(tmp_path: Path) -> None:
+    named = {name: encoded(text) for name, (text, _) in BAD.items()}
+    dice = random.Random(8)
+    sample = cases(dice)
+    named |= {f"fuzz {i}": next(sample) for i in range(1000)}
+    found = through_the_command_line([(TRAIN, data) for data in named.values()], tmp_path)
+    for name, one in zip(named, found, strict=True):
+        assert_answered(one, name)
+    assert all(one["code"] == 2 for name, one in zip(named, found, strict=True) if name in BAD)
+
+
+GRID = f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}"
+
+
+ABSURD = [
+    (TRAIN, "model: {depth: 1000000000}", "such a run needs about"),
+    (TRAIN, "model: {depth: 1000000, d_model: 65536}", "a run of about"),
+    (TRAIN, "train: {batch_size: 1048576}\ntask: {seq_len: 65536}", "a run of about"),
+    (SWEEP, GRID, "found 10,240,000 runs"),
+    (SWEEP, "sweep: {grid: {model.depth: [6, 1000000]}}", "a run of about"),
+]
+
+
+def test_absurd_sizes_are_refused_with_an_estimate(tmp_path: Path) -> None:
+    texts = [(words, text.encode()) for words, text, _ in ABSURD]
+    for (_, text, said), found in zip(
+        ABSURD, through_the_command_line(texts, tmp_path), strict=True
+    ):
+        assert_answered(found, text)
+        assert found["code"] == 2 and said in base64.b64decode(found["said"]).decode()
+
+
+def slips(word: str) -> list[str]:
+    """Every word that one typing error makes of this one: deleted, inserted, other, swapped."""
+    found = set()
+    for i in range(len(word) + 1):
+        before, after = word[:i], word[i:]
+        found |= {before + letter + after for letter in string.ascii_lowercase + "_"}
+        if after:
+            found.add(before + after[1:])
+            found |= {before + letter + after[1:] for letter in string.ascii_lowercase + "_"}
+        if len(after) > 1:
+            found.add(before + after[1] + after[0] + after[2:])
+    return sorted(found - {word, ""})
+
+
+def names() -> dict[str, list[str]]:
+    """Lists of names of which one may be mistyped: each section's keys, roles, schemes, tasks."""
+    from deepstack.schemes import SCHEMES
+    from deepstack.tasks import TASKS
+
+    lists = {f"keys of {name or 'a config'}": found for name, found in sections().items()}
+    return lists | {"roles": list(ROLES), "schemes": SCHEMES.names(), "tasks": TASKS.names()}
+
+
+def share_meant(words: list[str], most: int | None) -> tuple[int, int]:
+    """Of the single typing errors of these words: for how many the right one is named, of all.
+
+    A word of one letter, or one that is another name, cannot be told from what it is.
+    """
+    dice, right, total = random.Random(0), 0, 0
+    for word in words:
+        wrong = [slip for slip in slips(word) if slip not in words and len(slip) > 1]
+        if most is not None:
+            wrong = dice.sample(wrong, min(most, len(wrong)))
+        right += sum(nearest(slip, words) == word for slip in wrong)
+        total += len(wrong)
+    return right, total
+
+
+def check_names(most: int | None) -> None:
+    """At least 95 % of all, and of each list of names."""
+    shares = {name: share_meant(words, most) for name, words in names().items()}
+    right, total = map(sum, zip(*shares.values(), strict=True))
+    print(f"{right} of {total} single typing errors: {100 * right / total:.2f} %")
+    for name, (good, of) in shares.items():
+        print(f"  {name}: {good} of {of}, {100 * good / of:.2f} %")
+    assert right >= 0.95 * total
+    assert all(good >= 0.95 * of for good, of in shares.values()), shares
+
+
+def test_the_nearest_name_is_right_for_a_sample_of_typing_errors() -> None:
+    check_names(most=12)
+
+
+@pytest.mark.slow
+def test_the_nearest_name_is_right_for_every_typing_error() -> None:
+    check_names(most=None)

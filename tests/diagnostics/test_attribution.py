@@ -1,0 +1,358 @@
+"""Where ‖ΔF‖ comes from: against slow literal versions, and without disturbing what is trained."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.plot_runs import make_chart, make_run, rows, words
+from helpers.sampling import some
+from helpers.small_runs import data_of, small, stop_at
+from torch import Tensor, nn
+
+import deepstack
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.diagnostics.attribution import attribute, first_order, parts_of
+from deepstack.errors import ConfigError, Interrupted, NothingMatchedError
+from deepstack.fast.fuse import fuse
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.parameters import RoleParameter
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+
+BOTH = {"log.attribution_every": 1, "log.first_order": True, "train.steps": 3}
+ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
+
+
+class Moved:
+    """A small model whose parameters have all moved a little from θ_0, and tokens for it."""
+
+    def __init__(self, size: float = 1e-2, **changes: Any) -> None:
+        dotted = {key.replace("__", "."): value for key, value in changes.items()}
+        keys = {"model.depth": 5, "model.d_model": 8, "task.seq_len": 4}
+        config = with_overrides(Config(), keys | dotted)
+        self.built: Built = build_model(config, vocab_size=11)
+        self.model, self.banks = self.built.model, self.built.banks.all
+        seq = 8 if config.model.family == "encoder_decoder" else 4
+        random = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(0, 11, (2, seq), generator=random)
+        if self.built.model.schemes[0].reads_data:
+            self.built.calibrate(self.tokens)
+        self.start = self.hidden(self.model)
+        self.initial = {bank.key: bank.values().clone() for bank in self.banks}
+        self.first = copy.deepcopy(self.model)
+        for bank in self.banks:
+            noise = torch.randn(bank.values().shape, generator=random)
+            bank.copy_(bank.values() + size * noise)
+        self.last = copy.deepcopy(self.model)
+        self.parts = parts_of(self.model, self.banks)
+        fuse(self.model.layers)
+
+    def hidden(self, model: Any) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model.hidden(self.tokens)
+        return found
+
+    def measured(self) -> dict[str, float]:
+        found = attribute(self.model, self.banks, self.initial, self.tokens, self.parts, self.start)
+        return {name: value.item() for name, value in found.items()}
+
+    def linear(self) -> dict[str, float]:
+        found = first_order(self.model, self.banks, self.initial, self.tokens, self.parts)
+        return {name: value.item() for name, value in found.items()}
+
+    def literally(self, part: str, scale: float = 1.0) -> nn.Module:
+        """A copy of the model at θ_0, the part's parameters (one by one) moved by scale Δθ."""
+        model = copy.deepcopy(self.first).double()
+        new, roles = dict(self.last.named_parameters()), dict(self.model.named_parameters())
+        for name, old in model.named_parameters():
+            one = roles[name]
+            assert isinstance(one, RoleParameter)
+            step = scale * (new[name].detach().double() - old.detach())
+            old.data += step * belongs(part, name, one, len(self.model.layers))
+        return model
+
+    def distance(self, model: nn.Module) -> float:
+        first = self.hidden(copy.deepcopy(self.first).double())
+        return (self.hidden(model) - first).norm(dim=-1).mean().item()
+
+
+def belongs(part: str, name: str, parameter: RoleParameter, layers: int) -> Tensor:
+    """Which entries of a parameter are of a part: ones and zeros of its shape."""
+    mask = torch.zeros(parameter.shape, dtype=torch.float64)
+    words_ = name.split(".")
+    layer = None
+    if "layers" in words_:
+        layer = int(words_[words_.index("layers") + 1]) + 1
+        if words_[0] == "decoder" and layers > 5:
+            layer += 5  # those of the decoder follow those of the encoder
+    if part in parameter.roles:
+        index, each = parameter.roles.index(part), len(mask) // len(parameter.roles)
+        mask[index * each : (index + 1) * each] = 1
+    elif part.startswith("layers_") and layer is not None:
+        first, last = map(int, part.split("_")[1:])
+        mask.fill_(float(first <= layer <= last))
+    elif part == "outside":
+        mask.fill_(float(layer is None))
+    return mask
+
+
+CASES = [
+    {},
+    {"runtime__banks": False},
+    {"model__scheme": "admin"},
+    {"model__scheme": "peri_ln", "model__norm__kind": "rms"},
+    {"model__scheme": "post_ln", "model__norm__kind": "batch", "model__head": "bert"},
+    {"model__scheme": "pre_ln", "train__lr_factors": {"v": 0.5}},  # q, k, v in banks of their own
+    {
+        "model__family": "encoder_decoder", "model__decoder_depth": 2, "model__qk_norm": True,
+        "model__positions": "rotary", "model__gated": True, "model__activation": "silu",
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", some(CASES, 2), ids=[str(case) for case in CASES])
+def test_each_part_is_its_change_put_in_alone(changes: dict[str, Any]) -> None:
+    moved = Moved(**changes)
+    before = {bank.key: bank.values().clone() for bank in moved.banks}
+    found = moved.measured()
+    assert all(torch.equal(before[bank.key], bank.values()) for bank in moved.banks)
+    assert list(found) == [part.name for part in moved.parts]
+    for name, value in found.items():
+        expected = moved.distance(moved.literally(name))
+        assert value == pytest.approx(expected, rel=2e-3, abs=1e-6), name
+        assert (value > 0) == (name != "head"), name  # F is what the head reads
+
+
+def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
+    moved = Moved(model__family="encoder_decoder", model__depth=5, model__decoder_depth=2)
+    names = [part.name for part in moved.parts]
+    assert [n for n in names if n.startswith("cross")] == [
+        "cross_q", "cross_k", "cross_v", "cross_o",
+    ]  # fmt: skip
+    assert [name for name in names if name.startswith("layers")] == [
+        "layers_1_1", "layers_2_2", "layers_3_3", "layers_4_5", "layers_6_6", "layers_7_7",
+    ]  # fmt: skip
+    # Every parameter is of one role, and in one range.
+    for is_role in (True, False):
+        for bank in moved.banks:
+            zero, one = torch.zeros_like(bank.values()), torch.ones_like(bank.values())
+            parts = [part for part in moved.parts if part.is_role == is_role]
+            assert torch.equal(sum((p.put_in(bank, zero, one) for p in parts), zero), one)
+
+
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 3))
+def test_first_order_is_what_finite_differences_tell(name: str) -> None:
+    moved = Moved(size=1.0, model__scheme=name, model__depth=2)
+    found = moved.linear()
+    for part in ("v", "w2", "norm_gain", "scheme", "layers_2_2", "outside"):
+        if part in found:
+            h = 1e-6
+            ahead = moved.hidden(moved.literally(part, h))
+            behind = moved.hidden(moved.literally(part, -h))
+            expected = ((ahead - behind) / (2 * h)).norm(dim=-1).mean().item()
+            assert found[part] == pytest.approx(expected, rel=1e-3, abs=1e-5), part
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "batch", "dynamic_tanh"])
+def test_first_order_of_every_norm_and_of_small_changes(kind: str) -> None:
+    """Of a small change the first order is all there is; and it is linear in the change."""
+    few = Moved(size=1e-3, model__norm__kind=kind, model__activation="gelu")
+    exact, linear = few.measured(), few.linear()
+    for name, value in exact.items():
+        assert linear[name] == pytest.approx(value, rel=0.02, abs=1e-6), name
+    assert linear["whole"] < sum(linear[part.name] for part in few.parts if part.is_role)
+    many = Moved(size=1e-1, model__norm__kind=kind, model__activation="gelu").linear()
+    for name, value in linear.items():  # the same noise a hundred times as long
+        assert many[name] == pytest.approx(100 * value, rel=1e-3, abs=1e-5), name
+
+
+def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
+    moved = Moved(size=1e-2)
+    present = {bank.key: bank.values().clone() for bank in moved.banks}
+    whole = moved.linear()["whole"]
+    for is_role in (True, False):  # as vectors, of which the norms are written down
+        total = copy.deepcopy(moved.first).double()
+        h = 1e-5
+        for part in (p for p in moved.parts if p.is_role == is_role):
+            shifted = dict(moved.literally(part.name, h).named_parameters())
+            start = dict(moved.first.named_parameters())
+            for name, value in total.named_parameters():
+                value.data += shifted[name].detach() - start[name].detach().double()
+        assert moved.distance(total) / h == pytest.approx(whole, rel=1e-3)
+    assert all(torch.equal(present[bank.key], bank.values()) for bank in moved.banks)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    some(
+        [
+            {"model.dropout": 0.1, "model.scheme": "admin"},
+            {},
+            {"runtime.banks": False},
+            {"model.norm.kind": "batch", "model.scheme": "post_ln"},
+            {"model.scheme": "branch_norm", "model.scheme_options.ramp_steps": 4},
+            {"model.family": "encoder_decoder", "model.scheme": "deepnorm"},
+        ],
+        3,
+    ),
+    ids=str,
+)
+def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
+    plain = deepstack.train(config, out=tmp_path / "a")
+    looked = deepstack.train(with_overrides(config, BOTH | {"train.steps": 4}), out=tmp_path / "b")
+    assert data_of(plain) == data_of(looked)
+    found, linear = (table(looked, name) for name in ("attribution", "first_order"))
+    assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
+    # The very number of steps.csv, as it stands there.
+    assert list(found["whole"]) == list(looked.steps["model_update"])
+    # One small step is nearly linear, whatever way through the layers the run itself takes.
+    if "schedule" not in found:
+        assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
+    assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
+    assert set(found) - {"step"} == set(looked.columns["attribution"])
+
+
+def table(run: Run, name: str) -> pd.DataFrame:
+    return pd.read_csv(run.path / f"{name}.csv")
+
+
+def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
+    config = small(
+        train__trainable=["w1", "w2"], **{k.replace(".", "__"): v for k, v in BOTH.items()}
+    )
+    found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
+    assert {name for name in ROWS if found[name] > 0} == {"w1", "w2"}
+    assert found["outside"] == 0 and found["layers_1_1"] > 0
+
+
+@pytest.mark.parametrize("every", [2, "log"])
+@pytest.mark.parametrize("at", [1, 4])
+def test_interrupted_and_continued_writes_the_same_bytes(
+    every: int | str, at: int, tmp_path: Path
+) -> None:
+    config = small(
+        train__steps=6, log__attribution_every=every, log__first_order=every == 2,
+        log__layers_every=0,
+    )  # fmt: skip
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
+    again = deepstack.train(config, out=tmp_path / "b")
+    for name in ["attribution.csv", *(["first_order.csv"] if every == 2 else [])]:
+        bytes_ = (whole.path / name).read_bytes()
+        assert bytes_ == (again.path / name).read_bytes()
+        steps = [int(line.split(b",")[0]) for line in bytes_.splitlines()[1:]]
+        assert steps == ([2, 4, 6] if every == 2 else [1, 2, 3, 5, 6])
+
+
+def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
+    run = deepstack.train(small(train__steps=1), out=tmp_path)
+    assert not (run.path / "attribution.csv").exists() and run.columns["attribution"] == {}
+    with pytest.raises(ConfigError, match=r"log\.first_order: found true, unused under"):
+        small(log__first_order=True)
+
+
+SCRIPT = """
+import sys
+import deepstack
+from deepstack.config import load_config
+for kind in ("data", "fully_sharded"):
+    config = load_config(sys.argv[1], [f"runtime.parallel={kind}"])
+    deepstack.train(config, out=sys.argv[2], study=kind)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
+    config = small(train__steps=2, log__attribution_every=1, log__first_order=True)
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    (tmp_path / "both.py").write_text(SCRIPT)
+    alone = deepstack.train(config, out=tmp_path / "one")
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(tmp_path / "both.py"), str(tmp_path / "run.yaml"), str(tmp_path / "two")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    for kind in ("data", "fully_sharded"):
+        (path,) = (p for p in (tmp_path / "two" / kind).iterdir() if p.is_dir())
+        for name in ("attribution", "first_order"):
+            one, two = table(alone, name), table(Run(path), name)
+            assert list(one) == list(two)
+            np.testing.assert_allclose(one, two, rtol=2e-3, atol=1e-6, err_msg=f"{kind} {name}")
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def logged_run(root: Path, power: dict[str, float], depth: int, **more: Any) -> Path:
+    """A run folder with the parts depth^power of each role at steps 1 and 2, whole their sum."""
+    path = make_run(root, depth=depth, **more)
+    lines = ["step," + ",".join(power) + ",layers_1_2,whole"]
+    for step in (1, 2):
+        parts = [1e-3 * step * depth**p for p in power.values()]
+        lines.append(",".join(map(str, [step, *parts, 5.0, sum(parts) / 2])))
+    (path / "attribution.csv").write_text("\n".join(lines) + "\n3,0.5")  # the last line is torn
+    return path
+
+
+def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> None:
+    power = {"w2": 0.5, "norm_gain": 1.0, "q": 0.0}
+    for depth, seed in itertools.product((6, 48, 100), (0, 1)):
+        logged_run(tmp_path / "study", power, depth, seed=seed)
+    chart = make_chart("attribution_vs_depth", tmp_path)
+    fits = rows(chart, kind="fit").set_index("series")["exponent"]
+    for role, exponent in power.items():
+        assert fits[role] == pytest.approx(exponent, abs=1e-6)
+    shares = rows(chart, kind="share", x=48)
+    total = 48**0.5 + 48 + 1
+    assert dict(zip(shares["series"], shares["y"], strict=True)) == {
+        "q": pytest.approx(1 / total),
+        "w2": pytest.approx(48**0.5 / total),
+        "norm_gain": pytest.approx(48 / total),
+    }
+    assert rows(chart, kind="ratio")["y"].tolist() == pytest.approx([2.0] * 3)
+    text = words(chart)
+    assert any(t.startswith("norm gain: 1.000 ±") for t in text)
+    assert any("do not add up" in t for t in text) and "share: part / sum of parts" in text
+
+
+def test_shares_against_the_step(tmp_path: Path) -> None:
+    logged_run(tmp_path / "study", {"w2": 0.5, "bias": 0.5}, 6)
+    chart = make_chart("attribution_vs_step", tmp_path)
+    shares = rows(chart, kind="share")
+    assert shares["x"].tolist() == [1, 1, 2, 2] and set(shares["y"]) == {0.5}
+    assert rows(chart, kind="share", series="w2")["value"].tolist() == pytest.approx(
+        [1e-3 * math.sqrt(6), 2e-3 * math.sqrt(6)]
+    )
+
+
+def test_what_the_charts_cannot_show_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a" / "study")
+    for name in ("attribution_vs_depth", "attribution_vs_step"):
+        with pytest.raises(NothingMatchedError, match=r"log\.attribution_every is 0"):
+            make_chart(name, tmp_path / "a")
+    logged_run(tmp_path / "b" / "study", {"w2": 0.5}, 6)
+    with pytest.raises(NothingMatchedError, match="needs runs of two depths"):
+        make_chart("attribution_vs_depth", tmp_path / "b")
+    logged_run(tmp_path / "b" / "study", {"w2": 0.5}, 12)
+    with pytest.raises(NothingMatchedError, match="no run has a row for step 7"):
+        make_chart("attribution_vs_depth", tmp_path / "b", at_step=7)

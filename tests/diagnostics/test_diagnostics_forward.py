@@ -1,0 +1,296 @@
+"""Every diagnostic against values taken from the model's entry forward and backward pass.
+
+Hooks and a torch function mode record one `model(tokens)`: arguments and results of sublayers,
+norms and layers, the q and k of every softmax, and the matrix of every product.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.sampling import some
+from helpers.snapshots import Look
+from torch import Tensor
+from torch.autograd.functional import jacobian
+from torch.overrides import TorchFunctionMode
+
+from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
+from deepstack.diagnostics.layers import file_names
+from deepstack.errors import ConfigError
+from deepstack.schemes import SCHEMES
+
+QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
+ROTARY = QK_NORM | {"model__positions": "rotary"}
+BOTH = {"model__family": "encoder_decoder"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "encoder": ROTARY,
+    "decoder": ROTARY | {"model__family": "decoder"},
+    "encoder_decoder": ROTARY | BOTH,
+    "merged": QK_NORM | BOTH | {"model__decoder_attention": "merged"},
+}
+# every entry of every parameter moves by this much, since θ_0 and in the last step
+SINCE_START, LAST_STEP = 0.02, 0.01
+UNDEFINED = ("deepnorm", "merged")  # its coefficients are those of three sublayers
+
+
+class Products(TorchFunctionMode):
+    """Records the mean entropy of every attention's weights and the matrix of every product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropies: list[float] = []
+        self.matrices: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        more = kwargs or {}
+        result = func(*args, **more)
+        if func is F.scaled_dot_product_attention:
+            q, k = (h.detach().double() for h in args[:2])
+            logits = q @ k.mT / math.sqrt(q.shape[-1])
+            if more.get("is_causal"):
+                logits = logits + torch.full(logits.shape[-2:], -math.inf).triu(1)
+            self.add(logits.softmax(-1))
+        elif func is torch.softmax and result.ndim == 4:
+            self.add(result.detach().double())
+        elif func is F.linear:
+            self.matrices.append(args[1].detach().double())
+        return result
+
+    def add(self, weights: Tensor) -> None:
+        terms = torch.where(weights > 0, weights * weights.log(), 0.0)
+        self.entropies.append(-terms.sum(-1).mean().item())
+
+
+def record_pass(look: Look) -> list[dict[str, Any]]:
+    """One pass forward and backward; a record of every layer, which holds those of its sublayers.
+
+    The tensors keep their gradient.  x, y: input and output of a layer; input, G: of a sublayer's
+    branch.  sum: the input of a sublayer's norm; z: a view of it that only the norm reads; normed:
+    the norm's output.
+    """
+    layers, handles, products = [], [], Products()
+    for layer in look.model.layers:
+        entry: dict[str, Any] = {"layer": layer, "sublayers": []}
+        layers.append(entry)
+        handles.append(layer.register_forward_hook(keep(entry, "x", "y")))
+        for name in layer.names:
+            norm, branch = getattr(layer.scheme, f"{name}_norms")[0], getattr(layer, name)
+            record: dict[str, Any] = {"name": name, "norm": norm}
+            entry["sublayers"].append(record)
+            handles.append(branch.register_forward_hook(keep(record, "input", "G", products)))
+            handles.append(norm.register_forward_pre_hook(give_a_view(record)))
+            handles.append(norm.register_forward_hook(keep(record, "z", "normed")))
+    with products:
+        loss = look.loss(look.model(look.tokens))
+    loss.backward()
+    for handle in handles:
+        handle.remove()
+    entropies = iter(products.entropies)
+    for entry in layers:
+        for record in entry["sublayers"]:
+            if record["name"] != "feed_forward":
+                record["entropy"] = next(entropies)
+    return layers
+
+
+def keep(record: dict[str, Any], given: str, result: str, products: Products | None = None) -> Any:
+    """A forward hook that records the first argument, the result and the matrices in between."""
+
+    def hook(module: Any, args: Any, out: Any) -> None:
+        args[0].retain_grad()
+        out.retain_grad()
+        record.update({given: args[0], result: out})
+        if products:
+            record["matrices"], products.matrices = products.matrices, []
+
+    return hook
+
+
+def give_a_view(record: dict[str, Any]) -> Any:
+    def hook(module: Any, args: Any) -> tuple[Tensor]:
+        args[0].retain_grad()
+        record["sum"] = args[0]
+        return (args[0].view_as(args[0]),)
+
+    return hook
+
+
+def matrices_of(record: dict[str, Any]) -> dict[str, Tensor]:
+    """Role -> matrix, from the products of a sublayer in the order of its forward pass."""
+    *inner, outer = record["matrices"]
+    if record["name"] == "feed_forward":
+        return dict(zip(("w1", "w3", "w2"), (*inner[0].chunk(2), outer), strict=True))
+    if record["name"] == "cross_attention":
+        rows = (inner[1], *inner[0].chunk(2), outer)
+        return dict(zip(("cross_q", "cross_k", "cross_v", "cross_o"), rows, strict=True))
+    rows = inner[0].chunk(3) if len(inner) == 1 else (inner[3], inner[1], inner[2])
+    return dict(zip("qkvo", (*rows, outer), strict=True))
+
+
+def of_sublayer(record: dict[str, Any], x: Tensor, total: Tensor, post: bool) -> dict[str, float]:
+    """Diagnostics of one sublayer.  x: the stream that enters; total: the residual sum."""
+    z, G = record["z"].detach().double(), record["G"].detach().double()
+    record["alpha"] = math.nan
+    if post:
+        columns = torch.stack([x.detach().double().flatten(), G.flatten()], dim=1)
+        record["alpha"], one = torch.linalg.lstsq(columns, z.flatten()).solution.tolist()
+        assert one == pytest.approx(1.0, rel=1e-4)
+    tokens = z.float().flatten(0, 1)  # of the sum over tokens each has its entry Jacobian
+    jacobians = jacobian(lambda t: record["norm"](t).sum(0), tokens).transpose(0, 1)
+    result = {
+        "branch_ratio": (norms(G) / norms(x)).mean().item(),
+        "ln_input": norms(z).mean().item(),
+        "ln_input_variance": z.var(dim=-1, correction=0).mean().item(),
+        "ln_jacobian": torch.linalg.matrix_norm(jacobians.double(), ord=2).mean().item(),
+        "beta_ln": size(record["z"].grad) / size(record["normed"].grad),
+        "beta_rc": size(x.grad) / size(total.grad),
+        "beta_ln_predicted":
+            (record["alpha"] ** 2 + G.var(dim=-1, correction=0).mean().item()) ** -0.5,
+    }  # fmt: skip
+    if "entropy" in record:
+        result["attention_entropy"] = record["entropy"]
+    return result
+
+
+def of_theorem(record: dict[str, Any], merged: bool) -> dict[str, float]:
+    """Terms of Theorem 4.2, NaN for the decoder of merged attention."""
+    matrices = list(matrices_of(record).values())
+    attends = record["name"] != "feed_forward"
+    inner, outer = matrices[2 if attends else 0], matrices[-1]
+    w2, v2 = (W.shape[1] * W.var(correction=0).item() for W in (inner, outer))
+    w2 *= 1.0 if attends else 0.5
+    alpha = math.nan if merged else record["alpha"]
+    moved = SINCE_START * math.sqrt(inner.numel() + outer.numel())
+    powers = [W.shape[1] * W.square().mean().item() for W in (inner, outer)]
+    record["vw"] = powers[0] * powers[1] * (1.0 if attends else 0.5)
+    return {
+        "bound": math.sqrt(v2 + w2) / alpha * moved,
+        "effective_gain": math.sqrt(v2 * w2) / alpha,
+    }
+
+
+def of_layer(entry: dict[str, Any]) -> dict[str, float]:
+    """Diagnostics of one layer as a whole."""
+    layer, x, y = entry["layer"], *(entry[key].detach().double() for key in "xy")
+    parameters = list(layer.parameters())
+    trained = [p for p in parameters if p.grad is not None]
+    count = math.sqrt(sum(p.numel() for p in parameters))
+    flat = y.flatten(0, 1)
+    sigma = torch.linalg.svdvals(flat - flat.mean(dim=0))
+    p = sigma[sigma > 1e-12] / sigma.sum()
+    cosine = (x * y).sum(-1) / x.norm(dim=-1) / y.norm(dim=-1)
+    rest = y - y.mean(dim=1, keepdim=True)
+    result = {
+        "grad_norm": math.hypot(*(size(p.grad) for p in trained)),
+        "matrix_grad_norm": math.hypot(*(size(p.grad) for p in trained if p.ndim == 2)),
+        "param_norm": math.hypot(*(size(p) for p in parameters)),
+        "param_update_norm": LAST_STEP * count,
+        "stream_norm": norms(y).mean().item(),
+        "angular_distance": (cosine.acos() / math.pi).mean().item(),
+        "effective_rank": math.exp(-(p * p.log()).sum().item()),
+        "rank_collapse": (composite(rest) / composite(y)).mean().item(),
+    }
+    result["update_to_weight"] = result["param_update_norm"] / result["param_norm"]
+    matrices = {r: W for record in entry["sublayers"] for r, W in matrices_of(record).items()}
+    lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in matrices.items()}
+    result["spectral_log_product"] = sum(map(math.log, lengths.values()))
+    return result | {f"spectral_norm_{role}": length for role, length in lengths.items()}
+
+
+def size(x: Tensor) -> float:
+    return x.detach().double().norm().item()
+
+
+def norms(x: Tensor) -> Tensor:
+    return x.detach().double().norm(dim=-1)
+
+
+def composite(X: Tensor) -> Tensor:
+    one, most = (torch.linalg.matrix_norm(X, ord=order) for order in (1, math.inf))
+    return (one * most).sqrt()
+
+
+def losses_without_layers(look: Look) -> list[float]:
+    losses = []
+    for layer in look.model.layers:
+        handle = layer.register_forward_hook(lambda module, args, out: args[0])
+        losses.append(look.loss(look.model(look.tokens)).item())
+        handle.remove()
+    return losses
+
+
+def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
+    """Layer by layer, file name of a diagnostic -> its value."""
+    layers, loss_of_all = record_pass(look), look.loss(look.model(look.tokens)).item()
+    rows: list[dict[str, float]] = []
+    for entry, loss in zip(layers, losses_without_layers(look), strict=True):
+        row = of_layer(entry) | {"skip_loss": loss, "skip_loss_increase": loss - loss_of_all}
+        merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
+        sums = [record["sum"] for record in entry["sublayers"]]
+        for record, following in zip(entry["sublayers"], [*sums[1:], entry["y"]], strict=True):
+            about = (record["input"], record["sum"]) if post else (record["sum"], following)
+            result = of_sublayer(record, *about, post) | of_theorem(record, merged)
+            row |= {f"{name}_{record['name']}": value for name, value in result.items()}
+        rows.append(row)
+    ratio, side = 1.0, ""
+    for entry, row in reversed(list(zip(layers, rows, strict=True))):
+        if entry["layer"].scheme.place.side != side:
+            side, ratio, last = entry["layer"].scheme.place.side, 1.0, row["matrix_grad_norm"]
+        alone = len(entry["sublayers"]) == 2
+        row["grad_norm_predicted"] = ratio * last if alone else math.nan
+        for record in entry["sublayers"]:
+            a2 = record["alpha"] ** 2
+            ratio *= math.sqrt(max((a2 - record["vw"]) / (a2 + record["vw"]), 0.0))  # NaN stays NaN
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    [(s, f) for f in FAMILIES for s in ("post_ln", "deepnorm", "pre_ln") if (s, f) != UNDEFINED],
+)
+def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
+    look = Look(model__scheme=scheme, **FAMILIES[family])
+    with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
+        for entry in look.model.schemes:
+            for name in entry.sublayers:
+                getattr(entry, f"{name}_norms")[0].gain.fill_(1.3)
+    values = [bank.values().clone() for bank in look.banks]
+    logged = evaluate(
+        take(
+            look.model, look.banks, look.tokens, look.loss,
+            before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
+            skipped=len(look.model.layers),
+        )
+    )  # fmt: skip
+    assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)
+    rows = expected_values(look, post=scheme != "pre_ln")
+    assert set().union(*rows) == set(logged)
+    for name, measured in logged.items():
+        wanted = [row.get(name, math.nan) for row in rows]
+        assert measured.tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 1))
+def test_attention_entropy_is_that_of_the_weights_in_every_scheme(scheme: str) -> None:
+    kind = SCHEMES[scheme]
+    for family, changes in FAMILIES.items():
+        name = changes.get("model__family", "encoder")
+        if name not in kind.families or (family == "merged" and not kind.merges):
+            continue
+        try:
+            look = Look(model__scheme=scheme, **changes)
+        except ConfigError as error:  # the scheme norms q and k itself
+            assert "qk_norm" in str(error)
+            look = Look(model__scheme=scheme, **changes | {"model__qk_norm": False})
+        logged = look.values()
+        with Products() as products, torch.no_grad():
+            look.model(look.tokens)
+        names = [(i, n) for i, layer in enumerate(look.model.layers) for n in layer.names]
+        attentions = [(i, n) for i, n in names if n != "feed_forward"]
+        for (index, name), wanted in zip(attentions, products.entropies, strict=True):
+            value = logged[f"attention_entropy_{name}"][index].item()
+            assert value == pytest.approx(wanted, rel=1e-4), (family, index, name)

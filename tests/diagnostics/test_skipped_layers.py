@@ -1,0 +1,124 @@
+"""What a layer contributes: the probe loss without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.snapshots import Look
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.diagnostics.skip import spread
+from deepstack.errors import ConfigError
+
+
+def passed_by(layer: Any) -> Callable[..., Any]:
+    """What stands for a layer that is the identity."""
+
+    def run(x: Any, memory: Any = None) -> Any:
+        if layer.scheme.name == "attn_res":  # nothing more is there to be weighed
+            _, part, done = x
+            assert part is None
+            values, w = torch.stack(done), layer.scheme.feed_forward_query
+            keys = values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            weights = (keys @ w).softmax(0)
+            return (weights[..., None] * values).sum(0), None, done
+        if layer.scheme.name == "dense_former":
+            now, history = x
+            history = (*history, now)
+            mixed = sum(w * y for w, y in zip(layer.scheme.weights, history, strict=False))
+            return now + mixed, history
+        if layer.scheme.name != "dlcl":
+            return x
+        now, history = x  # y_l = x_l is one of the tensors that later layers read
+        history = (*history, layer.scheme.output_norm(now))
+        weights = layer.scheme.weights[: len(history)] + 1 / len(history)
+        return sum(w * y for w, y in zip(weights, history, strict=True)), history
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    [
+        ("deepnorm", "encoder"),
+        ("pre_ln", "encoder_decoder"),
+        ("residual", "decoder"),
+        ("real_former", "encoder"),
+        ("dlcl", "encoder"),
+        ("hyper_connections", "encoder"),
+        ("mhc", "encoder"),
+        ("dense_former", "decoder"),
+        ("attn_res", "decoder"),
+    ],
+)
+def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
+    scheme: str, family: str
+) -> None:
+    look = Look(model__scheme=scheme, model__family=family, skipped=16)
+    found = look.values()
+    with torch.no_grad():
+        whole = look.loss(look.model(look.tokens)).item()
+        for index, layer in enumerate(look.model.layers):
+            layer.forward = passed_by(layer)  # type: ignore[method-assign]
+            wanted = look.loss(look.model(look.tokens)).item()
+            del layer.forward
+            assert found["skip_loss"][index].item() == pytest.approx(wanted, rel=1e-5)
+            increase = found["skip_loss_increase"][index].item()
+            assert increase == pytest.approx(wanted - whole, abs=1e-5)
+            assert abs(increase) > 1e-4  # a layer that does something
+    assert look.loss(look.model(look.tokens)).item() == whole
+
+
+def test_a_layer_that_does_nothing_contributes_nothing() -> None:
+    look = Look(model__scheme="rezero", skipped=3)
+    with torch.no_grad():
+        for scheme in look.model.schemes:
+            scheme.scale.zero_()  # type: ignore[operator, union-attr]
+    found = look.values()
+    assert found["skip_loss_increase"].abs().max() < 1e-6
+
+
+def test_layers_are_spread_over_the_depth() -> None:
+    for total in (1, 2, 6, 17, 100, 1000):
+        for count in range(1, 17):
+            chosen = spread(total, count)
+            assert chosen == sorted(set(chosen)) and len(chosen) == min(count, total)
+            assert 0 <= chosen[0] and chosen[-1] == total - 1
+            if 1 < count < total:
+                gaps = np.diff(chosen)
+                assert chosen[0] == 0 and gaps.max() - gaps.min() <= 1
+
+
+def run(out: Path, **changes: Any) -> deepstack.Run:
+    keys: dict[str, Any] = {
+        "model.depth": 5, "model.d_model": 16, "task.seq_len": 8, "train.steps": 6,
+        "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
+        "log.probe_sequences": 2,
+    }  # fmt: skip
+    keys |= {key.replace("__", "."): value for key, value in changes.items()}
+    return deepstack.train(with_overrides(Config(), keys), out=out)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_run_writes_it_and_trains_as_if_it_did_not(dropout: float, tmp_path: Path) -> None:
+    with_it = run(tmp_path / "a", log__skipped_layers=3, model__dropout=dropout)
+    without = run(tmp_path / "b", log__layers_every=0, model__dropout=dropout)
+    columns = ["loss", "grad_norm", "model_update"]
+    assert with_it.steps[columns].equals(without.steps[columns])
+    steps, values = with_it.layers("skip_loss")
+    assert list(steps) == [0, 1, 2, 3, 5, 6] and values.shape == (6, 5)
+    assert (np.isfinite(values) == [True, False, True, False, True]).all()
+    assert with_it.columns["layers"]["skip_loss"]["unit"] == "nats"
+    usual = run(tmp_path / "c", model__dropout=dropout)
+    assert "skip_loss" not in usual.layer_names() and "beta_ln_attention" in usual.layer_names()
+
+
+def test_more_than_sixteen_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"log\.skipped_layers: found 17; allowed .*16"):
+        with_overrides(Config(), {"log.skipped_layers": 17})

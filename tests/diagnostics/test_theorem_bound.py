@@ -1,0 +1,283 @@
+"""The right-hand side of Theorem 4.2: its terms from loops, and where it applies found out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.plot_runs import make_chart, make_run, rows, words
+from helpers.small_runs import small
+from safetensors.torch import load_file
+from torch import Tensor
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.diagnostics.bound import alphas
+from deepstack.errors import NothingMatchedError
+from deepstack.model import build_model
+from deepstack.plots.bound import right_hand_side
+from deepstack.records import Run
+from deepstack.schemes import Scheme
+from deepstack.schemes.post_norm import DeepNorm
+from deepstack.tasks import task_of
+
+CPU = torch.device("cpu")
+N = 3
+
+
+def found_alphas(name: str, **changes: Any) -> list[list[float]]:
+    """α of every sublayer of every layer, as it is found out."""
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    keys = {"model.scheme": name, "model.depth": N, "model.d_model": 8, "task.seq_len": 4}
+    built = build_model(with_overrides(Config(), keys | dotted), vocab_size=7)
+    return [alphas(scheme, 8, CPU) for scheme in built.model.schemes]
+
+
+# What the papers' equations say: N layers, 2N sublayers.
+KNOWN = {
+    "post_ln": 1.0,
+    "post_ln_init": 1.0,
+    "ds_init": 1.0,
+    "deepnorm": (2 * N) ** 0.25,
+    "deepnorm_tight": (2 * N) ** 0.25,
+    "deepnorm_power": (2 * N) ** 0.25,
+    "deepnorm_adam": (2 * N) ** 0.5,
+    "branch_norm": math.inf,  # before the first step its branch has the coefficient 0
+    "admin": 1.0,  # where its vector starts in the closed form 'linear'
+}
+
+
+# What is put before the norm, inside of it, or beside it, makes another residual of it.
+OTHERS = [
+    "pre_ln", "sub_ln", "peri_ln", "sandwich_ln", "ln_scaling", "keel", "mix_ln", "hybrid_norm",
+    "residual", "real_former", "hyper_connections", "dlcl", "rezero", "t_fixup", "fixup",
+    "deepnorm_runtime_beta", "deep_scale_lm", "b2t", "pre_ln_scaled", "parallel", "res_post_norm",
+    "gpas", "mhc", "dense_former", "attn_res", "res_former", "x0_lambdas", "mv_split", "laurel",
+    "frac_connections", "pro_res", "siamese_norm", "ngpt",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *OTHERS])
+def test_whether_a_residual_is_of_the_theorems_form_is_found_out(name: str) -> None:
+    options = {"model__scheme_options": {"start": "linear"}} if name == "admin" else {}
+    for values in found_alphas(name, **options):
+        if name in KNOWN:
+            assert values == pytest.approx([KNOWN[name]] * 2, rel=1e-6)
+        elif name == "b2t":  # its attention is Post-LN's, its feed-forward reads two streams more
+            assert values == [pytest.approx(1.0), pytest.approx(math.nan, nan_ok=True)]
+        else:
+            assert all(map(math.isnan, values)), values
+
+
+@pytest.mark.parametrize(
+    ("residual", "expected"),
+    [
+        (lambda self, x, G, norm: norm(3 * x + 2 * G(x)), 1.5),
+        (lambda self, x, G, norm: norm(x + G(0.5 * x)), math.nan),
+        (lambda self, x, G, norm: norm(x + G(x)) + x, math.nan),
+        (lambda self, x, G, norm: norm(x + G(x) * G(x)), math.nan),
+        (lambda self, x, G, norm: norm(x * x + G(x)), math.nan),
+        (lambda self, x, G, norm: x + G(norm(x)), math.nan),
+        (lambda self, x, G, norm: norm(norm(x) + G(x)), math.nan),
+    ],
+)
+def test_a_scheme_that_nobody_knows_is_found_out_too(residual: Any, expected: float) -> None:
+    body = {"residual": residual, "__doc__": "x <- ?.  A test's."}
+    type("Unknown", (Scheme,), body, name="unknown", label="?", paper="none")
+    for values in found_alphas("unknown"):
+        assert values == pytest.approx([expected] * 2, nan_ok=True)
+
+
+def test_two_stacks_have_alphas_of_their_own_and_merged_attention_none() -> None:
+    both = {"model__family": "encoder_decoder", "model__decoder_depth": 2}
+    encoder, decoder = 0.81 * (N**4 * 2) ** (1 / 16), 6**0.25
+    expected = [[encoder] * 2] * N + [[decoder] * 3] * 2
+    for found, wanted in zip(found_alphas("deepnorm", **both), expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-6)
+    merged = found_alphas("post_ln", **both, model__decoder_attention="merged")
+    assert merged[0] == pytest.approx([1.0, 1.0]) and all(map(math.isnan, merged[-1]))
+
+
+def test_a_vector_counts_while_it_is_one_number() -> None:
+    config = with_overrides(Config(), {"model.scheme": "admin", "model.d_model": 8})
+    scheme = build_model(config, vocab_size=7).model.schemes[0]
+    omega = scheme.get_parameter("attention_omega")
+    with torch.no_grad():
+        omega.fill_(2.0)
+    assert alphas(scheme, 8, CPU) == pytest.approx([2.0, 1.0])
+    with torch.no_grad():
+        omega[0] = 3.0
+    assert math.isnan(alphas(scheme, 8, CPU)[0])
+
+
+def gains(W: Tensor, V: Tensor, kept: float) -> tuple[float, float]:
+    """w and v of one sublayer, number by number as the claim has them."""
+    inner, outer = W.double().numpy(), V.double().numpy()
+    w = math.sqrt(inner.shape[1] * np.mean((inner - inner.mean()) ** 2) * kept)
+    return w, math.sqrt(outer.shape[1] * np.mean((outer - outer.mean()) ** 2))
+
+
+def literally(config: Config, run: Run, step: int) -> float:
+    """The theorem's right-hand side, one matrix after the other, from the weights of a run."""
+    built = build_model(config, vocab_size=task_of(config).vocab_size)
+    first = {key: value.clone() for key, value in built.banks.state().items()}
+    last = load_file(run.path / "checkpoint" / str(step) / "weights.safetensors")
+    both = config.model.family == "encoder_decoder"
+    sums, factor = {"encoder": 0.0, "decoder": 0.0}, 0.0
+    for side, stack in built.model.stacks.items():
+        count = len(stack.layers)
+        deep = config.model.scheme == "deepnorm"
+        a = DeepNorm.alpha(count, place=stack.place) if deep else 1.0
+        for layer in range(count):
+            for name in stack.schemes[0].sublayers:
+                kept, pairs = 1.0, []
+                for state in (first, last):
+                    at = f"{side}.layers.{name}."
+                    if name == "feed_forward":
+                        kept, pair = 0.5, (state[f"{at}w1"][layer], state[f"{at}w2"][layer])
+                    else:
+                        joined = f"{at}qkv" if name == "attention" else f"{at}kv"
+                        value = state[joined][layer].chunk(3 if name == "attention" else 2)[-1]
+                        pair = value, state[f"{at}o"][layer]
+                    pairs.append(pair)
+                w, v = gains(*pairs[1], kept)
+                change = sum(((p - q).double() ** 2).sum() for p, q in zip(*pairs, strict=True))
+                sums[side] += math.sqrt(v * v + w * w) / a * math.sqrt(change)
+                factor += v * w / a if name == "cross_attention" else 0.0
+    return factor * sums["encoder"] + sums["decoder"] if both else sum(sums.values())
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
+@pytest.mark.parametrize("scheme", ["deepnorm", "post_ln"])
+def test_the_right_hand_side_is_the_sum_of_the_theorem(
+    family: str, scheme: str, tmp_path: Path
+) -> None:
+    task = "text" if family == "encoder" else "markov"
+    config = small(
+        model__family=family, model__scheme=scheme, train__steps=3, model__depth=2, task__name=task
+    )
+    run = deepstack.train(config, out=tmp_path)
+    found = right_hand_side(run)
+    assert found is not None and list(found["step"]) == [1, 2, 3]
+    row = found.iloc[-1]
+    assert row["bound"] == pytest.approx(literally(config, run, 3), rel=1e-4)
+    assert row["ratio"] == row["bound"] / run.steps["model_update"].iloc[-1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.scheme": "pre_ln"},
+        {"model.activation": "gelu"},
+        {"model.norm.kind": "batch"},
+        {"model.init.distribution": "ntk"},
+    ],
+    ids=str,
+)
+def test_where_the_theorem_says_nothing_neither_do_we(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    run = deepstack.train(with_overrides(small(train__steps=2), changes), out=tmp_path)
+    for part in ("attention", "feed_forward"):
+        for name in ("bound", "effective_gain"):
+            assert np.isnan(run.layers(f"{name}_{part}")[1]).all()
+    predicted = run.layers("grad_norm_predicted")[1]
+    if "model.init.distribution" in changes:  # of which its formula knows
+        assert np.isfinite(predicted).all()
+    else:
+        assert np.isnan(predicted[:, :-1]).all()
+    assert right_hand_side(run) is None
+    for name in ("bound_vs_measured", "bound_vs_depth"):
+        with pytest.raises(NothingMatchedError, match=r"speaks of x <- LN\(alpha x"):
+            make_chart(name, tmp_path)
+
+
+def slope(depths: list[int], values: list[float]) -> float:
+    return float(np.polyfit(np.log(depths), np.log(values), 1)[0])
+
+
+@pytest.mark.parametrize(("optimizer", "exponent"), [("sgd", 0.0), ("adam", 0.5)])
+def test_the_theorem_on_one_step_of_the_matrices(
+    optimizer: str, exponent: float, tmp_path: Path
+) -> None:
+    """DeepNorm's two sides: neither grows under SGD, both grow as the root of N under Adam.
+
+    The right-hand side is an estimate of the other: about as large, and in the same proportion at
+    every depth.
+    """
+    depths, both = [4, 12, 36], []
+    for depth in depths:
+        config = small(
+            model__depth=depth, train__steps=1, train__optimizer=optimizer, train__clip=None,
+            train__lr=1e-4 if optimizer == "sgd" else 1e-6, train__warmup_steps=0,
+            train__trainable=["q", "k", "v", "o", "w1", "w2"], log__layers_every=1,
+        )  # fmt: skip
+        found = right_hand_side(deepstack.train(config, out=tmp_path))
+        assert found is not None
+        both.append(found.iloc[0])
+    assert slope(depths, [row["bound"] for row in both]) == pytest.approx(exponent, abs=0.1)
+    assert slope(depths, [row["measured"] for row in both]) == pytest.approx(exponent, abs=0.1)
+    ratios = [row["ratio"] for row in both]
+    assert 0.5 < min(ratios) and max(ratios) < 2 and max(ratios) < 1.25 * min(ratios)
+
+
+def bound_run(root: Path, depth: int, **more: Any) -> None:
+    """A run whose terms add up to depth^1 / 100 at step 1 and twice that at step 2."""
+    path = make_run(root, depth=depth, **more)
+    run = Run(path)
+    run.folder.write_columns(run.columns | {"stacks": {"encoder": depth}})
+    terms = np.array([[0.0], [1.0], [2.0]]) * np.full((3, depth), 0.005)
+    sides = {f"bound_{part}": terms for part in ("attention", "feed_forward")}
+    run.folder.write_layers(sides, [0, 1, 2])
+
+
+def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
+    """make_run's measured update is 0.01 N^0.5 t."""
+    for depth in (6, 48, 100):
+        for seed in (0, 1):
+            bound_run(tmp_path / "study", depth, seed=seed)
+    chart = make_chart("bound_vs_depth", tmp_path)
+    fits = rows(chart, kind="fit").set_index("panel")["exponent"]
+    expected = {"measured": 0.5, "right-hand side": 1.0, "right-hand side / measured": 0.5}
+    for side, exponent in expected.items():
+        assert fits[side] == pytest.approx(exponent, abs=1e-6)
+    ratio = rows(chart, kind="point", panel="right-hand side / measured")
+    assert ratio["y"].tolist() == pytest.approx([math.sqrt(d) for d in (6, 48, 100)], rel=1e-6)
+    assert any("both, step 2" in text for text in words(chart))
+    against_step = make_chart("bound_vs_measured", tmp_path)
+    points = rows(against_step, kind="line", series="DeepNorm, N = 48")
+    assert points["x"].tolist() == [1, 2]
+    assert points["y"].tolist() == pytest.approx([math.sqrt(48)] * 2, rel=1e-6)
+    assert rows(against_step, kind="level")["y"].tolist() == [1.0]
+
+
+def test_a_run_that_left_the_form_does_not_hold_back_the_others(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        bound_run(tmp_path, depth)
+    run = Run(tmp_path / "deepnorm-d18-s0-0.001")
+    terms = np.array([[0.0], [1.0], [math.nan]]) * np.full((3, 18), 0.005)
+    sides = {f"bound_{part}": terms for part in ("attention", "feed_forward")}
+    run.folder.write_layers(sides, [0, 1, 2])
+    chart = make_chart("bound_vs_depth", tmp_path)
+    assert rows(chart, kind="point", panel="measured")["x"].tolist() == [6, 48]
+    text = " ".join(words(chart))
+    assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
+    assert "not of the theorem's form" not in text and "last look" not in text
+
+
+def test_runs_of_different_lengths_are_compared_at_a_step_of_all(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        bound_run(tmp_path, depth, updates=[0.1, 0.2][: 1 if depth == 48 else 2])
+    text = " ".join(words(make_chart("bound_vs_depth", tmp_path)))
+    assert "both, step 1" in text and "step 1 is the last look" in text
+
+
+def test_without_terms_the_charts_say_why(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    for name in ("bound_vs_measured", "bound_vs_depth"):
+        with pytest.raises(NothingMatchedError, match=r"log\.layers_every is 0"):
+            make_chart(name, tmp_path)

@@ -1,0 +1,221 @@
+"""Two processes that torchrun starts train the very run that one process trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, TESTS
+from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, config_of
+from safetensors.numpy import load_file
+
+import deepstack
+from deepstack.config import to_yaml, with_overrides
+from deepstack.distributed import Processes
+from deepstack.errors import ConfigError
+from deepstack.records import Run
+from deepstack.training.ranks import SilentFolder
+
+SCRIPT = str(TESTS / "helpers" / "parallel_runs.py")
+PATH = os.pathsep.join([str(TESTS), str(ROOT)])
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+SECONDS = 240  # far more than any of it takes: a hang fails the test
+
+
+def launch(
+    command: list[str], more: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with the threads of one core."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH} | (more or {}),
+    )
+
+
+def only_run(study: Path) -> Run:
+    """The one run of a study."""
+    (path,) = (p for p in study.iterdir() if p.is_dir())
+    return Run(path)
+
+
+def differences(a: Run, b: Run) -> dict[str, float]:
+    """The largest relative difference of every column of steps.csv and evals.csv."""
+    assert list(a.steps.step) == list(b.steps.step)
+    found = {}
+    for one, other in ((a.steps, b.steps), (a.evals, b.evals)):
+        for name in one.columns:
+            x, y = one[name].to_numpy(float), other[name].to_numpy(float)
+            assert (np.isnan(x) == np.isnan(y)).all(), name
+            found[name] = float(np.nanmax(np.abs(x - y) / np.maximum(np.abs(x), 1e-6), initial=0.0))
+    return found
+
+
+def train_all(folder: Path, scheme_steps: int, scheme: str | None = None) -> None:
+    """What parallel_runs.py has, all schemes or one, trained alone and then together."""
+    more = {"SCHEME_STEPS": str(scheme_steps)} | ({"SCHEMES": scheme} if scheme else {})
+    for command in ([sys.executable, SCRIPT, "alone"], [*TORCHRUN, SCRIPT, "together"]):
+        ended = launch([*command, str(folder)], more)
+        assert ended.returncode == 0, ended.stderr
+
+
+def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
+    """Two processes have trained what one has, in both ways of sharing."""
+    left_out = {c for c in CASES if scheme and c.startswith("scheme_")} - {f"scheme_{scheme}"}
+    assert len(CASES) - len(left_out) == len(list((out / "alone").iterdir()))
+    for case, kind in product([c for c in CASES if c not in left_out], KINDS):
+        alone, run = only_run(out / "alone" / case), only_run(out / kind / case)
+        where = f"{case} {kind}"
+        environment = run.meta["environment"]
+        assert environment["processes"] == 2
+        assert environment["parallel"] == config_of(case, kind).runtime.parallel
+        assert run.state == alone.state == ("diverged" if case == "bound" else "done"), where
+        assert max(differences(alone, run).values()) < 1e-4, where
+        if run.state == "diverged":
+            continue
+        steps = scheme_steps if case.startswith("scheme_") else CONFIG.train.steps
+        assert len(run.steps) == steps and run.steps.grad_norm.max() > CONFIG.train.clip, where
+        # Adam trains what has no gradient (the biases of k) on rounding errors, so that all numbers
+        # of a layer or of the weights are close together; one by one they are under SGD.
+        for name in alone.folder.layer_names():
+            x, y = alone.folder.read_layers(name)[1], run.folder.read_layers(name)[1]
+            if "variance" in name:  # a square would differ by twice as much
+                x, y = np.sqrt(x), np.sqrt(y)
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6, err_msg=f"{where} {name}")
+        weights = [
+            load_file(r.folder.checkpoint_path(steps) / "weights.safetensors") for r in (alone, run)
+        ]
+        apart, together = (np.concatenate([w[k].ravel() for k in weights[0]]) for w in weights)
+        assert np.linalg.norm(together - apart) < 1e-3 * np.linalg.norm(apart), where
+        if CASES[case].get("train.optimizer") == "sgd":
+            np.testing.assert_allclose(together, apart, rtol=1e-3, atol=1e-6, err_msg=where)
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -> None:
+    out = tmp_path
+    train_all(out, 4, "hyper_connections")
+    check_all(out, 4, "hyper_connections")
+    # What one process began, two have gone on with; and the other way round.
+    whole = only_run(out / "alone" / "deepnorm")
+    for kind in KINDS:
+        continued = only_run(out / f"alone_{kind}" / "begun")
+        assert continued.meta["environment_changed"] and len(continued.meta["resumed"]) == 1
+        assert max(differences(whole, continued).values()) < 1e-4
+
+        study = out / f"{kind}_alone"
+        begun = only_run(study / "begun")
+        assert begun.state == "interrupted" and len(begun.steps) == BEGUN
+        config = config_of("deepnorm", kind)
+        with pytest.raises(ConfigError, match="processes was 2, is 1"):
+            deepstack.train(config, out=study, study="begun")
+        continued = deepstack.train(config, out=study, study="begun", allow_env_change=True)
+        assert max(differences(whole, continued).values()) < 1e-4
+        assert continued.meta["environment"]["processes"] == 1
+
+
+@pytest.mark.slow
+def test_every_scheme_for_longer(tmp_path: Path) -> None:
+    train_all(tmp_path, 20)
+    check_all(tmp_path, 20)
+
+
+def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:
+    config = with_overrides(CONFIG, {"train.steps": 100_000, "train.eval_every": 0})
+    file = tmp_path / "tiny.yaml"
+    file.write_text(to_yaml(config))
+    out = tmp_path / "out"
+    command = [*TORCHRUN, "-m", "deepstack", "train", str(file), "--out", str(out)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        until = time.monotonic() + SECONDS
+        while not [p for p in out.glob("tiny/*/steps.csv") if p.read_text().count("\n") > 3]:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    run = only_run(out / "tiny")  # one folder, though two processes trained
+    assert run.state == "interrupted", stderr
+    assert stderr.count("interrupted at step") == 2  # the log's line and the error's, once each
+    done = len(run.steps)
+    assert list(run.steps.step) == list(range(1, done + 1))
+    with pytest.raises(ConfigError, match="processes was 2, is 1"):
+        deepstack.train(config, out=out, study="tiny")
+
+
+@pytest.mark.slow
+def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(to_yaml(CONFIG))
+    out = tmp_path / "out"
+    ended = launch(
+        [*TORCHRUN, "-m", "deepstack", "train", str(file), "train.batch_size=5", "--out", str(out)]
+    )
+    assert ended.returncode != 0
+    assert ended.stderr.count("train.batch_size: found 5") == 1
+    assert "nearest: 4 or 6" in ended.stderr
+    assert ended.stdout == "" and not out.exists()
+
+
+def test_an_error_in_one_process_ends_all(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ended = launch([*TORCHRUN, SCRIPT, "fail", str(tmp_path)])
+    assert ended.returncode != 0 and "made for the test" in ended.stderr
+    assert time.monotonic() - began < SECONDS / 2
+    run = only_run(tmp_path / "failing")
+    assert run.state == "interrupted" and len(run.steps) >= 1 and run.folder.holder() is None
+    done = deepstack.train(
+        config_of("deepnorm"), out=tmp_path, study="failing", allow_env_change=True
+    )
+    assert done.state == "done" and len(done.steps) == 20
+
+
+def test_shares_are_equal_and_cover_the_batch() -> None:
+    processes = Processes()
+    assert processes.first and processes.share(5) == slice(0, 5)
+    taken: list[int] = []
+    for rank in range(3):
+        processes.rank, processes.size = rank, 3
+        taken += range(12)[processes.share(12)]
+    assert taken == list(range(12))
+    with pytest.raises(ConfigError, match=r"found 2, of which 3 processes .* nearest: 3$") as error:
+        processes.share(2)
+    assert error.value.key == "train.batch_size"
+
+
+def test_nothing_is_written_to_a_folder_that_another_process_holds(tmp_path: Path) -> None:
+    folder = SilentFolder(tmp_path / "run")
+    folder.write_config("seed: 0\n")
+    folder.write_meta({})
+    folder.write_columns({})
+    folder.write_status("running", 0)
+    folder.write_layers({"stream_norm": np.ones((1, 2))}, [0])
+    folder.log("steps", ["step"]).open().write({"step": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_torchrun_there_is_no_group(tmp_path: Path) -> None:
+    config = with_overrides(config_of("deepnorm", "fully_sharded"), {"train.steps": 2})
+    run = deepstack.train(config, out=tmp_path, study="alone")
+    assert not torch.distributed.is_initialized()
+    where = json.loads((run.path / "meta.json").read_text())["environment"]
+    assert where["processes"] == 1 and where["parallel"] is None

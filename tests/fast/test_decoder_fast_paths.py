@@ -1,0 +1,156 @@
+"""The faster ways through decoders compute what the plain one computes."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers.sampling import some
+from helpers.small_runs import rewrite_tensors, stop_at
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli.app import app
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.errors import Interrupted
+from deepstack.fast import compiled
+from deepstack.model import build_model
+from deepstack.records import Run, find_runs
+from deepstack.schemes import SCHEMES
+
+FAMILIES = ("decoder", "encoder_decoder")
+
+
+def config(**changes: Any) -> Config:
+    keys: dict[str, Any] = {
+        "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": 8,
+        "train.steps": 6, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
+        "log.probe_sequences": 1, "runtime.device": "cpu",
+    }  # fmt: skip
+    return with_overrides(Config(), keys | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def trained(out: Path, **changes: Any) -> Run:
+    return deepstack.train(config(**changes), out=out)
+
+
+WAYS: list[dict[str, Any]] = [
+    {"runtime__banks": False},
+    {"runtime__fused": False},
+    {"runtime__recompute_every": 2},
+    {"train__lr_factors": {"v": 0.999999, "cross_v": 0.999999}},  # matrices apart
+]
+
+
+@pytest.mark.parametrize(("way", "family"), some(product(WAYS, FAMILIES), 3))
+def test_every_way_trains_alike(family: str, way: dict[str, Any], tmp_path: Path) -> None:
+    usual = trained(tmp_path / "a", model__family=family)
+    other = trained(tmp_path / "b", model__family=family, **way)
+    for column in ("loss", "grad_norm", "model_update"):
+        ours, theirs = (run.steps[column].to_numpy() for run in (usual, other))
+        if way == {"runtime__banks": False}:
+            assert (ours == theirs).all()
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_interrupted_decoder_goes_on_as_if_it_had_not_been(merged: bool, tmp_path: Path) -> None:
+    said: dict[str, Any] = {"model__family": "encoder_decoder", "model__scheme": "admin"}
+    said |= {"model__decoder_attention": "merged"} if merged else {}
+    whole = trained(tmp_path / "a", **said)
+    asked: list[int] = []
+
+    def stop() -> int | None:
+        asked.append(1)
+        return 15 if len(asked) == 3 else None
+
+    with pytest.raises(Interrupted):
+        deepstack.train(config(**said), out=tmp_path / "b", stop=stop)
+    again = trained(tmp_path / "b", **said)
+    assert len(again.meta["resumed"]) == 1
+    for file in ("steps.csv", "evals.csv", "layers/grad_norm.npy"):
+        assert (again.path / file).read_bytes() == (whole.path / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
+    """Layers run on from the encoder to the decoder, and the last one is the decoder's."""
+    study = tmp_path / "ed.yaml"
+    given = config(model__family="encoder_decoder", log__layers_every=1, train__steps=3)
+    study.write_text(to_yaml(given) + "sweep: {grid: {seed: [0, 1], model.depth: [2, 3]}}\n")
+    (tmp_path / "ed.reference.csv").write_text(
+        "chart,x,y,label\nupdate_vs_depth,2,0.5,Somebody 2020\n"
+    )
+    runner = CliRunner()
+    words = ["sweep", str(study), "--study", "ed", "--out", str(tmp_path), "--workers", "1"]
+    swept = runner.invoke(app, words)
+    assert swept.exit_code == 0, swept.stderr
+    name = "ln_input_cross_attention"
+    charts = ["last_layer_vs_step", "update_vs_depth", "layer_step_heat_map"]
+    drawn = runner.invoke(app, ["plot", *charts, str(tmp_path / "ed"), "--diagnostic", name])
+    assert drawn.exit_code == 0, drawn.stderr
+    tables = {c: pd.read_csv(tmp_path / "ed" / "figures" / f"{c}.csv") for c in charts}
+    published = tables["update_vs_depth"].query("series == 'Somebody 2020'")
+    assert set(published["y"]) == {0.5}
+    runs = [run for run in find_runs(tmp_path) if run.get("model.depth") == 3]
+    values = [run.layers(name)[1] for run in runs]
+    mean = sum(v[1:, -1] for v in values) / 2
+    lines = tables["last_layer_vs_step"]
+    found = lines[lines["x"].notna() & lines["series"].str.contains("3")]
+    assert found["y"].to_list() == pytest.approx(mean.tolist(), rel=1e-6)
+    assert runs[0].columns["stacks"] == {"encoder": 3, "decoder": 3}
+    assert tables["layer_step_heat_map"]["y"].max() == 6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepnorm",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("pre_ln", "fixup", "residual")),
+    ],
+)
+def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
+    if family not in SCHEMES[name].families:
+        pytest.skip("not published")
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    given = config(model__scheme=name, model__family=family, model__depth=12)
+    model = build_model(given, vocab_size=11).model
+    tokens = torch.arange(2 * (8 + model.source_len)).view(2, -1) % 11
+    expected = model(tokens).detach()
+    through = compiled(print, count)
+    for stack in model.stacks.values():
+        stack.through = through
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
+        model(tokens).mean().backward()
+    assert len(graphs) == 2 * len(model.stacks), "of each kind of layer, with gradients and without"
+
+
+@pytest.mark.parametrize("roles", [["cross_v"], ["cross_q", "embedding"]])
+def test_one_role_of_the_decoder_may_be_trained_alone(roles: list[str], tmp_path: Path) -> None:
+    given = with_overrides(config(model__family="encoder_decoder"), {"train.trainable": roles})
+    run = deepstack.train(given, out=tmp_path)
+    found = run.layers("grad_norm")[1]
+    assert (found[:, :3] == 0).all() and (found[:, 3:] > 0).all()
+
+
+def test_a_checkpoint_from_before_there_were_decoders_goes_on(tmp_path: Path) -> None:
+    given = config(model__scheme="pre_ln")
+    whole = deepstack.train(given, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(given, out=tmp_path / "b", stop=stop_at(3))
+    (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
+    rewrite_tensors(folder, lambda key, value: (key.removeprefix("encoder."), value))
+    again = deepstack.train(given, out=tmp_path / "b")
+    assert (again.path / "steps.csv").read_bytes() == (whole.path / "steps.csv").read_bytes()

@@ -1,0 +1,275 @@
+"""Every faster way of training gives the losses of the plain one, for every scheme."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.sampling import some
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.fast import (
+    FastPaths,
+    choose_fast_paths,
+    compiled,
+    enable_fast_paths,
+    in_parts,
+)
+from deepstack.fast.selection import is_nodes, two_layers
+from deepstack.model import build_model
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+
+BASE = {
+    "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
+    "task.seq_len": 12, "train.batch_size": 4, "train.steps": 20, "train.eval_every": 0,
+    "train.eval_batches": 1, "train.clip": 0.1, "runtime.device": "cpu", "runtime.threads": 1,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> Config:
+    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def trained(given: Config, folder: Path) -> Run:
+    run = deepstack.train(given, out=folder)
+    assert run.state == "done"
+    assert (run.steps["grad_norm"] > 0.1).any(), "clipping never acted"
+    return run
+
+
+def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
+    for column in ("loss", "grad_norm", "model_update", "model_update_step"):
+        a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
+        assert abs(a / b - 1).max() < tolerance, column
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("fused", [True, False])
+def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
+    model = build_model(config(model__scheme=name), vocab_size=11).model
+    enable_fast_paths(model, FastPaths(fused=fused, compiled=False, captured=False), 0, print)
+    through = model.last.through
+    tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
+    marks: list[str] = []
+    found: list[list[torch.Tensor]] = []
+    way: list[str] = []
+    for every in (5, 2):
+        model.zero_grad(set_to_none=False)
+        with in_parts(model, every, lambda: marks.append(way[-1])):
+            way.append("there")
+            loss = model(tokens).float().square().sum()
+            way.append("back")
+            loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients])
+    assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
+    assert all(map(torch.equal, *found))
+    assert model.last.through is through
+
+
+FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
+
+
+@pytest.mark.parametrize(("name", "activation"), some(FUSED, 9))
+def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_path: Path) -> None:
+    given = config(model__scheme=name, model__activation=activation)
+    runs = [
+        trained(with_overrides(given, {"runtime.fused": fused}), tmp_path / str(fused))
+        for fused in (True, False)
+    ]
+    assert [run.meta["environment"]["fused"] for run in runs] == [True, False]
+    assert_same_losses(*runs, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_gradients_are_autograd_s(fused: bool) -> None:
+    built = build_model(config(train__trainable=["q", "k", "v", "bias", "w2"]), vocab_size=11)
+    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
+    built.banks.zero_gradients()
+    tokens = torch.arange(24).view(2, 12) % 11
+    plain = [p for bank in built.trained for p in bank.parameters]
+    frozen = [bank for bank in built.banks if bank not in built.trained]
+    built.model(tokens).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in plain)
+    assert all(bank.gradients().abs().sum() == 0 for bank in frozen)
+
+
+@pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
+@pytest.mark.parametrize("fused", [True, False])
+def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:
+    given = config(runtime__fused=fused, model__dropout=0.0 if fused else 0.1)
+    whole = trained(given, tmp_path / "a")
+    again = trained(with_overrides(given, {"runtime.recompute_every": every}), tmp_path / "b")
+    assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
+
+
+def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -> None:
+    """It takes a second to import, a third of what a run of 1000 layers needs to begin."""
+    script = (
+        "import sys, deepstack\n"
+        "from deepstack.config import parse_config\n"
+        "config = parse_config('{task: {name: copy, seq_len: 8}, model: {depth: 2, d_model: 8}, '\n"
+        "    'train: {steps: 2, eval_batches: 1}}')\n"
+        f"assert deepstack.train(config, out={str(tmp_path)!r}).state == 'done'\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+# kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
+# logits, that of res_former no values, others one tensor in the place of several
+WIRINGS = {
+    "keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2, "mhc": 2, "res_former": 2,
+    "x0_lambdas": 2, "siamese_norm": 2,
+}  # fmt: skip
+
+
+QUICK = ("deepnorm", "keel", "rezero")
+GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in GRAPHS]
+)
+def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    built = build_model(config(model__scheme=name, model__depth=12), vocab_size=11)
+    tokens = torch.arange(24).view(2, 12) % 11
+    expected = built.model(tokens).detach()
+    built.model.last.through = compiled(print, count)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.allclose(built.model(tokens), expected, atol=1e-6)
+        built.model(tokens).mean().backward()
+    assert len(graphs) == 2 * WIRINGS.get(name, 1), "with gradients and without"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.slow
+def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
+    given = config(train__steps=6, model__scheme="deepnorm")
+    plain = trained(with_overrides(given, {"runtime.fused": False}), tmp_path / "a")
+    fast = trained(with_overrides(given, {"runtime.compile": True}), tmp_path / "b")
+    assert fast.meta["environment"]["compiled"]
+    assert_same_losses(plain, fast, tolerance=1e-4)
+
+
+AUTO = {
+    "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
+    "uniform": True, "static": True, "recompute": False, "inside": False, "nodes": True,
+    "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, FastPaths(True, False, False, True)),
+        ({"steps": 49}, FastPaths(True, False, False, False)),
+        ({"replayed": False}, FastPaths(True, False, False, False)),
+        ({"steps": 5, "replayed": True}, FastPaths(True, False, False, True)),
+        ({"bf16": True}, FastPaths(False, False, False, True)),
+        ({"dropout": True}, FastPaths(False, False, False, True)),
+        ({"dropout": True, "recompute": True}, FastPaths(False, False, False, False)),
+        ({"recompute": True}, FastPaths(True, False, False, True)),
+        ({"processes": 2}, FastPaths(True, False, False, False)),
+        ({"sharded": True, "processes": 2}, FastPaths(False, False, False)),
+        ({"compiled": True}, FastPaths(False, True, False)),
+        ({"fused": False}, FastPaths(False, False, False, True)),
+        ({"gpu": True}, FastPaths(True, False, True)),
+        ({"gpu": True, "bf16": True}, FastPaths(True, False, True)),
+        ({"gpu": True, "inside": True, "compiled": False}, FastPaths(False, False, True)),
+        ({"gpu": True, "nodes": False, "compiled": False}, FastPaths(False, False, True)),
+        ({"gpu": True, "nodes": False, "fused": True}, FastPaths(True, False, True)),
+        ({"nodes": False}, FastPaths(True, False, False, True)),
+        ({"inside": True}, FastPaths(True, False, False, True)),
+        ({"gpu": True, "captured": False}, FastPaths(True, False, False)),
+        ({"gpu": True, "processes": 2}, FastPaths(True, False, False)),
+        ({"gpu": True, "sharded": True, "processes": 2}, FastPaths(False, False, False)),
+        ({"gpu": True, "uniform": False}, FastPaths(True, False, True)),
+        ({"gpu": True, "static": False}, FastPaths(True, False, False)),
+        ({"static": False}, FastPaths(True, False, False, False)),
+        ({"gpu": True, "uniform": False, "fused": False}, FastPaths(False, False, True)),
+        (
+            {"gpu": True, "compiled": False, "dropout": True, "recompute": True},
+            FastPaths(False, False, False),
+        ),
+    ],
+)
+def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: FastPaths) -> None:
+    assert choose_fast_paths(**AUTO | given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "needs"),
+    [
+        ({"runtime.fused": True, "model.dropout": 0.1}, "runtime.fused.*needs model.dropout=0"),
+        ({"runtime.fused": True, "runtime.compile": True}, "needs runtime.compile=false"),
+        ({"runtime.cuda_graph": True}, "runtime.cuda_graph.*one process with a GPU"),
+        (
+            {"runtime.replay": True, "runtime.compile": True},
+            "runtime.replay.*needs runtime.compile=false; or use auto",
+        ),
+        (
+            {"runtime.replay": True, "model.dropout": 0.1, "runtime.recompute_every": 2},
+            "runtime.replay.*needs runtime.recompute_every=0 with dropout",
+        ),
+        ({"runtime.compile": True, "model.scheme": "dlcl"}, "needs a scheme whose layers are"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=needs):
+        deepstack.train(with_overrides(config(), given), out=tmp_path)
+    assert not list(tmp_path.rglob("status.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({}, True),
+        ({"model.scheme": "pre_ln"}, True),
+        ({"model.scheme": "hyper_connections"}, False),
+        ({"model.norm.kind": "rms"}, False),
+        ({"model.norm.gain": False}, False),
+        ({"model.scheme": "parallel"}, True),
+        ({"model.scheme": "parallel", "model.norm.kind": "rms"}, False),
+        ({"model.n_heads": 1, "model.d_model": 256}, False),
+        ({"model.family": "decoder"}, True),
+        ({"model.family": "encoder_decoder"}, False),
+        ({"train.lr_factors": {"q": 0.5}}, False),
+    ],
+    ids=str,
+)
+def test_which_layers_are_nodes_of_a_gpu_but_for_a_few_sums(
+    changes: dict[str, Any], nodes: bool
+) -> None:
+    assert is_nodes(two_layers(with_overrides(Config(), changes))) is nodes
+
+
+def test_the_probe_s_pass_is_the_same_in_parts() -> None:
+    built = build_model(config(), vocab_size=11)
+    enable_fast_paths(built.model, FastPaths(True, False, False), 0, print)
+    seen: list[bool] = []
+
+    def between() -> None:
+        seen.append(torch.is_inference_mode_enabled())
+
+    with torch.no_grad(), in_parts(built.model, 1, between):
+        built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
+    assert seen and all(seen)

@@ -1,0 +1,279 @@
+"""A replayed step is the step itself: the same numbers, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.replayed_config import config
+from torch import Tensor
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import Interrupted
+from deepstack.fast import Measured, replaying
+from deepstack.fast.out_variants import writing
+from deepstack.fast.recording import Recording
+from deepstack.fast.replay import bound, layout, padded
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """The recordings that are replayed."""
+    found: list[Recording] = []
+
+    def seen(recording: Recording, may_join: bool = True) -> Any:
+        found.append(recording)
+        return bound(recording, may_join)
+
+    monkeypatch.setattr("deepstack.fast.replay.bound", seen)
+    return found
+
+
+def both(given: Config, folder: Path, recordings: list[Recording]) -> list[Run]:
+    """The run with its steps made one by one, and with all but three of them replayed."""
+    runs = []
+    for replay in (False, True):
+        own = with_overrides(given, {"runtime.replay": replay})
+        runs.append(deepstack.train(own, out=folder / str(replay)))
+        assert runs[-1].meta["environment"]["replayed"] is replay
+        assert len(recordings) == replay
+    return runs
+
+
+def assert_equal(one: Run, two: Run) -> None:
+    """All logs and the weights, byte for byte."""
+    for name in ("steps.csv", "evals.csv"):
+        assert (one.path / name).read_bytes() == (two.path / name).read_bytes(), name
+    assert len(one.steps) == 12
+    weights = [sorted(run.path.rglob("weights.safetensors")) for run in (one, two)]
+    assert len(weights[0]) == 1
+    assert weights[0][0].read_bytes() == weights[1][0].read_bytes()
+
+
+KINDS: list[dict[str, Any]] = [
+    {"train__optimizer": "sgd", "train__momentum": 0.9},
+    {"train__optimizer": "adam", "train__clip": None},
+    {"train__optimizer": "muon", "train__weight_decay": 0.1},
+    {"model__dropout": 0.1},
+    {"train__precision": "bf16"},
+    {"runtime__recompute_every": 2},
+    {"runtime__banks": False},
+    {"runtime__fused": False},
+    {"model__norm__kind": "batch"},
+    {"model__norm__kind": "rms"},
+    {"model__norm__kind": "dynamic_tanh"},
+    {"train__spectral_penalty": 0.1},
+    {"model__family": "decoder"},
+    {"model__family": "encoder_decoder", "task__name": "copy"},
+    {"model__head": "bert"},
+    {"train__trainable": ["q", "v", "bias"]},
+    {"task__name": "copy"},
+    {"train__lr_factors": {"w1": 0.5}},
+    {"model__positions": "sinusoidal"},
+    {"model__positions": "rotary", "model__qk_norm": True},
+    {"model__norm__bias": False},
+    {"train__trainable": ["norm_gain"]},
+    # rows of a batch norm that do not lie side by side, of which torch's form that writes is wrong
+    {"model__norm__kind": "batch", "model__scheme": "hyper_connections"},
+    {"model__norm__kind": "batch", "model__scheme": "hybrid_norm"},
+    {"model__norm__kind": "batch", "model__scheme": "norm_former"},
+]
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_every_scheme_replayed_gives_the_same_bytes(
+    name: str, tmp_path: Path, recordings: list[Recording]
+) -> None:
+    assert_equal(*both(config(model__scheme=name), tmp_path, recordings))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
+def test_every_kind_of_step_replayed_gives_the_same_bytes(
+    kind: dict[str, Any], tmp_path: Path, recordings: list[Recording]
+) -> None:
+    assert_equal(*both(config(**kind), tmp_path, recordings))
+
+
+def test_a_diverging_run_ends_at_the_same_step(tmp_path: Path, recordings: list[Recording]) -> None:
+    given = config(train__lr=1.5, train__clip=None, train__max_loss=8.0, train__optimizer="sgd")
+    one, two = both(given, tmp_path, recordings)
+    assert one.state == two.state == "diverged"
+    assert len(one.steps) > 4, "it diverged before anything was replayed"
+    assert (one.path / "steps.csv").read_bytes() == (two.path / "steps.csv").read_bytes()
+    assert one.status["first_bad_layer"] == two.status["first_bad_layer"]
+
+
+class Steps:
+    """An update that counts how often it is called."""
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.compute, self.calls = compute, 0
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
+        self.calls += 1
+        value = self.compute(inputs, targets)
+        return Measured(value, value * 2, torch.ones(()), {"more": value - 1})
+
+
+def results(update: Callable[[Tensor, Tensor], Measured], shapes: list[int]) -> list[list[float]]:
+    found = []
+    for step, rows in enumerate(shapes):
+        torch.manual_seed(step)
+        inputs, targets = torch.randn(rows, 6), torch.randint(6, (rows,))
+        measured = update(inputs, targets)
+        found.append([float(v) for v in (*measured[:3], *measured.probe.values())])
+    return found
+
+
+def many_operations(x: Tensor, targets: Tensor) -> Tensor:
+    """Results in lists and tuples, views of views, writing in place, drawn numbers, no results."""
+    w = torch.linspace(-1, 1, 36).view(6, 6).requires_grad_()
+    h = torch.relu(F.linear(x, w).clone())
+    a, b = h.chunk(2, dim=1)
+    top, where = (a * b).topk(2, dim=1)
+    left, right = torch.split(torch.cat([top, a.flip(1)], dim=1), [2, 3], dim=1)
+    h = h + F.pad(right, (3, 0)).cumsum(1) * left.sum(1, keepdim=True)
+    h = h.index_add(0, torch.arange(2), torch.ones(2, 6)).t().contiguous().t()
+    var, mean = torch.var_mean(h, dim=1, keepdim=True)
+    h = F.dropout((h - mean) / (var + 1).sqrt(), 0.3) + torch.randn_like(h).mul_(0.1)
+    q = h.view(1, -1, 2, 3).transpose(1, 2)
+    y = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(h.shape)
+    y = torch.where(y > 0, y, torch.full_like(y, 0.5)) + torch.einsum("ij,kj->ik", y, w)
+    y[:, 0] = where.float().mean()
+    loss = F.cross_entropy(y, targets) + y.norm(dim=1).max() + torch.logsumexp(y, 0).mean()
+    loss.backward()
+    assert w.grad is not None
+    total = sum(part.square().sum() for part in torch._foreach_mul([w.grad, y.detach()], 2.0))
+    return loss.detach() + total
+
+
+def test_many_operations_replayed_are_themselves() -> None:
+    steps, said = Steps(many_operations), list[str]()
+    shapes = [4] * 5 + [7] + [4] * 3
+    expected = results(Steps(many_operations), shapes)
+    assert results(replaying(steps, None, said.append), shapes) == expected
+    assert steps.calls == 4, "three steps, and the one of another shape"
+    assert not said
+
+
+def reads_a_value(x: Tensor, targets: Tensor) -> Tensor:
+    return x.sum() * (2.0 if float(x.sum()) > 0 else 3.0)
+
+
+class Drifting:
+    """What it does changes with every call, in a number that torch does not see change."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __call__(self, x: Tensor, targets: Tensor) -> Tensor:
+        self.factor *= 0.5
+        return x.sum() * self.factor
+
+
+class Growing:
+    """It makes a constant of Python's anew."""
+
+    def __call__(self, x: Tensor, targets: Tensor) -> Tensor:
+        return x.sum() * torch.tensor([2.0])[0]
+
+
+@pytest.mark.parametrize(
+    ("compute", "why"),
+    [
+        (lambda: reads_a_value, "it reads a value"),
+        (Drifting, "it does not do the same at every step"),
+        (Growing, "it does not do the same at every step"),
+    ],
+)
+def test_what_cannot_be_replayed_is_made_as_it_is(compute: Any, why: str) -> None:
+    steps, said = Steps(compute()), list[str]()
+    shapes = [4] * 7
+    assert results(replaying(steps, None, said.append), shapes) == results(Steps(compute()), shapes)
+    assert steps.calls == len(shapes)
+    assert said == [f"a step cannot be replayed: {said[0].partition(': ')[2]}"]
+    assert why in said[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.choice([0, 4, 64, 100, 4096, 5000]) for _ in range(60)]
+    spans = [sorted(draw.choices(range(40), k=2)) for _ in sizes]
+    kept = {number for number in range(60) if draw.random() < 0.1}
+    used = [
+        frozenset(n for n, (first, last) in enumerate(spans) if call in (first, last))
+        for call in range(40)
+    ]
+    offsets, total = layout(used, sizes, kept)
+    ends = [(first, 40 if n in kept else last) for n, (first, last) in enumerate(spans)]
+    for a in range(60):
+        assert offsets[a] % 64 == 0 and offsets[a] + sizes[a] <= total
+        for b in range(a):
+            together = ends[a][0] <= ends[b][1] and ends[b][0] <= ends[a][1]
+            apart = (
+                offsets[a] + padded(sizes[a]) <= offsets[b]
+                or offsets[b] + padded(sizes[b]) <= offsets[a]
+            )
+            assert apart or not together, (a, b)
+    assert total <= sum(map(padded, sizes))
+    assert total < sum(map(padded, sizes)), "no memory was used twice"
+
+
+def test_the_forms_that_write_are_found() -> None:
+    aten = torch.ops.aten
+    for operation, form in {
+        aten.mm.default: aten.mm.out,
+        aten.add.Tensor: aten.add.out,
+        aten.mul.Scalar: aten.mul.out,
+        aten.sum.dim_IntList: aten.sum.IntList_out,
+        aten.zeros_like.default: aten.zeros_like.out,
+        aten.native_layer_norm.default: aten.native_layer_norm.out,
+    }.items():
+        found = writing(operation)
+        assert found is not None and found.operation is form
+    assert writing(aten.add_.Tensor) is None
+    assert writing(aten._foreach_mul.Scalar) is None
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    """Replaying begins anew after a checkpoint, with the same numbers."""
+    given = config(runtime__replay=True, runtime__checkpoint_seconds=0.0)
+    whole = deepstack.train(given, out=tmp_path / "a")
+    calls = iter(range(100))
+    with pytest.raises(Interrupted):
+        deepstack.train(
+            given, out=tmp_path / "b", stop=lambda: signal.SIGINT if next(calls) > 6 else None
+        )
+    assert_equal(whole, deepstack.train(given, out=tmp_path / "b"))
+
+
+def test_results_that_share_a_storage_are_both_taken_over() -> None:
+    """As of an operation of somebody's own that gives two halves of what it has made."""
+
+    def two_halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat([x, x * 2])
+        return both[: len(x)], both[len(x) :]
+
+    library = torch.library.Library("deepstack_test", "FRAGMENT")
+    library.define("two_halves(Tensor x) -> (Tensor, Tensor)")
+    library.impl("two_halves", two_halves, "CPU")
+
+    def compute(x: Tensor, targets: Tensor) -> Tensor:
+        one, two = torch.ops.deepstack_test.two_halves(x)
+        return (one * two + two).sum()
+
+    steps = Steps(compute)
+    with torch.no_grad():
+        expected = results(Steps(compute), [4] * 6)
+        assert results(replaying(steps, None, print), [4] * 6) == expected
+    assert steps.calls == 3

@@ -1,0 +1,50 @@
+"""The expected verdict of every claim."""
+
+from __future__ import annotations
+
+VERDICTS = {
+    "C1": "holds",
+    "C2": "holds",
+    "C3": "holds in part",  # equality of magnitude fails for independent rows
+    "C4": "holds",
+    "C5": "holds",
+    "C6": "holds",
+    "C7": "holds in part",  # a gradient step is aligned with x and the weights
+    "C8": "holds in part",  # so that the sum is no bound for one
+    "C9": "holds in part",  # where the formula says nearly 1
+    "C10": "holds",
+    "C11": "holds",
+    "C12": "holds as a bound",
+    "C13": "holds in part",  # the factor of Post-LN's own form stays below 1
+    "C14": "holds",
+    "C15": "does not hold",  # the listing is another model
+    "C16": "holds",
+    "C34": "holds",
+}
+
+
+# claim -> its verdict, and beginnings of the stated parts that do not agree
+EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "C17": ("holds", ()),
+    "C18": ("holds in part", ("‖W⁻¹x − Wᵀx‖", "‖WᵀW − I‖_F/‖I‖_F")),
+    "C19": ("holds in part", ("the same, beside 1/√768",)),
+    "C20": ("holds", ()),
+    "C21": ("holds", ()),
+    "C22": ("holds", ()),
+    "C23": ("holds", ()),
+    "C24": ("holds", ()),
+    "C25": ("holds in part", ("largest |eigenvalue| over ‖W‖₂, square",)),
+    "C26": ("holds", ()),
+    "C27": ("holds", ()),
+    "C28": ("holds", ()),
+    "C29": ("holds in part", ("β_LN, self-attention, 0.82", "β_LN, cross-attention, 0.82",
+                              "β_LN, feed-forward, 0.82", "β_RC, self-attention, 1.1",
+                              "β_RC, cross-attention, 1.1", "β, cross-attention",
+                              "δ_r by autograd", "ln(‖δ‖ first/last)")),
+    "C30": ("holds", ()),
+    "C31": ("holds in part", ("nats below the unigram, merged over separate, steps 11",)),
+    "C32": ("holds", ()),
+    "C33": ("holds", ()),
+    "C35": ("holds", ()),
+    "C36": ("holds in part", ("‖∂s/∂logits‖ without", "‖∂s/∂q‖ without", "the same, d_head")),
+}  # fmt: skip

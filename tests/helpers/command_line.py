@@ -1,0 +1,18 @@
+"""Runs deepstack's commands in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+
+TINY = [
+    "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
+    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
+]  # fmt: skip
+
+
+def typed(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])

@@ -1,0 +1,53 @@
+"""Small models of every family with perturbed parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, decoder_of
+
+SEQ, VOCAB = 8, 17
+
+
+def config(**changes: Any) -> Config:
+    keys: dict[str, Any] = {
+        "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": SEQ,
+        "train.steps": 2, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
+        "log.probe_sequences": 1, "runtime.device": "cpu",
+    }  # fmt: skip
+    return with_overrides(Config(), keys | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def perturbed(**changes: Any) -> Any:
+    """A model whose every parameter is away from where it starts."""
+    built = build_model(config(**changes), vocab_size=VOCAB)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in built.model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    built.at_step(7)
+    return built
+
+
+def tokens_for(model: Any, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (2, model.source_len + SEQ), generator=generator)
+
+
+def same_one_by_one(model: Any) -> None:
+    model.double()
+    tokens = tokens_for(model)
+    expected = model(tokens).detach()
+    source, target = model.split(tokens)
+    step = decoder_of(model, source if model.source_len else None)
+    found = torch.stack([step(target[:, i]) for i in range(SEQ)], dim=1)
+    scale = expected.abs().amax().item()  # a perturbed stack without a norm may be at hundreds
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * scale)
+    with pytest.raises(ConfigError, match=r"task.seq_len: found 8"):
+        step(target[:, 0])

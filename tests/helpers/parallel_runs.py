@@ -1,0 +1,126 @@
+"""Runs that one process and two trained by torchrun must agree on; a script for both.
+
+`python parallel_runs.py alone OUT`, then `torchrun --nproc-per-node=2 parallel_runs.py together
+OUT`.  The scheme and the task of parallel_plugin.py are registered in these processes only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import Interrupted
+from deepstack.schemes import SCHEMES
+
+KINDS = ("data", "fully_sharded")
+STEPS = int(os.environ.get("SCHEME_STEPS", "4"))  # of each scheme: there are many of them
+BEGUN = 7  # steps of the runs that are interrupted
+
+CONFIG = with_overrides(
+    Config(),
+    {
+        "model.depth": 4,
+        "model.d_model": 16,
+        "task.seq_len": 8,
+        "train.batch_size": 4,
+        "train.steps": 20,
+        "train.lr": 3e-3,
+        "train.clip": 0.5,
+        "train.eval_every": 0,
+        "train.eval_batches": 1,
+        "log.probe_sequences": 2,
+        "log.layers_every": 10,
+    },
+)
+
+
+# What is changed for a run, by its name: every scheme, and what could go wrong when shared.
+CASES: dict[str, dict[str, Any]] = {
+    **{
+        f"scheme_{name}": {"model.scheme": name, "model.depth": 2, "train.steps": STEPS}
+        for name in (*SCHEMES, "one_number")
+        if os.environ.get("SCHEMES") in (None, name)
+    },
+    "deepnorm": {},
+    "uneven": {
+        "task.name": "uneven",
+        "train.batch_size": 6,
+        "train.optimizer": "sgd",
+        "train.momentum": 0.9,
+    },
+    "odd": {
+        "model.d_model": 15,
+        "model.n_heads": 3,
+        "model.d_ff": 7,
+        "model.head": "bert",
+        "train.weight_decay": 0.1,
+        "train.lr_factors": {"v": 0.5},
+        "train.trainable": ["q", "v", "w1", "w2", "bias", "norm_gain", "head", "embedding"],
+        "runtime.recompute_every": 2,
+        "runtime.banks": False,
+    },
+    "muon": {"train.optimizer": "muon", "runtime.parallel": "data"},
+    "bound": {"train.max_loss": 3.0},
+}
+
+
+def config_of(case: str, parallel: str = "data") -> Config:
+    """The configuration of a case."""
+    return with_overrides(CONFIG, {"runtime.parallel": parallel, **CASES[case]})
+
+
+def begin(out: Path, parallel: str) -> None:
+    """A run that a signal to the last process interrupts after a few steps."""
+    asked = 0
+
+    def stop() -> int | None:
+        nonlocal asked
+        asked += 1
+        last = os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+        return signal.SIGTERM if asked == BEGUN and last else None
+
+    with suppress(Interrupted):
+        deepstack.train(config_of("deepnorm", parallel), out=out, study="begun", stop=stop)
+
+
+def alone(out: Path) -> None:
+    """All cases, and a run begun for each way of sharing to go on with."""
+    for case in CASES:
+        deepstack.train(config_of(case), out=out / "alone", study=case)
+    for kind in KINDS:
+        begin(out / f"alone_{kind}", kind)
+
+
+def together(out: Path) -> None:
+    """All cases in both ways of sharing, what one process began, and runs for it to go on with."""
+    for kind in KINDS:
+        for case in CASES:
+            deepstack.train(config_of(case, kind), out=out / kind, study=case)
+        begin(out / f"{kind}_alone", kind)
+        config = config_of("deepnorm", kind)
+        begun = out / f"alone_{kind}"
+        deepstack.train(config, out=begun, study="begun", allow_env_change=True)
+
+
+def fail(out: Path) -> None:
+    """A run in which the last process meets an error of its own after a few steps."""
+
+    def stop() -> None:
+        if os.environ["RANK"] == "1" and (out / "failing").is_dir():
+            raise ZeroDivisionError("made for the test")
+
+    deepstack.train(config_of("deepnorm"), out=out, study="failing", stop=stop)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    import_module("helpers.parallel_plugin")
+    {"alone": alone, "together": together, "fail": fail}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,50 @@
+"""Runs and processes that write them: for the tests of records."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deepstack.records import (
+    STEPS_COLUMNS,
+    RunFolder,
+    write_checksums,
+)
+from helpers import ROOT
+
+ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
+COLUMNS = ("step", "loss", "lr")
+
+
+def python(code: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def make_run(
+    path: Path, config: str = "model: {depth: 6}\n", state: str = "done", rows: int = 3
+) -> RunFolder:
+    folder = RunFolder(path)
+    folder.write_config(config)
+    with folder.log("steps", STEPS_COLUMNS) as log:
+        for step in range(1, rows + 1):
+            log.write({"step": step, "loss": 4.0 - step, "model_update": 0.1 * step})
+    folder.write_status(state, rows)
+    return folder
+
+
+# --- numbers -------------------------------------------------------------------------------
+
+
+def end(folder: RunFolder, state: str = "done", step: int = 3, **extra: object) -> RunFolder:
+    """What the end of a run writes."""
+    digest = write_checksums(folder)
+    folder.write_status(state, step, checksums=digest, **extra)
+    return folder

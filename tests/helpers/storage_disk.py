@@ -1,0 +1,178 @@
+"""A folder as a disk could hold it after a power cut, made from a trace of calls.
+
+    disk = Disk(folder)              what is there now, all of it durable
+    disk.follow(call)                for each call of a trace
+    disk.after_cut("strict")         path -> bytes that a power cut now would leave
+
+POSIX promises the content of a file that was synced, and the names in a folder that was synced.
+Everything else may be there or not, so the ways differ in what is left of it:
+
+    now      all of it: a kill, not a power cut
+    strict   nothing of it
+    names    all names, but no byte that was not synced
+    zeros    all names and sizes, but zeros for the bytes that were not synced
+    content  all bytes, but no name that was not synced
+    mixed    of every folder's changes, and of every file's bytes, some first part, by a seed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from helpers.storage_calls import Call
+
+WAYS = ("now", "strict", "names", "zeros", "content", "mixed")
+
+
+@dataclass(eq=False)
+class File:
+    """Bytes as a reader sees them now, and as they were when last synced."""
+
+    now: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+
+    def after_cut(self, way: str, random: Random) -> bytes:
+        now = bytes(self.now)
+        if way in ("now", "content") or now == self.synced:
+            return now
+        if way == "zeros":
+            kept = self.synced if now.startswith(self.synced) else b""
+            return kept.ljust(len(now), b"\0")
+        if way != "mixed":
+            return self.synced
+        if now.startswith(self.synced):
+            return now[: random.randint(len(self.synced), len(now))]
+        return random.choice([now, self.synced])
+
+
+@dataclass(eq=False)
+class Folder:
+    """Names as a reader sees them now, as they were when last synced, and the changes between."""
+
+    now: dict[str, File | Folder] = field(default_factory=dict)
+    synced: dict[str, File | Folder] = field(default_factory=dict)
+    changes: list[tuple[str, File | Folder | None]] = field(default_factory=list)
+
+    def change(self, name: str, node: File | Folder | None) -> None:
+        apply(self.now, name, node)
+        self.changes.append((name, node))
+
+    def sync(self) -> None:
+        self.synced, self.changes = dict(self.now), []
+
+    def after_cut(self, way: str, random: Random) -> dict[str, File | Folder]:
+        if way in ("now", "names", "zeros"):
+            return self.now
+        kept = dict(self.synced)
+        if way == "mixed":
+            for name, node in self.changes[: random.randint(0, len(self.changes))]:
+                apply(kept, name, node)
+        return kept
+
+
+class Disk:
+    """One folder and what is below it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.top = self._read(path)
+
+    def _read(self, path: Path) -> Folder:
+        found = Folder()
+        for child in path.iterdir() if path.is_dir() else ():
+            if child.is_dir():
+                found.now[child.name] = self._read(child)
+            else:
+                data = child.read_bytes()
+                found.now[child.name] = File(bytearray(data), data)
+        found.sync()
+        return found
+
+    def _find(self, path: Path) -> File | Folder:
+        node: File | Folder = self.top
+        for name in path.relative_to(self.path).parts:
+            assert isinstance(node, Folder)
+            node = node.now[name]
+        return node
+
+    def _folder(self, path: Path) -> Folder:
+        node = self._find(path.parent)
+        assert isinstance(node, Folder)
+        return node
+
+    def _file(self, path: Path) -> File:
+        node = self._find(path)
+        assert isinstance(node, File)
+        return node
+
+    def follow(self, call: Call) -> None:
+        """Do to this disk what a call did to the real one; one that failed did nothing."""
+        path = call.path
+        if call.failed or call.kind == "mark" or path.name.endswith(" (deleted)"):
+            return
+        assert call.kind != "unknown", f"a way to change files that is not followed: {call}"
+        if call.kind == "create":
+            self._folder(path).change(path.name, File())
+        elif call.kind == "mkdir":
+            self._folder(path).change(path.name, Folder())
+        elif call.kind in ("unlink", "rmdir"):
+            self._folder(path).change(path.name, None)
+        elif call.kind == "rename":
+            node = self._find(path)
+            self._folder(path).change(path.name, None)
+            self._folder(call.target).change(call.target.name, node)
+        elif call.kind == "sync":
+            node = self._find(path)
+            if isinstance(node, Folder):
+                node.sync()
+            else:
+                node.synced = bytes(node.now)
+        else:
+            now = self._file(path).now
+            if call.kind == "write":
+                now.extend(bytes(max(0, call.place - len(now))))
+                now[call.place : call.place + len(call.data)] = call.data
+            else:
+                size = call.place if call.kind == "resize" else 0
+                now[:] = now[:size].ljust(size, b"\0")
+
+    def after_cut(self, way: str, seed: int = 0) -> dict[Path, bytes | None]:
+        """Relative path -> bytes, or None for a folder."""
+        return dict(_walk(self.top, Path(), way, Random(seed)))
+
+
+def apply(names: dict[str, File | Folder], name: str, node: File | Folder | None) -> None:
+    """One change of a folder's names: a new or another node, or none."""
+    if node is None:
+        names.pop(name, None)
+    else:
+        names[name] = node
+
+
+def _walk(
+    folder: Folder, place: Path, way: str, random: Random
+) -> Iterator[tuple[Path, bytes | None]]:
+    for name, node in sorted(folder.after_cut(way, random).items()):
+        if isinstance(node, Folder):
+            yield place / name, None
+            yield from _walk(node, place / name, way, random)
+        else:
+            yield place / name, node.after_cut(way, random)
+
+
+def write_out(found: dict[Path, bytes | None], folder: Path) -> None:
+    """Make a folder of what `after_cut` found."""
+    folder.mkdir(parents=True)
+    for name, data in found.items():
+        if data is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(data)
+
+
+def read_in(folder: Path) -> dict[Path, bytes | None]:
+    """A folder in the form of `after_cut`."""
+    return Disk(folder).after_cut("now")

@@ -1,0 +1,270 @@
+"""Faults to plant in the storage protocol: the harness is worth what it finds of them.
+
+Each changes this process for good.  FOUND_BY says which kind of trial must find it, and at calls
+about which files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from deepstack.errors import LockedError, ResourceError
+from deepstack.records import AppendLog, RunFolder, append_log, files
+from deepstack.training import checkpoint as ckpt
+from helpers import storage_trainers
+
+PLANTED: dict[str, Callable[[], None]] = {}
+FOUND_BY: dict[str, tuple[str, str]] = {}
+
+
+def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register a fault under its function's name."""
+
+    def register(plant: Callable[[], None]) -> Callable[[], None]:
+        PLANTED[plant.__name__] = plant
+        FOUND_BY[plant.__name__] = trials, about
+        return plant
+
+    return register
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Instead of something."""
+
+
+# --- checkpoints ----------------------------------------------------------------------------
+
+
+@found_by("power_cuts", "checkpoint/2")
+def checkpoint_files_not_synced() -> None:
+    ckpt.sync_file = nothing
+
+
+@found_by("power_cuts", "draft-4")
+def checkpoint_folder_not_synced() -> None:
+    ckpt.sync_folder = nothing
+
+
+@found_by("kills", "checkpoint/")
+def renamed_before_the_write_ends() -> None:
+    def save(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
+        target = folder.checkpoint_path(checkpoint.step)
+        draft = target.with_name(f".draft-{checkpoint.step}")
+        draft.mkdir(parents=True)
+        draft.rename(target)
+        fill(target, checkpoint)
+        ckpt.sync_folder(folder.checkpoint_dir)
+
+    ckpt.save = save
+
+
+@found_by("kills", "checkpoint/2")
+def checksums_before_the_data() -> None:
+    def save(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
+        target = folder.checkpoint_path(checkpoint.step)
+        draft = target.with_name(f".draft-{checkpoint.step}")
+        shutil.rmtree(draft, ignore_errors=True)
+        fill(draft, checkpoint)
+        target.mkdir(parents=True)
+        for path in sorted(draft.iterdir()):  # checksums.json is the first of all
+            path.rename(target / path.name)
+        draft.rmdir()
+
+    ckpt.save = save
+
+
+def fill(folder: Path, checkpoint: ckpt.Checkpoint) -> None:
+    """What a checkpoint consists of, each file written and synced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensors in checkpoint.parts.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    (folder / ckpt.STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}))
+    sums = {path.name: ckpt.sha256(path) for path in folder.iterdir()}
+    (folder / ckpt.CHECKSUMS).write_text(json.dumps(sums))
+    for path in folder.iterdir():
+        ckpt.sync_file(path)
+    ckpt.sync_folder(folder)
+
+
+@found_by("kills", "draft-4")
+def older_checkpoints_removed_first() -> None:
+    save = ckpt.save
+
+    def emptied(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
+        ckpt.keep_only(folder, checkpoint.step)
+        save(folder, checkpoint)
+
+    ckpt.save = emptied
+
+
+@found_by("kills", "draft-4")
+def random_state_not_restored() -> None:
+    storage_trainers.restore = nothing
+
+
+@found_by("kills", "draft-6")
+def done_before_the_weights() -> None:
+    def finish(folder: RunFolder, steps: int) -> None:
+        folder.write_status("done", steps)
+        ckpt.keep_only(folder, steps)
+
+    def save(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
+        if checkpoint.step == storage_trainers.STEPS:
+            folder.write_status("done", checkpoint.step)
+        original(folder, checkpoint)
+
+    original, ckpt.save, storage_trainers.finish = ckpt.save, save, finish
+
+
+# --- logs -----------------------------------------------------------------------------------
+
+
+@found_by("power_cuts", "draft-4")
+def log_not_synced_before_the_checkpoint() -> None:
+    AppendLog.flush = nothing  # type: ignore[method-assign]
+
+
+@found_by("kills", "steps.csv")
+def rows_written_twice() -> None:
+    def log(self: RunFolder, name: str, columns: Any, **_: Any) -> AppendLog:
+        return AppendLog(self.path / f"{name}.csv", columns, compared=False)
+
+    RunFolder.log = log  # type: ignore[method-assign]
+
+
+@found_by("kills", "steps.csv")
+def torn_line_kept() -> None:
+    place = AppendLog._place
+
+    def behind(self: AppendLog, line: bytes) -> bytes:
+        if b"\n" not in self.remaining:
+            self._expected = b""
+        return place(self, line)
+
+    AppendLog._place = behind  # type: ignore[method-assign]
+
+
+@found_by("kills", "steps.csv")
+def log_truncated_on_resume() -> None:
+    begin = AppendLog.open
+
+    def cut(self: AppendLog, replay_from: int = -1) -> AppendLog:
+        if self.path.exists():
+            os.truncate(self.path, self.offset_after(replay_from))
+        return begin(self, replay_from)
+
+    AppendLog.open = cut  # type: ignore[method-assign, assignment]
+
+
+@found_by("kills", "draft-4")
+def log_checksum_before_the_row() -> None:
+    def early(self: AppendLog) -> str:
+        assert self.last_step is not None
+        return self.sha256_upto(self.last_step - 1)
+
+    AppendLog.sha256 = property(early)  # type: ignore[assignment, method-assign]
+
+
+@found_by("refusals", "steps.csv")
+def full_disk_not_said() -> None:
+    append = AppendLog._append
+
+    def silent(self: AppendLog, data: bytes) -> None:
+        with contextlib.suppress(ResourceError):
+            append(self, data)
+
+    AppendLog._append = silent  # type: ignore[method-assign]
+
+
+@found_by("refusals", "steps.csv")
+def short_write_not_noticed() -> None:
+    def once(self: AppendLog, data: bytes) -> None:
+        assert self._file is not None
+        with files.trouble(self.path):
+            os.write(self._file, data)
+
+    AppendLog._append = once  # type: ignore[method-assign]
+
+
+@found_by("refusals", "status.json")
+def error_of_the_disk_not_translated() -> None:
+    @contextlib.contextmanager
+    def trouble(path: Path) -> Iterator[None]:
+        yield
+
+    files.trouble = append_log.trouble = ckpt.trouble = trouble
+
+
+# --- whole files, locks ---------------------------------------------------------------------
+
+
+@found_by("kills", "status.json")
+def replaced_in_place() -> None:
+    def replace(path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    files.replace = replace
+
+
+@found_by("power_cuts", "status.json")
+def replaced_without_a_sync() -> None:
+    def replace(path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.new")
+        beside.write_bytes(data)
+        beside.replace(path)
+        files.sync_folder(path.parent)
+
+    files.replace = replace
+
+
+@found_by("power_cuts", "draft-4")
+def new_folders_not_synced() -> None:
+    sync = files.sync_folder
+
+    def inside_only(path: Path) -> None:
+        if "run" in path.parts:
+            sync(path)
+
+    files.sync_folder = inside_only
+
+
+@found_by("kills", "status.json")
+def lock_not_released_by_a_kill() -> None:
+    @contextlib.contextmanager
+    def locked(path: Path) -> Iterator[None]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            raise LockedError(f"{path.parent} is in use") from None
+        try:
+            yield
+        finally:
+            path.unlink()
+
+    files.locked = locked
+
+
+@found_by("two_writers")
+def lock_without_effect() -> None:
+    @contextlib.contextmanager
+    def locked(path: Path) -> Iterator[None]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        yield
+
+    files.locked = locked
+
+
+torch.set_num_threads(1)

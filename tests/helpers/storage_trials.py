@@ -1,0 +1,195 @@
+"""Kinds of trials: each yields, in words, what a trainer does wrong; nothing from a sound one.
+
+kills         before every call, in the middle of every write and behind every other call
+kills_again   at a call, and again at a call of the run that goes on
+random_kills  by the clock, again and again
+refusals      a full disk, an I/O error, a quota, a short write at every call
+power_cuts    behind every call, in every way of storage_disk
+two_writers   started at once
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from helpers.storage_calls import FAIL_ON, FAIL_ONCE, KILL_AMID, KILL_BEFORE, SHORT, Call
+from helpers.storage_disk import WAYS, Disk, write_out
+from helpers.storage_harness import Ended, Harness, promised
+
+KILLED = -9
+RESOURCES = 5
+REFUSALS = (
+    (SHORT, 0),
+    (FAIL_ONCE, errno.ENOSPC),
+    (FAIL_ON, errno.ENOSPC),
+    (FAIL_ONCE, errno.EIO),
+    (FAIL_ON, errno.EIO),
+    (FAIL_ON, errno.EDQUOT),
+)
+
+
+def numbers(harness: Harness, every: int, about: str) -> list[int]:
+    """Every so-manieth call, or of those alone that are about files with this in their path."""
+    calls = [call for call in harness.alone.calls if call.kind != "mark"]
+    return [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+
+
+def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
+    """A kill at a call; then the same command."""
+    for number in numbers(harness, every, about):
+        for mode in (KILL_BEFORE, KILL_AMID):
+            out = harness.new()
+            ended = harness.run(out, mode, number)
+            where = f"killed at call {number}, mode {mode}"
+            yield from said(where, harness, out, ended, KILLED)
+
+
+def said(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> Iterator[str]:
+    """What is wrong once the run goes on; the folder is kept where something is."""
+    if ended.code != code:
+        yield f"{where}: exit {ended.code}: {ended.said}"
+        return
+    tidy = all(call.kind not in ("unlink", "rmdir") for call in ended.calls if call.failed)
+    wrong = harness.go_on(out, ended.promised, tidy)
+    yield from (f"{where}: {line}" for line in wrong)
+    if not wrong:
+        harness.drop(out)
+
+
+def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
+    """A kill, and then one of the run that goes on, each at a random call."""
+    random, total = Random(seed), harness.alone.count
+    for _ in range(trials):
+        out, where, least = harness.new(), "killed at call", 0
+        for _ in range(2):
+            mode, number = random.choice((KILL_BEFORE, KILL_AMID)), random.randint(1, total)
+            disk = Disk(out)
+            ended = harness.run(out, mode, number)
+            where += f" {number} (mode {mode})"
+            least = max(least, ended.promised)
+            if ended.code == 0:
+                break
+            for line in harness.wrong_moments(disk, ended.calls):
+                yield f"{where}: {line}"
+        yield from said(where, harness, out, ended, ended.code and KILLED)
+
+
+DRAFT = ".status.json.new"
+
+
+def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
+    """A kill where all is saved and 'done' is not said yet; another as the run ends again."""
+    begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
+    first = max(call.number for call in begun)
+    for number in range(1, harness.alone.count, every):
+        out = harness.new()
+        ended = harness.run(out, KILL_BEFORE, first)
+        least, again = ended.promised, harness.run(out, KILL_AMID, number)
+        if again.code == 0:
+            return
+        where = f"killed at call {first}, and {number} as it ends again"
+        wrong = harness.go_on(out, max(least, again.promised))
+        yield from (f"{where}: {line}" for line in wrong)
+        if not wrong:
+            harness.drop(out)
+
+
+def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
+    """SIGKILL after a random time, until a run is done; new runs until so many are killed."""
+    random, length, killed = Random(seed), harness.alone.seconds, 0
+    while killed < wanted:
+        out, least, times = harness.new(), 0, list[float]()
+        while True:
+            times.append(random.uniform(0, length))
+            ended = harness.run(out, kill_after=times[-1])
+            least = max(least, ended.promised)
+            where = f"killed after {times}"
+            if ended.code == KILLED:
+                killed += 1
+                yield from (f"{where}: {line}" for line in harness.wrong_now(out))
+            if ended.code != KILLED or len(times) == 8:
+                break
+        yield from said(where, harness, out, ended, ended.code and KILLED)
+
+
+def refusals(
+    harness: Harness, every: int = 1, about: str = "", kinds: Sequence[tuple[int, int]] = REFUSALS
+) -> Iterator[str]:
+    """The disk refuses: exit 5 and one line; once it takes what it is given, the same command."""
+    for number in numbers(harness, every, about):
+        for mode, error in kinds:
+            name = errno.errorcode.get(error, "short")
+            out = harness.new()
+            ended = harness.run(out, mode, number, error)
+            where = f"{name} at call {number}, mode {mode}"
+            refused = [call for call in ended.calls if call.failed == error and error]
+            wrong = list(answered(ended, refused, os.strerror(error)))
+            yield from (f"{where}: {line}" for line in wrong)
+            yield from said(where, harness, out, ended, ended.code)
+
+
+def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]:
+    """What is wrong with the exit code and the words after calls that were refused."""
+    about = f"after {[(call.kind, call.path.name) for call in refused[:3]]}"
+    # What only tidies up (an old checkpoint, a draft) may stay where it is.
+    if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
+        return
+    lines = ended.said.strip().splitlines()
+    if ended.code != RESOURCES:
+        yield f"exit {ended.code} {about}: {ended.said.strip()}"
+    elif len(lines) != 1:
+        yield f"{len(lines)} lines {about}: {ended.said.strip()}"
+    elif not re.fullmatch(rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)", lines[0]):
+        yield f"path, cause and free space are not in {lines[0]!r} {about}"
+
+
+def power_cuts(
+    harness: Harness, every: int = 1, about: str = "", after: int = 0, seed: int = 0
+) -> Iterator[str]:
+    """What a power cut behind each call may leave; then the same command.
+
+    after: the run that is cut is one that goes on after a kill behind this call; what was killed
+    had synced as much as its calls say.
+    """
+    out, least = harness.new(), 0
+    disk = Disk(out)
+    if after:
+        killed = harness.run(out, KILL_AMID, after)
+        least = killed.promised
+        for call in killed.calls:
+            disk.follow(call)
+    calls, tried = harness.run(out).calls, set[int]()
+    for i, call in enumerate(calls):
+        disk.follow(call)
+        if about not in f"{call.path} {call.target}" or (i % every and i != len(calls) - 1):
+            continue
+        for way in WAYS[1:]:
+            found = disk.after_cut(way, seed + i)
+            promise = max(least, promised(calls[: i + 1]))
+            content = hash((promise, frozenset(found.items())))
+            if content in tried:
+                continue
+            tried.add(content)
+            left = harness.scratch / f"cut{after}-{i}-{way}"
+            write_out(found, left)
+            # The names of old checkpoints may come back: no promise is broken by that.
+            wrong = harness.go_on(left, promise, tidy=False)
+            where = f"power cut ({way}) behind {call.kind} {call.path.name} (call {call.number})"
+            yield from (f"{where}: {line}" for line in wrong)
+            harness.drop(left)
+
+
+def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
+    """Two at once: one works, the other is told so; the end is that of one alone."""
+    out = harness.new()
+    both = harness.run_all([harness.job(out), harness.job(out)])
+    harness.trials += 1
+    began = [ended for ended in both if any("first" in line for line in ended.told)]
+    if len(began) != 1:
+        yield f"{len(began)} of two processes worked on the run: exits {[e.code for e in both]}"
+    yield from harness.different(out)

@@ -1,0 +1,212 @@
+"""Matrices that a scheme keeps somewhere: put back at the start and after each step, in any way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small, stop_at
+from safetensors.torch import load_file
+from torch import Tensor
+
+import deepstack
+from deepstack.errors import Interrupted, PluginError
+from deepstack.fast import make_step
+from deepstack.model import build_model
+from deepstack.records import Run
+from deepstack.schemes import Parts, Place, Scheme, parameter
+from deepstack.training import make_optimizer
+
+SHAPES = {
+    "q": (16, 16), "k": (16, 16), "v": (16, 16), "o": (16, 16), "w1": (64, 16), "w2": (16, 64),
+    "scheme": (16, 16),
+}  # fmt: skip
+MATRICES = ("qkv", ".q", ".k", ".v", ".o", "w1", "w2", "w3", "w13", "mix")
+
+
+@pytest.fixture
+def own() -> Any:
+    """A scheme whose matrices have rows of norm 1/2, those of layer 1 of norm `first`."""
+
+    class Own(Scheme, name="own", label="Own", paper="none", static=True):
+        """x <- LN(x + M G(x)), rows of matrices of norm 1/2, or `first` in layer 1."""
+
+        families = "encoder", "decoder", "encoder_decoder"
+        asked: ClassVar[list[Any]] = []
+
+        def __init__(self, layer: int, depth: int, parts: Parts, *, first: float = 1.0) -> None:
+            super().__init__(layer, depth, parts)
+            self.mix = parameter(parts.d_model, parts.d_model, role="scheme", start="matrix")
+
+        @classmethod
+        def project(cls, role: str, matrices: Any, *, first: float = 1.0, place: Place) -> None:
+            cls.asked.append((role, tuple(matrices.shape), place.side))
+            assert not torch.is_grad_enabled()
+            matrices.div_(2 * matrices.norm(dim=2, keepdim=True))
+            matrices[0].mul_(2 * first)
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + G(x) @ self.mix.t())
+
+    return Own
+
+
+def config(**more: Any) -> Any:
+    usual = {"model__scheme": "own", "model__depth": 3, "runtime__device": "cpu"}
+    return small(**(usual | {"train__steps": 6, "train__lr": 0.01} | more))
+
+
+def norms_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The norms of the rows of every matrix in the layers, (layers, n_out), by key."""
+    matrices = {k: v for k, v in state.items() if k.endswith(MATRICES) and ".layers." in k}
+    return {key: values.norm(dim=2) for key, values in matrices.items()}
+
+
+def assert_kept(state: dict[str, Tensor], first: float = 1.0) -> None:
+    found = norms_of(state)
+    assert len(found) >= 4
+    for key, norms in found.items():
+        wanted = torch.full_like(norms, 0.5)
+        wanted[0] = first
+        torch.testing.assert_close(norms, wanted, msg=key)
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    [file] = (run.path / "checkpoint").glob("*/weights.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize("banks", [True, False])
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_a_scheme_is_given_all_layers_of_a_role_at_once(own: Any, banks: bool, family: str) -> None:
+    task = "text" if family == "encoder" else "copy"
+    more = {"model__family": family, "model__decoder_depth": 2 if family != "encoder" else None}
+    given = config(runtime__banks=banks, task__name=task, **more)
+    built = build_model(given, vocab_size=257)
+    sides = {"encoder": 3} | ({"decoder": 2} if family != "encoder" else {})
+    for side, depth in sides.items():
+        own_roles = [(role, shape) for role, shape, where in own.asked if where == side]
+        wanted = {role: (depth, *shape) for role, shape in SHAPES.items()}
+        if side == "decoder":
+            wanted |= {f"cross_{role}": (depth, 16, 16) for role in "qkvo"}
+        assert dict(own_roles) == wanted and len(own_roles) == len(wanted)
+    assert_kept(built.banks.state())
+
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"runtime__banks": False},
+    {"runtime__replay": True},
+    {"runtime__replay": True, "runtime__banks": False},
+    {"runtime__fused": False},
+    {"runtime__recompute_every": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model__d_model": 15, "model__n_heads": 3, "model__d_ff": 7, "model__gated": True},
+        {"train__optimizer": "sgd", "train__lr": 0.1},
+        {"train__optimizer": "muon"},
+        {"train__lr_factors": {"q": 0.5}},  # a matrix of its own
+        {"model__scheme_options": {"first": 2.0}, "train__clip": 0.01},
+    ],
+    ids=str,
+)
+def test_every_way_of_training_keeps_them_there(
+    own: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """And gives the same bytes; ‖ΔF‖, F_0 and looks at the layers are those of what is kept."""
+    first = None
+    for index, way in enumerate(WAYS):
+        if "train__lr_factors" in more and way.get("runtime__fused") is False:
+            continue  # another order of sums
+        run = deepstack.train(config(**more, **way), out=tmp_path / str(index))
+        assert run.state == "done"
+        if way.get("runtime__fused") is not False:
+            first = first or data_of(run)
+            assert data_of(run) == first, way
+        assert_kept(weights(run), more.get("model__scheme_options", {}).get("first", 1.0))
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(own: Any, tmp_path: Path) -> None:
+    whole = deepstack.train(config(), out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config(), out=tmp_path / "b", stop=stop_at(3))
+    again = deepstack.train(config(), out=tmp_path / "b")
+    assert data_of(again) == data_of(whole)
+
+
+def test_what_is_not_trained_stays_as_it_started(own: Any, tmp_path: Path) -> None:
+    given = config(train__trainable=["q", "w2", "bias"], train__steps=3)
+    before = build_model(given, vocab_size=257).banks.state()
+    own.asked.clear()
+    after = weights(deepstack.train(given, out=tmp_path))
+    assert_kept(before), assert_kept(after)
+    for key in before:
+        moved = key.endswith((".q", ".w2", "bias")) and ".layers." in key and "norm" not in key
+        assert torch.equal(before[key], after[key]) is not moved, key
+    drawn, later = own.asked[: len(SHAPES)], own.asked[len(SHAPES) :]
+    assert {role for role, *_ in drawn} == set(SHAPES)
+    assert {role for role, shape, _ in later if shape[0] == 3} >= {"q", "w2"}
+
+
+def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
+    """By plain SGD, written out: W <- P(W - lr g)."""
+    given = config(train__optimizer="sgd", train__momentum=0.0, train__clip=None)
+    built = build_model(given, vocab_size=257)
+    tokens = torch.arange(32).view(2, 16)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        return built.model(inputs).square().mean()
+
+    step = make_step(
+        loss, built.banks, built.trained, make_optimizer(given.train, built.trained),
+        clip=None, max_loss=1e9, alive=torch.ones(()), project=built.projection(),
+    )  # fmt: skip
+    before = {key: value.clone() for key, value in built.banks.state().items()}
+    step(tokens, tokens, 0.1)
+    for bank in built.banks:
+        expected = before[bank.key] - 0.1 * bank.gradients()
+        if bank.in_layers and bank.start == "matrix":
+            expected /= 2 * expected.norm(dim=2, keepdim=True)
+            expected[0] *= 2
+        torch.testing.assert_close(bank.values(), expected, msg=bank.key)
+
+
+def test_a_scheme_without_one_costs_nothing() -> None:
+    built = build_model(config(model__scheme="pre_ln"), vocab_size=257)
+    assert built.project is None and built.projection() is None
+
+
+def test_one_that_gives_something_is_told_to_write_in_place() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), rows of norm 1, or so it was meant."""
+
+        @classmethod
+        def project(cls, role: str, matrices: Any) -> Any:
+            return matrices / matrices.norm(dim=2, keepdim=True)
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + G(x))
+
+    with pytest.raises(
+        PluginError, match=r"own: .*test_constraints\.py:\d+: project gave .* place"
+    ):
+        build_model(config(), vocab_size=7)
+
+
+def test_one_of_other_arguments_is_refused_where_it_is_written() -> None:
+    with pytest.raises(
+        PluginError, match=r"project takes self; .*def project\(cls, role, matrices\)"
+    ):
+
+        class Own(Scheme, name="own", label="Own", paper="none"):
+            """x <- LN(x + G(x))."""
+
+            def project(self, role: str, matrices: Any) -> None:  # type: ignore[override]
+                pass

@@ -1,0 +1,301 @@
+"""Decoders, alone and beside an encoder: what they see, how they start, and how they decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.family_models import SEQ, VOCAB, config, perturbed, same_one_by_one, tokens_for
+from torch import Tensor, nn
+
+import deepstack
+from deepstack import config as conf
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, generate, places
+from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.schemes import FAMILIES, SCHEMES, find_scheme, with_options
+from deepstack.tasks import TASKS
+
+DECODERS = [
+    (name, family)
+    for name, scheme in SCHEMES.items()
+    for family in scheme.families
+    if family != "encoder"
+]
+MERGING = [name for name, s in SCHEMES.items() if s.merges and "encoder_decoder" in s.families]
+
+
+@pytest.mark.parametrize(("name", "family"), DECODERS)
+def test_a_decoder_sees_the_positions_before_and_all_of_the_source(name: str, family: str) -> None:
+    model = perturbed(model__scheme=name, model__family=family).model
+    tokens = tokens_for(model)
+    before = model(tokens).detach()
+    assert before.shape == (2, SEQ, VOCAB)
+    for at in (3, SEQ - 1):
+        other = tokens.clone()
+        other[:, model.source_len + at] += 1
+        other %= VOCAB
+        after = model(other).detach()
+        torch.testing.assert_close(before[:, :at], after[:, :at], rtol=1e-4, atol=1e-5)
+        assert (before[:, at:] - after[:, at:]).abs().amax() > 1e-3
+    if family == "encoder_decoder":
+        other = tokens.clone()
+        other[:, model.source_len - 1] += 1
+        other %= VOCAB
+        moved = (before - model(other)).abs().amax(dim=(0, 2))
+        assert (moved > 1e-6).all()
+
+
+@pytest.mark.parametrize(("name", "family"), DECODERS)
+def test_position_by_position_a_decoder_says_the_same(name: str, family: str) -> None:
+    model = perturbed(model__scheme=name, model__family=family).model
+    same_one_by_one(model)
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_a_merged_attention_says_the_same_position_by_position(name: str) -> None:
+    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
+    same_one_by_one(perturbed(model__scheme=name, **said).model)
+
+
+def test_generated_tokens_are_the_most_probable_ones() -> None:
+    model = perturbed(model__family="encoder_decoder").model
+    source, target = model.split(tokens_for(model))
+    said = generate(model, target[:, :2], 4, source=source)
+    shown = torch.cat([source, target[:, :2], said], dim=1)
+    expected = model(shown[:, :-1])[:, 1:].argmax(dim=-1)
+    assert torch.equal(said, expected)
+    with pytest.raises(ConfigError, match="allowed decoder"):
+        generate(perturbed().model, target[:, :2], 4)
+    with pytest.raises(ConfigError, match="allowed decoder"):
+        generate(model, target[:, :2], 4)
+
+
+def test_cross_attention_is_its_equation() -> None:
+    layer = perturbed(model__family="encoder_decoder").model.decoder.layers[1]
+    cross = layer.cross_attention
+    assert isinstance(cross, CrossAttention)
+    x, m = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    q = x @ cross.q.T + cross.q_bias
+    k, v = (m @ cross.kv.T + cross.kv_bias).split(16, dim=-1)
+    heads = []
+    for h in range(2):
+        s = slice(8 * h, 8 * h + 8)
+        weights = torch.softmax(q[..., s] @ k[..., s].transpose(1, 2) / 8**0.5, dim=-1)
+        heads.append(weights @ v[..., s])
+    expected = torch.cat(heads, dim=-1) @ cross.o.T + cross.o_bias
+    torch.testing.assert_close(cross(x, m), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_merged_attention_is_its_equation() -> None:
+    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
+    model = perturbed(model__scheme="post_ln", **said).model
+    merged = model.decoder.layers[1].attention
+    assert isinstance(merged, MergedAttention)
+    assert not hasattr(model.decoder.layers[1], "cross_attention")
+    x, m = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    q, u = x @ merged.q.T + merged.q_bias, x @ merged.v.T + merged.v_bias
+    k, v = m @ merged.k.T + merged.k_bias, m @ merged.v.T + merged.v_bias
+    heads = []
+    for h in range(2):
+        s = slice(8 * h, 8 * h + 8)
+        weights = torch.softmax(q[..., s] @ k[..., s].transpose(1, 2) / 8**0.5, dim=-1)
+        heads.append(weights @ v[..., s])
+    means = torch.stack([u[:, : i + 1].mean(dim=1) for i in range(5)], dim=1)
+    expected = (torch.cat(heads, dim=-1) + means) @ merged.o.T + merged.o_bias
+    torch.testing.assert_close(merged(x, m), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # torch's own, of its own choice
+@pytest.mark.parametrize(("name", "norm_first"), [("post_ln", False), ("pre_ln", True)])
+def test_an_encoder_decoder_equals_torchs_own(name: str, norm_first: bool) -> None:
+    said: dict[str, Any] = {"model__family": "encoder_decoder", "model__decoder_depth": 2}
+    model = perturbed(model__scheme=name, **said).model
+    theirs = nn.Transformer(16, 2, 3, 2, 64, dropout=0.0, batch_first=True, norm_first=norm_first)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for side in ("encoder", "decoder"):
+        own, stack = getattr(model, side), getattr(theirs, side)
+        if own.final_norm is None:
+            stack.norm = None  # nn.Transformer puts a norm after Post-LN's own
+        else:
+            pairs += [
+                (own.final_norm.gain, stack.norm.weight),
+                (own.final_norm.bias, stack.norm.bias),
+            ]
+        for a, b in zip(own.layers, stack.layers, strict=True):
+            pairs += [
+                (a.attention.qkv, b.self_attn.in_proj_weight),
+                (a.attention.qkv_bias, b.self_attn.in_proj_bias),
+                (a.attention.o, b.self_attn.out_proj.weight),
+                (a.attention.o_bias, b.self_attn.out_proj.bias),
+                (a.feed_forward.w1, b.linear1.weight),
+                (a.feed_forward.w1_bias, b.linear1.bias),
+                (a.feed_forward.w2, b.linear2.weight),
+                (a.feed_forward.w2_bias, b.linear2.bias),
+            ]
+            if side == "decoder":
+                cross, other = a.cross_attention, b.multihead_attn
+                pairs += [
+                    (torch.cat([cross.q, cross.kv]), other.in_proj_weight),
+                    (torch.cat([cross.q_bias, cross.kv_bias]), other.in_proj_bias),
+                    (cross.o, other.out_proj.weight),
+                    (cross.o_bias, other.out_proj.bias),
+                ]
+            for index, (norm,) in enumerate(a.scheme.each("norms"), start=1):
+                reference = getattr(b, f"norm{index}")
+                pairs += [(norm.gain, reference.weight), (norm.bias, reference.bias)]
+    with torch.no_grad():
+        for ours, copied in pairs:
+            copied.copy_(ours)
+    tokens = tokens_for(model)
+    source, target = model.split(model.start(tokens).detach())
+    mask = nn.Transformer.generate_square_subsequent_mask(SEQ)
+    expected = theirs(source, target, tgt_mask=mask, tgt_is_causal=True)
+    found = model.hidden(tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (found * weights).sum().backward()
+    for ours, copied in pairs:
+        if ours.is_leaf:
+            torch.testing.assert_close(ours.grad, copied.grad, rtol=1e-3, atol=1e-3)
+
+
+# Figure 2 of DeepNet and equations 11 and 17 of Magneto, for N encoder and M decoder layers
+@pytest.mark.parametrize("N", [6, 12, 18, 100, 200, 1000])
+@pytest.mark.parametrize("ratio", [1, 3])
+def test_coefficients_of_an_encoder_decoder(N: int, ratio: int) -> None:
+    M = max(1, N // ratio)
+    sides = places(
+        config(model__family="encoder_decoder", model__depth=N, model__decoder_depth=M).model
+    )
+
+    def of(name: str, what: str, side: str, *words: Any) -> Any:
+        scheme, options = find_scheme(name, {})
+        place = sides[side]
+        return with_options(getattr(scheme, what), options | {"place": place})(*words, place.depth)
+
+    log = np.log
+    expected = {
+        ("deepnorm", "alpha", "encoder"): 0.81 * N ** (4 / 16) * M ** (1 / 16),
+        ("deepnorm", "beta", "encoder"): 0.87 / (N ** (4 / 16) * M ** (1 / 16)),
+        ("deepnorm", "alpha", "decoder"): (3 * M) ** 0.25,
+        ("deepnorm", "beta", "decoder"): (12 * M) ** -0.25,
+    }
+    for (name, what, side), value in expected.items():
+        assert of(name, what, side) == pytest.approx(value, rel=1e-12)
+    gains = {
+        ("deepnorm", "encoder", "v"): expected["deepnorm", "beta", "encoder"],
+        ("deepnorm", "decoder", "cross_o"): expected["deepnorm", "beta", "decoder"],
+        ("deepnorm", "decoder", "cross_q"): 1.0,
+        ("sub_ln", "encoder", "w1"): (log(3 * M) * log(2 * N) / 3) ** 0.5,
+        ("sub_ln", "decoder", "w1"): log(3 * M) ** 0.5,
+        ("sub_ln", "decoder", "cross_v"): 1.0,
+        ("t_fixup", "encoder", "o"): 0.67 * N**-0.25,
+        ("t_fixup", "decoder", "o"): (9 * M) ** -0.25,
+        ("t_fixup", "decoder", "cross_v"): (9 * M) ** -0.25,
+        ("t_fixup", "encoder", "embedding"): (9 * N) ** -0.25,
+        ("fixup", "decoder", "w1"): (2 * N + 3 * M) ** -0.5,
+        ("fixup", "decoder", "cross_o"): 0.0,
+        ("ds_init", "decoder", "cross_k"): 1.0,
+        ("post_ln_init", "decoder", "cross_k"): 1 / M,
+    }
+    for (name, side, role), value in gains.items():
+        assert of(name, "gain", side, role, 1) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "family"), DECODERS)
+def test_matrices_start_with_the_gain_of_their_side(name: str, family: str) -> None:
+    given = config(model__scheme=name, model__family=family, model__depth=4, model__d_model=64)
+    built = build_model(given, vocab_size=VOCAB)
+    sides = places(given.model)
+    scheme, options = find_scheme(name, {})
+    seen = set()
+    for bank in built.banks:
+        if bank.start != "matrix" or bank.stack is None:
+            continue
+        place = sides[bank.stack]
+        for role, (values,) in bank.by_role():
+            gain = with_options(scheme.gain, options | {"place": place})
+            for layer, matrix in enumerate(values, start=1):
+                n_out, n_in = matrix.shape
+                std = gain(role, layer, place.depth) * (2 / (n_in + n_out)) ** 0.5
+                if name == "ngpt":  # vectors along the stream have norm 1, whatever was drawn
+                    std = 64**-0.5
+                assert matrix.std().item() == pytest.approx(
+                    std, rel=6 / (2 * matrix.numel()) ** 0.5
+                )
+            seen.add((bank.stack, role))
+    both = family == "encoder_decoder"
+    assert {("decoder", "cross_v"), ("encoder", "v")} <= seen if both else ("decoder", "v") in seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_of_the_sides_differ_and_those_of_a_lone_stack_are_an_encoders(family: str) -> None:
+    alone = build_model(config(), vocab_size=VOCAB).banks.state()
+    other = build_model(config(model__family=family), vocab_size=VOCAB).banks.state()
+    first = "decoder" if family == "decoder" else "encoder"
+    if family != "encoder_decoder":
+        for key, values in alone.items():
+            assert torch.equal(values, other[key.replace("encoder.", f"{first}.")])
+    else:
+        twice = [other[f"{side}.layers.feed_forward.w2"] for side in ("encoder", "decoder")]
+        assert (
+            torch.nn.functional.normalize(twice[0].flatten(1), dim=1)
+            * torch.nn.functional.normalize(twice[1].flatten(1), dim=1)
+        ).sum(1).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
+@pytest.mark.parametrize("task", TASKS.names())
+def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) -> None:
+    given = config(task__name=task, model__family=family)
+    run = deepstack.train(given, out=tmp_path)
+    assert run.state == "done" and np.isfinite(run.steps["model_update"]).all()
+    layers = 6 if family == "encoder_decoder" else 3
+    for name in ("grad_norm", "param_update_norm", "ln_input_feed_forward"):
+        assert run.layers(name)[1].shape == (3, layers)
+        assert np.isfinite(run.layers(name)[1]).all()
+    if family == "encoder_decoder":
+        crossing = run.layers("ln_input_cross_attention")[1]
+        assert np.isnan(crossing[:, :3]).all() and np.isfinite(crossing[:, 3:]).all()
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_estimate_counts_every_parameter(family: str, merged: bool) -> None:
+    said: dict[str, Any] = {"model__family": family, "model__scheme": "pre_ln"}
+    if family == "encoder_decoder":
+        said |= {"model__decoder_depth": 5}
+        said |= {"model__decoder_attention": "merged"} if merged else {}
+    given = config(**said)
+    counted = build_model(given, vocab_size=VOCAB).banks.count()
+    assert conf.parameter_count(given, VOCAB, final_norm=True) == counted
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"model__family": "decoder", "model__scheme": "t_fixup"}, "allowed.*encoder_decoder"),
+        ({"model__family": "encoder_decoder", "model__scheme": "keel"}, "has no equations here"),
+        (
+            {"model__family": "encoder_decoder", "model__decoder_attention": "merged"},
+            "three sublayers",
+        ),
+        ({"model__family": "decoder", "model__norm__kind": "batch"}, "those after it"),
+        ({"model__scheme": "deepnorm", "model__norm__final_gain": True}, "has no final norm"),
+    ],
+)
+def test_what_no_paper_has_is_refused(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(config(**said), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("key", ["model.decoder_depth=3", "model.decoder_attention=merged"])
+def test_a_decoders_keys_need_an_encoder_decoder(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"unused under model\.family=encoder"):
+        conf.parse_config("", overrides=[key])
+    conf.parse_config("", overrides=["model.family=encoder_decoder", key])

@@ -1,0 +1,144 @@
+"""The feed-forward: every activation, with a gate and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.sampling import some
+from helpers.small_runs import data_of, small
+
+import deepstack
+from deepstack import config as conf
+from deepstack.bench.peers import shape_of
+from deepstack.bench.products import Products
+from deepstack.config import Config, with_overrides
+from deepstack.fast.fuse import fused_sublayer
+from deepstack.model import build_model
+from deepstack.model.plain import from_plain, to_plain, values_of
+from deepstack.schemes import SCHEMES
+
+LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": lambda z: z.clamp(min=0),
+    "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2,
+    "sigmoid": lambda z: 1 / (1 + torch.exp(-z)),
+    "tanh": lambda z: 1 - 2 / (torch.exp(2 * z) + 1),
+    "selu": lambda z: 1.0507009873554805 * torch.where(
+        z > 0, z, 1.6732632423543772 * (torch.exp(z) - 1)),
+    "silu": lambda z: z / (1 + torch.exp(-z)),
+    "relu2": lambda z: z.clamp(min=0) ** 2,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> Config:
+    sizes = {"model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "model.d_ff": 20}
+    return with_overrides(
+        Config(), sizes | {key.replace("__", "."): value for key, value in changes.items()}
+    )
+
+
+@pytest.mark.parametrize("name", LITERAL)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) -> None:
+    given = config(model__activation=name, model__bias=bias, model__gated=gated)
+    found = build_model(given, vocab_size=17)
+    for parameter in found.model.parameters():
+        parameter.data.normal_(0, 0.3)
+    module = found.model.layers[0].feed_forward
+    assert set(dict(module.named_parameters())) == (
+        {"w13" if gated else "w1", "w2"}
+        | ({"w13_bias" if gated else "w1_bias", "w2_bias"} if bias else set())
+    )
+    inner, inner_bias = module.into()
+    x = torch.randn(2, 8, 12, requires_grad=True)
+    hidden = x @ inner.T + (0 if inner_bias is None else inner_bias)
+    if gated:
+        hidden = LITERAL[name](hidden[..., :20]) * hidden[..., 20:]
+    else:
+        hidden = LITERAL[name](hidden)
+    wanted = hidden @ module.w2.T + (0 if module.w2_bias is None else module.w2_bias)
+    towards = torch.randn_like(wanted)
+    names, leaves = zip(*module.named_parameters(), strict=True)
+    expected = torch.autograd.grad(wanted, (x, *leaves), towards)
+    for way in (module, fused_sublayer(module)):
+        found.banks.zero_gradients()
+        fresh = x.detach().requires_grad_()
+        y = way(fresh)
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+        y.backward(towards)
+        gradients = (fresh.grad, *(leaf.grad for leaf in leaves))
+        for key, ours, theirs in zip(("x", *names), gradients, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:
+    """And DeepNorm's beta is not for it: torchscale scales fc1 and fc2 of a gated layer alone."""
+    together = build_model(config(model__gated=True), vocab_size=17)
+    apart = build_model(config(model__gated=True, train__lr_factors={"w3": 0.5}), vocab_size=17)
+    values = dict(apart.model.named_parameters())
+    for layer in range(3):
+        key = f"encoder.layers.{layer}.feed_forward"
+        both = torch.cat([values[f"{key}.w1"], values[f"{key}.w3"]])
+        assert torch.equal(together.model.layers[layer].feed_forward.w13, both)
+    deep = build_model(config(model__gated=True, model__d_model=96, model__d_ff=384), vocab_size=17)
+    w1, w3 = deep.model.layers[1].feed_forward.w13.detach().chunk(2)
+    xavier = math.sqrt(2 / (96 + 384))
+    assert w1.std().item() == pytest.approx(xavier * (8 * 3) ** -0.25, rel=0.02)
+    assert w3.std().item() == pytest.approx(xavier, rel=0.02)
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(together.model(tokens), apart.model(tokens))
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_every_parameter_is_counted(family: str) -> None:
+    given = config(model__family=family, model__gated=True, task__name="copy")
+    counted = conf.parameter_count(given, 257)
+    assert counted == build_model(given, vocab_size=257, device="meta").banks.count()
+    assert counted["w3"] == counted["w1"]
+
+
+def test_plain_names_and_back() -> None:
+    model = build_model(config(model__gated=True), vocab_size=17).model
+    plain = to_plain(model, values_of(model))
+    assert plain["encoder.layers.2.feed_forward.w3.weight"].shape == (20, 12)
+    assert plain["encoder.layers.2.feed_forward.w3.bias"].shape == (20,)
+    for name, value in from_plain(model, plain).items():
+        assert torch.equal(value, dict(values_of(model))[name]), name
+
+
+@pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6))
+def test_every_scheme_trains_with_a_gate_replayed_and_on_plain_parameters(
+    scheme: str, tmp_path: Path
+) -> None:
+    given = small(
+        model__scheme=scheme, model__gated=True, model__activation="silu", runtime__replay=True,
+        log__attribution_every=4,
+    )  # fmt: skip
+    one = deepstack.train(given, out=tmp_path / "a")
+    assert one.state == "done" and one.steps.loss.notna().all()
+    assert "spectral_norm_w3" in one.folder.layer_names()
+    other = with_overrides(given, {"runtime.banks": False, "runtime.replay": False})
+    assert data_of(one) == data_of(deepstack.train(other, out=tmp_path / "b"))
+
+
+def test_the_theorem_does_not_speak_of_a_gate(tmp_path: Path) -> None:
+    for gated in (False, True):
+        run = deepstack.train(small(model__gated=gated), out=tmp_path / str(gated))
+        for name in ("effective_gain_feed_forward", "grad_norm_predicted"):
+            values = run.folder.read_layers(name)[1]
+            assert np.isnan(values).all() if gated else np.isfinite(values).all()
+
+
+def test_the_products_beside_a_gate() -> None:
+    flops = []
+    for gated in (False, True):
+        shape = shape_of(config(model__gated=gated), 17)
+        flops.append(Products(shape, 2, torch.device("cpu"), torch.float32).flops())
+    tokens = 2 * 64
+    assert flops[1] - flops[0] == 3 * 3 * 2 * tokens * 12 * 20

@@ -1,0 +1,351 @@
+"""Folding: what is folded computes the same, what is refused would not; and what export writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.sampling import some
+from typer.testing import CliRunner
+
+import deepstack.model.fold as folding
+from deepstack.cli.app import app
+from deepstack.config import Config, load_config, parameter_count, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.model.fold import compare, fold, follow, forward_times, output
+from deepstack.model.plain import fill, from_plain, load_export, to_plain, values_of
+from deepstack.records import RunFolder
+from deepstack.schemes import SCHEMES
+from deepstack.training import checkpoint, train
+
+VOCAB, SEQ = 13, 6
+# Of these, at their default options, every norm is read by linear maps alone.
+EXACT = {
+    "pre_ln", "sub_ln", "ln_scaling", "layer_scale", "depth_mup", "complete_p", "deep_scale_lm",
+    "pre_ln_scaled", "parallel", "gpas", "dense_former", "attn_res", "mhc", "res_former", "laurel",
+    "pro_res",
+}  # fmt: skip
+
+
+def config_of(scheme: str = "pre_ln", depth: int = 3, **changes: Any) -> Config:
+    keys = {
+        "model.scheme": scheme, "model.depth": depth, "model.d_model": 16, "model.n_heads": 4,
+        "model.d_ff": 24, "model.activation": "gelu", "model.head": "separate",
+        "task.seq_len": SEQ, "train.batch_size": 3,
+    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
+    return with_overrides(Config(), keys)
+
+
+def moved(config: Config) -> Built:
+    """Every parameter away from where it starts: gains from 1, biases and scalars from 0."""
+    built = build_model(config, vocab_size=VOCAB)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in values_of(built.model).values():
+            value.add_(0.3 * torch.rand_like(value) + 0.05)
+    return built
+
+
+def tokens(built: Built) -> torch.Tensor:
+    length = SEQ * (2 if built.model.source_len else 1)
+    return torch.arange(2 * length).view(2, length) * 5 % VOCAB
+
+
+def folded(config: Config, built: Built, **options: Any) -> tuple[Config, Any, Any]:
+    """The folded configuration and values, and how they compare with what they were made of."""
+    after = fold(config, built, **options)
+    return *after, compare((config, values_of(built.model)), after, tokens(built))
+
+
+@pytest.mark.parametrize(
+    "scheme, family",
+    some(((name, family) for name in SCHEMES.names() for family in SCHEMES[name].families), 4),
+)
+def test_a_scheme_is_folded_exactly_or_refused_rightly(
+    scheme: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(scheme, depth=4, model__family=family)
+    built = moved(config)
+    norms = follow(built.model).readings
+    if not norms:
+        with pytest.raises(ConfigError, match="nothing to fold: no norm"):
+            fold(config, built)
+    elif scheme in EXACT:
+        small, values, found = folded(config, built)
+        assert found.equal, found
+        assert not (small.model.norm.gain or small.model.norm.bias)
+        fewer = sum(v.numel() for v in values_of(built.model).values()) - sum(
+            v.numel() for v in values.values()
+        )
+        assert fewer == 2 * sum(norm.shape[0] for norm in norms) > 0
+    else:
+        with pytest.raises(ConfigError, match="cannot fold"):
+            fold(config, built)
+        monkeypatch.setattr(folding, "refuse_inexact", lambda *_: None)
+        try:
+            after = fold(config, built)
+        except AssertionError:  # nowhere to put the bias
+            return
+        found = compare((config, values_of(built.model)), after, tokens(built))
+        assert found.float64 > 1e-3 * found.largest, "this refusal was not needed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__norm__kind": "rms"},
+        {"model__norm__kind": "rms", "model__norm__bias": False},
+        {"model__norm__kind": "batch"},
+        {"model__norm__kind": "dynamic_tanh"},
+        {"model__norm__gain": False},
+        {"model__bias": False},
+        {"model__bias": False, "model__norm__bias": False},
+        {"model__head": "bert"},
+        {"model__init__distribution": "ntk"},
+        {"model__init__distribution": "ntk", "model__bias": False},
+        {"train__lr_factors": {"q": 0.5}},
+        {"train__trainable": ("q", "norm_gain")},
+        {"train__trainable": ("norm_gain",)},
+        {"model__family": "encoder_decoder", "train__lr_factors": {"cross_k": 0.5}},
+        {"runtime__banks": False},
+        {"model__scheme": "mix_ln", "model__scheme_options": {"share": 0.0}},
+    ],
+    ids=lambda changes: " ".join(f"{k.split('__')[-1]}={v}" for k, v in changes.items()),
+)
+def test_fold_keeps_the_function_under_other_settings(changes: dict[str, Any]) -> None:
+    config = config_of(**changes)
+    built = moved(config)
+    small, values, found = folded(config, built)
+    assert found.equal, found
+    assert not small.model.norm.gain
+    assert small.model.norm.bias == (config.model.norm.bias and not config.model.bias)
+    built_again = build_model(small, vocab_size=VOCAB)
+    fill(built_again.model, values)
+    assert build_model(small, vocab_size=VOCAB).banks.count() == built_again.banks.count()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model__bias": False},
+        {"model__norm__kind": "dynamic_tanh"},
+        {"model__norm__kind": "rms", "model__norm__bias": False},
+        {"model__family": "encoder_decoder"},
+        {"model__norm__gain": False},
+    ],
+)
+def test_a_tied_head_keeps_the_last_gain_unless_untied(changes: dict[str, Any]) -> None:
+    config = config_of(model__head="tied", **changes)
+    built = moved(config)
+    small, values, found = folded(config, built)
+    assert found.equal and small.model.head == "tied"
+    name = "decoder.final_norm" if built.model.source_len else "encoder.final_norm"
+    gains = [key for key in values if key.endswith("norm.gain")]
+    assert (f"{name}.gain" in gains) == bool(small.model.norm.final_gain)
+    assert len(gains) == len(built.model.stacks) * config.model.norm.gain
+    count = build_model(small, vocab_size=VOCAB).banks.count()
+    assert sum(count.values()) == sum(value.numel() for value in values.values())
+    assert count == parameter_count(small, VOCAB, final_norm=True)
+    if small.model.norm.final_gain:
+        if small.model.norm.bias is False:
+            again = build_model(small, vocab_size=VOCAB)
+            with pytest.raises(ConfigError, match="nothing to fold"):
+                fold(small, again)
+    small, values, found = folded(config, built, untie=True)
+    assert found.equal and small.model.head == "separate"
+    assert values["head.weight"].shape == (VOCAB, 16)
+    assert not [key for key in values if key.endswith("norm.gain")]
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"model__scheme": "deepnorm"}, "encoder.layers.0.*also by .*add.*the residual"),
+        ({"model__scheme": "peri_ln"}, "cannot fold Peri-LN"),
+        ({"model__scheme": "hybrid_norm"}, "also by scaled_dot_product_attention"),
+        ({"model__norm__gain": False, "model__norm__bias": False}, "no norm of its stack"),
+        ({"model__norm__gain": False, "model__bias": False}, "model.bias: false"),
+        (
+            {"model__family": "encoder_decoder", "model__decoder_attention": "merged"},
+            "a matrix that also reads another tensor",
+        ),
+    ],
+)
+def test_refusals_say_why(changes: dict[str, Any], reason: str) -> None:
+    config = config_of(**changes)
+    with pytest.raises(ConfigError, match=reason):
+        fold(config, moved(config))
+
+
+def test_a_gain_of_zero_leaves_a_bias_nowhere_to_go() -> None:
+    config = config_of(model__bias=False)
+    built = moved(config)
+    with torch.no_grad():
+        built.model.get_parameter("encoder.layers.1.scheme.attention_norms.0.gain")[3] = 0.0
+    with pytest.raises(ConfigError, match="one of its gains is 0"):
+        fold(config, built)
+
+
+def test_one_wrong_number_would_be_seen() -> None:
+    config = config_of()
+    built = moved(config)
+    small, values, found = folded(config, built)
+    assert found.equal and 0 < found.float32 < 1e-4
+    values["encoder.layers.1.attention.qkv"][0, 0] += 1e-5
+    assert not compare((config, values_of(built.model)), (small, values), tokens(built)).equal
+    values["head.bias"][0] = float("nan")
+    assert not compare((config, values_of(built.model)), (small, values), tokens(built)).equal
+
+
+def test_following_leaves_the_model_as_it_was() -> None:
+    built = moved(config_of(model__dropout=0.1))
+    built.model.train()
+    before = {name: value.clone() for name, value in values_of(built.model).items()}
+    state = torch.get_rng_state()
+    follow(built.model)
+    assert built.model.training and torch.equal(state, torch.get_rng_state())
+    assert not any(module._forward_hooks for module in built.model.modules())
+    for name, value in values_of(built.model).items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("banks", [True, False])
+def test_plain_tensors_go_there_and_back(scheme: str, banks: bool) -> None:
+    config = config_of(scheme, runtime__banks=banks, model__head="bert", model__norm__kind="batch")
+    model = moved(config).model
+    values = values_of(model)
+    plain = to_plain(model, values)
+    again = from_plain(model, plain)
+    assert list(again) == list(values)
+    assert all(torch.equal(again[name], value) for name, value in values.items())
+    a = plain["encoder.layers.1.attention.k.weight"]
+    assert torch.equal(a, model.layers[1].attention.qkv[16:32])  # type: ignore[union-attr, index]
+    assert torch.equal(plain["embedding.weight"], model.embedding)
+    del plain["embedding.weight"]
+    with pytest.raises(ConfigError, match=r"have no embedding\.weight"):
+        from_plain(model, plain)
+
+
+def test_forward_times_are_paired() -> None:
+    built = moved(config_of(depth=1))
+    clock = iter(range(1000))
+    times = forward_times(
+        {"a": built.model, "b": built.model}, tokens(built), lambda: float(next(clock)), rounds=5
+    )
+    assert times == {"a": [1.0] * 5, "b": [1.0] * 5}
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+TINY = {
+    "model__positions": "sinusoidal", "train__steps": 3, "train__lr": 0.1, "train__eval_every": 0,
+    "log__layers_every": 0, "task__name": "markov", "train__eval_batches": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Trained runs by name of what is special about them."""
+    out = tmp_path_factory.mktemp("results")
+    cases = {
+        "separate": {},
+        "tied": {"model__head": "tied"},
+        "post": {"model__scheme": "post_ln"},
+        "batch": {"model__norm__kind": "batch"},
+    }
+    return {
+        name: train(config_of(**TINY, **more), out=out, study=name).path
+        for name, more in cases.items()
+    }
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+@pytest.mark.parametrize("name", ["separate", "batch"])
+@pytest.mark.parametrize("flags", [[], ["--fold"]])
+def test_export_writes_a_model_that_runs(
+    name: str, flags: list[str], runs: dict[str, Path], tmp_path: Path
+) -> None:
+    result = call(runs[name], "--to", tmp_path / "model", "--json", *flags)
+    assert result.exit_code == 0, result.output
+    (facts,) = json.loads(result.stdout)
+    assert facts == json.loads((tmp_path / "model" / "weights.json").read_text())
+    config = load_config(tmp_path / "model" / "weights.yaml", [])
+    written = [*(tmp_path / "model").iterdir(), *runs[name].glob("checkpoint/*/*")]
+    assert len({path.stat().st_mode for path in written}) == 1
+    assert not RunFolder(tmp_path / "model").exists()  # below results/ it is not listed as a run
+    again = load_export(tmp_path / "model")
+    weights = RunFolder(runs[name])
+    vocab_size = len(again.model.embedding)
+    before = build_model(load_config(weights.config_path, []), vocab_size=vocab_size)
+    found = checkpoint.newest(weights, [])
+    assert found is not None
+    before.load(found.parts["weights"])
+    inputs = torch.arange(SEQ)[None] % 5
+    expected, got = output(before.model, inputs), output(again.model, inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert config.model.norm.gain == (not flags)
+    if flags:
+        d, norms = 16, 2 * 3 + 1
+        assert facts["parameters"] - facts["parameters folded"] == 2 * d * norms
+        name_of_one = "encoder.layers.0.attention.qkv"
+        moved_one = before.model.get_parameter(name_of_one), again.model.get_parameter(name_of_one)
+        assert not torch.equal(*moved_one)
+    else:
+        assert torch.equal(got, expected)
+
+
+def test_a_folded_config_can_be_trained(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert call(runs["separate"], "--fold", "--to", tmp_path / "a.safetensors").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.json",
+        "a.safetensors",
+        "a.yaml",
+    ]
+    again = train(load_config(tmp_path / "a.yaml", []), out=tmp_path, study="again")
+    assert again.state == "done"
+    load_export(tmp_path / "a.safetensors")
+
+
+def test_export_refuses(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "model"
+    for words, code, said in (
+        ([runs["post"], "--fold"], 2, "the residual"),
+        ([tmp_path], 2, "is no run"),
+        ([runs["separate"], "--untie"], 2, "add --fold"),
+    ):
+        result = call(*words, "--to", to)
+        assert (result.exit_code, said in result.stderr) == (code, True), result.output
+    assert not to.exists()
+    assert call(runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
+    again = call(runs["tied"], "--to", to)
+    assert again.exit_code == 2 and "exists already" in again.stderr
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        config, values = fold(*args, **options)
+        values["embedding"] = values["embedding"] * 1.0001
+        return config, values
+
+    monkeypatch.setattr(folding, "fold", wrong)
+    result = call(runs["separate"], "--fold", "--to", tmp_path / "other")
+    assert result.exit_code == 6 and "computes something else" in result.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
+    config = config_of(**TINY | {"train__max_loss": 1e-3})
+    run = train(config, out=tmp_path)
+    assert run.state == "diverged"
+    result = call(run.path, "--to", tmp_path / "model")
+    assert result.exit_code == 7 and "diverged one has none" in result.stderr

@@ -1,0 +1,400 @@
+"""Norms, activations, initial distributions and biases that a configuration may choose."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.sampling import some
+
+import deepstack
+from deepstack import config as conf
+from deepstack.config import Config, config_hash, parse_config, with_overrides
+from deepstack.distributed import Processes
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import compiled, fast_paths_of
+from deepstack.fast.fuse import norm_function
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
+from deepstack.model.sublayers import ACTIVATIONS
+from deepstack.records import Run
+from deepstack.schemes import NORMS, SCHEMES, BatchNorm
+from deepstack.schemes.norms import StackNorm
+
+BASE = {
+    "model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "task.name": "markov",
+    "task.seq_len": 8, "train.batch_size": 4, "train.steps": 3, "train.eval_every": 0,
+    "train.eval_batches": 1, "runtime.device": "cpu", "runtime.threads": 1,
+}  # fmt: skip
+KINDS = list(NORMS)
+
+
+def small(**changes: Any) -> Config:
+    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def built(**changes: Any) -> Built:
+    return build_model(small(**changes), vocab_size=17)
+
+
+def a_norm(kind: str, d: int = 5, *, gain: bool = True, bias: bool = True) -> StackNorm:
+    torch.manual_seed(0)
+    norm = NORMS[kind](d, eps=0.1, gain=gain, bias=bias, start=0.7)
+    for name in dict(norm.named_parameters()):
+        fresh = torch.full((1,), 0.7) if name == "scale" else torch.randn(d)
+        setattr(norm, name, torch.nn.Parameter(fresh))
+    return norm
+
+
+def layer(z: torch.Tensor) -> torch.Tensor:
+    middle = z.sum(-1, keepdim=True) / z.shape[-1]
+    return (z - middle) / (((z - middle) ** 2).sum(-1, keepdim=True) / z.shape[-1] + 0.1) ** 0.5
+
+
+def rms(z: torch.Tensor) -> torch.Tensor:
+    return z / ((z**2).sum(-1, keepdim=True) / z.shape[-1] + 0.1) ** 0.5
+
+
+def batch(z: torch.Tensor) -> torch.Tensor:
+    channels = [z[..., i] for i in range(z.shape[-1])]
+    done = [(c - c.mean()) / (((c - c.mean()) ** 2).mean() + 0.1) ** 0.5 for c in channels]
+    return torch.stack(done, dim=-1)
+
+
+def dynamic_tanh(z: torch.Tensor) -> torch.Tensor:
+    up, down = torch.exp(0.7 * z), torch.exp(-0.7 * z)
+    return (up - down) / (up + down)
+
+
+LITERAL = {function.__name__: function for function in (layer, rms, batch, dynamic_tanh)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gain", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_norms_are_their_formulas(kind: str, gain: bool, bias: bool) -> None:
+    norm = a_norm(kind, gain=gain, bias=bias)
+    z = 2 * torch.randn(3, 4, 5) + 1
+    wanted = LITERAL[kind](z)
+    wanted = wanted * norm.gain if norm.gain is not None else wanted
+    wanted = wanted + norm.bias if norm.bias is not None else wanted
+    assert (norm.gain is not None, norm.bias is not None) == (gain, bias)
+    for function in (norm, norm_function(norm)):
+        torch.testing.assert_close(function(z), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, True)])
+def test_an_rms_norm_is_one_node_on_a_cpu(gain: bool, bias: bool) -> None:
+    """And the same as the module, there and back, rows of a batch or of more than one axis."""
+    norm = a_norm("rms", gain=gain, bias=bias)
+    leaves = list(norm.parameters())
+    for shape in [(2, 7, 5), (3, 2, 7, 5)]:
+        z, towards = torch.randn(shape, requires_grad=True), torch.randn(shape)
+        wanted = norm(z)
+        expected = torch.autograd.grad(wanted, (z, *leaves), towards)
+        for leaf in leaves:
+            leaf.grad = torch.zeros_like(leaf)
+        y = norm_function(norm)(z)
+        assert y.grad_fn.name() == "_NodeBackward"
+        torch.testing.assert_close(y, wanted)
+        y.backward(towards)
+        for ours, theirs in zip((z, *leaves), expected, strict=True):
+            torch.testing.assert_close(ours.grad, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_running_averages_follow_training_batches_and_nothing_else() -> None:
+    norm = a_norm("batch")
+    assert isinstance(norm, BatchNorm)
+    seen = [3 * torch.randn(4, 6, 5) + i for i in range(12)]
+    norm.statistics = "followed"
+    torch.testing.assert_close(norm(seen[0]), batch(seen[0]) * norm.gain + norm.bias)
+    assert norm.batches.item() == 0
+    mean, variance = torch.zeros(5), torch.zeros(5)
+    for count, z in enumerate(seen, start=1):
+        norm.statistics = "own_and_followed"
+        norm(z)
+        norm.statistics = "own"
+        norm(z + 100)  # a probe: leaves no trace
+        share, flat = max(1 / count, 0.1), z.flatten(0, 1)
+        mean = (1 - share) * mean + share * flat.mean(0)
+        variance = (1 - share) * variance + share * flat.var(0)
+    norm.statistics = "followed"
+    z = torch.randn(2, 3, 5)
+    wanted = (z - mean) / (variance + 0.1).sqrt() * norm.gain + norm.bias
+    torch.testing.assert_close(norm(z), wanted, rtol=1e-4, atol=1e-4)
+
+
+CHOICES: list[dict[str, Any]] = [
+    *({"model.norm.kind": kind} for kind in KINDS),
+    *({"model.norm.kind": kind, "model.norm.bias": False} for kind in KINDS),
+    {"model.norm.kind": "dynamic_tanh", "model.norm.gain": False, "model.norm.start": 0.8},
+    *({"model.activation": name} for name in ACTIVATIONS),
+    *({"model.activation": name, "model.gated": True} for name in ("relu", "silu", "gelu")),
+    {"model.gated": True, "model.activation": "relu2", "train.lr_factors": {"w3": 0.5}},
+    {"model.gated": True, "train.optimizer": "muon", "model.bias": False},
+    *({"model.init.distribution": name} for name in DISTRIBUTIONS),
+    {"model.bias": False},
+    {"model.bias": False, "model.activation": "tanh", "train.lr_factors": {"q": 0.5}},
+]
+
+
+@pytest.mark.parametrize("choice", some(CHOICES, 3), ids=str)
+def test_every_choice_trains_alike_fused_and_plain(choice: dict[str, Any], tmp_path: Path) -> None:
+    runs = {}
+    for fused in ("auto", False):
+        given = with_overrides(small(), choice | {"runtime.fused": fused})
+        runs[fused] = deepstack.train(given, out=tmp_path / str(fused))
+        assert runs[fused].state == "done"
+        assert runs[fused].meta["environment"]["fused"] is (fused == "auto")
+    for column in ("loss", "grad_norm", "model_update"):
+        a, b = (run.steps[column].to_numpy() for run in runs.values())
+        assert len(a) == 3 and (a > 0).all()
+        assert abs(a / b - 1).max() < 1e-4, column
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_inside_of_sublayers_are_in_fp32_under_bf16(kind: str, tmp_path: Path) -> None:
+    exact = small(model__scheme="sub_ln", model__norm__kind=kind)
+    rounded = with_overrides(exact, {"train.precision": "bf16"})
+    a, b = (deepstack.train(c, out=tmp_path).steps["loss"] for c in (exact, rounded))
+    assert 0 < (a / b - 1).abs().max() < 0.02
+
+
+def test_each_choice_makes_another_experiment() -> None:
+    hashes = [config_hash(with_overrides(Config(), choice)) for choice in CHOICES]
+    defaults = {"model.norm.kind": "layer"}, {"model.activation": "relu"}
+    usual = [config_hash(Config()) for choice in defaults]
+    usual.append(
+        config_hash(with_overrides(Config(), {"model.init.distribution": "xavier_normal"}))
+    )
+    assert len(set(hashes)) == len(CHOICES) - 2 and set(usual) < set(hashes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_every_scheme_takes_every_norm(name: str, kind: str) -> None:
+    found = built(model__scheme=name, model__norm__kind=kind)
+    tokens = torch.arange(24).view(3, 8) % 17
+    found.banks.zero_gradients()
+    found.model(tokens).square().mean().backward()
+    assert all(bool(bank.gradients().isfinite().all()) for bank in found.banks)
+    inside = [m for m in found.model.modules() if isinstance(m, StackNorm)]
+    assert {type(m) for m in inside} <= {NORMS[kind]}
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_parameter_counts_are_those_of_the_model(choice: dict[str, Any]) -> None:
+    given = with_overrides(small(model__scheme="pre_ln"), choice)
+    found = build_model(given, vocab_size=17).banks.count()
+    assert conf.parameter_count(given, 17, final_norm=True) == found
+    assert ("bias" in found) is given.model.bias
+
+
+@pytest.mark.parametrize("fused", ["auto", False])
+@pytest.mark.parametrize("every", [0, 2])
+def test_batch_norm_is_continued_as_if_never_interrupted(
+    fused: Any, every: int, tmp_path: Path
+) -> None:
+    given = small(
+        model__norm__kind="batch", model__scheme="pre_ln", train__steps=9, train__eval_every=2,
+        runtime__fused=fused, runtime__recompute_every=every,
+    )  # fmt: skip
+    whole = deepstack.train(given, out=tmp_path / "whole")
+    asked = iter(range(1, 100))
+    with pytest.raises(Interrupted):
+        deepstack.train(given, out=tmp_path / "parts", stop=lambda: 2 if next(asked) == 5 else None)
+    parts = deepstack.train(given, out=tmp_path / "parts")
+    for name in ("steps.csv", "evals.csv"):
+        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+    if every:  # a layer that runs twice is followed once
+        once = deepstack.train(
+            with_overrides(given, {"runtime.recompute_every": 0}), out=tmp_path / "once"
+        )
+        assert (once.path / "evals.csv").read_bytes() == (whole.path / "evals.csv").read_bytes()
+
+
+def test_looking_does_not_disturb_batch_norm(tmp_path: Path) -> None:
+    base = small(model__norm__kind="batch", train__steps=6, train__eval_every=6)
+    changes: list[dict[str, Any]] = [{}, {"log.layers_every": 0}, {"train.eval_every": 1}]
+    runs = [deepstack.train(with_overrides(base, c), out=tmp_path / str(c)) for c in changes]
+    assert runs[0].steps["loss"].tolist() == runs[1].steps["loss"].tolist()
+    assert runs[0].steps["loss"].tolist() == runs[2].steps["loss"].tolist()
+    assert runs[0].evals["loss"].iloc[-1] == runs[2].evals["loss"].iloc[-1]
+
+
+def test_training_steps_are_followed_and_validation_uses_what_they_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    runs: list[Run] = []
+    for known in (0, 1):  # averages that are not there, and averages of 0
+
+        def follow(self: BatchNorm, flat: torch.Tensor, known: int = known) -> None:
+            calls.append(len(flat))
+            self.batches.fill_(known)
+
+        monkeypatch.setattr(BatchNorm, "follow", follow)
+        given = small(model__norm__kind="batch", train__eval_every=1)
+        runs.append(deepstack.train(given, out=tmp_path / str(known)))
+    assert calls == [4 * 8] * (2 * 3 * 2 * 3)  # runs, steps, norms of a layer, layers
+    assert runs[0].steps["loss"].tolist() == runs[1].steps["loss"].tolist()
+    assert (runs[0].evals["loss"] != runs[1].evals["loss"]).tolist() == [False, True, True, True]
+
+
+def test_batch_norm_needs_one_process() -> None:
+    processes = Processes.__new__(Processes)
+    processes.rank, processes.size = 0, 2
+    with pytest.raises(ConfigError, match="found batch, which needs one process"):
+        fast_paths_of(small(model__norm__kind="batch"), torch.device("cpu"), processes)
+
+
+def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: Any) -> Any:
+    init = conf.Init(distribution=distribution, **more)
+    start = DISTRIBUTIONS[distribution]
+    matrix = torch.empty(n_out, n_in)
+    start.fill(matrix, scale * start.scale(init, n_in, n_out), generator(0, 3, matrix.device))
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("distribution", "std", "most"),
+    [
+        ("xavier_normal", math.sqrt(2 / 500), 9.0),
+        ("xavier_uniform", math.sqrt(2 / 500), math.sqrt(3)),
+        ("kaiming_normal", math.sqrt(2 / 300), 9.0),
+        ("kaiming_uniform", math.sqrt(2 / 300), math.sqrt(3)),
+        ("truncated_normal", math.sqrt(2 / 500), 2 / 0.87962566),
+        ("normal", 0.02, 9.0),
+        ("orthogonal", math.sqrt(1 / 300), 9.0),
+    ],
+)
+def test_standard_deviations_and_bounds(distribution: str, std: float, most: float) -> None:
+    for scale in (1.0, 0.3):
+        matrix = drawn(distribution, 200, 300, scale)
+        assert matrix.std().item() == pytest.approx(scale * std, rel=0.015)
+        assert abs(matrix.mean().item()) < 5 * scale * std / math.sqrt(60_000)
+        largest = matrix.abs().max().item() / (scale * std)
+        assert largest <= most * 1.0001
+        assert largest > (0.98 * most if most < 9 else 3.5)
+
+
+def test_normal_takes_its_own_standard_deviation() -> None:
+    assert drawn("normal", 100, 400, std=0.5).std().item() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (12, 30), (30, 12)])
+def test_orthogonal_matrices(shape: tuple[int, int]) -> None:
+    q = drawn("orthogonal", *shape, scale=3.0)
+    gram = q @ q.T if shape[0] <= shape[1] else q.T @ q
+    torch.testing.assert_close(gram, 9 * torch.eye(12), rtol=1e-5, atol=1e-5)
+
+
+def test_orthogonal_matrices_favour_no_sign() -> None:
+    corners = torch.empty(400)
+    for i in range(400):
+        matrix = torch.empty(3, 3)
+        DISTRIBUTIONS["orthogonal"].fill(matrix, 1.0, generator(0, i, matrix.device))
+        corners[i] = matrix[0, 0]
+    assert abs(corners.mean().item()) < 5 / math.sqrt(3 * 400)  # Var of an entry is 1/3
+
+
+def test_zero_identity_is_identity_or_hadamard() -> None:
+    none = torch.Generator()
+    before = none.get_state()
+    square, wide, tall = torch.empty(4, 4), torch.empty(2, 3), torch.empty(3, 2)
+    for matrix in (square, wide, tall):
+        zero_identity(matrix, 0.5, none)
+    assert torch.equal(square, 0.5 * torch.eye(4))
+    assert torch.equal(wide, torch.tensor([[0.5, 0, 0], [0, 0.5, 0]]))
+    # H_2 = [[1, 1], [1, -1]] by itself, over sqrt(4)
+    assert torch.equal(tall, torch.tensor([[0.25, 0.25], [0.25, -0.25], [0.25, 0.25]]))
+    assert torch.equal(none.get_state(), before)
+    large = drawn("zero_identity", 64, 16)
+    torch.testing.assert_close(large.T @ large, torch.eye(16))
+
+
+@pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
+def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution: str) -> None:
+    init = {"model__init__distribution": distribution}
+    shallow = built(model__depth=2, model__scheme="post_ln", **init).banks.state()
+    deep = built(model__depth=5, model__scheme="deepnorm", **init).banks.state()
+    beta = SCHEMES["deepnorm"].beta(5)
+    assert beta is not None
+    for name in ("feed_forward.w1", "feed_forward.w2", "attention.o"):
+        key = f"encoder.layers.{name}"
+        torch.testing.assert_close(deep[key][:2], shallow[key] * beta)
+    qkv = "encoder.layers.attention.qkv"
+    assert torch.equal(deep[qkv][:2, :24], shallow[qkv][:, :24])
+    assert torch.equal(*shallow["encoder.layers.attention.o"]) is (distribution == "zero_identity")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("init: {distribution: orthogonal, fan: in}",
+         "model.init.fan: found in, unused under model.init.distribution=orthogonal; "
+         "allowed in_out, or model.init.distribution=xavier_normal or"),
+        ("init: {fan: in, distribution: kaiming_normal}", "model.init.fan: found in, unused"),
+        ("init: {std: 0.1}",
+         "model.init.std: found 0.1, unused under model.init.distribution=xavier_normal; "
+         "allowed 0.02, or model.init.distribution=normal"),
+        ("norm: {kind: rms, start: 0.8}",
+         "model.norm.start: found 0.8, unused under model.norm.kind=rms; "
+         "allowed 0.5, or model.norm.kind=dynamic_tanh"),
+        ("norm: {start: 0.8}", "model.norm.start: found 0.8, unused under model.norm.kind=layer"),
+        ("norm: {kind: bach}", "did you mean 'batch'?"),
+        ("activation: sigmoids", "did you mean 'sigmoid'?"),
+        ("init: {distribution: gauss, std: 0.1}", "model.init.distribution: found 'gauss'"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(f"model: {{{text}}}", "f.yaml")
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith("f.yaml:1:")
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_resolved_config_is_read_back(choice: dict[str, Any]) -> None:
+    given = with_overrides(Config(), choice)
+    assert parse_config(conf.to_yaml(given)) == given
+
+
+def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
+    for kind, fixed in (("rms", True), ("dynamic_tanh", False)):
+        run = deepstack.train(small(model__norm__kind=kind), out=tmp_path / kind)
+        assert run.columns["scheme"]["normalised"] is fixed
+    found = built(model__norm__kind="dynamic_tanh", model__norm__start=0.8)
+    scales = found.banks.state()["encoder.layers.scheme.attention_norms.0.scale"]
+    assert torch.equal(scales, torch.full((3, 1), 0.8))
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+def test_one_graph_for_all_layers_in_each_mode(kind: str) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compared = [built(model__norm__kind=kind, model__depth=12) for _ in range(2)]
+    compared[1].model.last.through = compiled(print, count)
+    tokens = torch.arange(24).view(3, 8) % 17
+    for _ in range(2):
+        for which in ("own_and_followed", "own", "followed"):
+            with torch.set_grad_enabled(which == "own_and_followed"):
+                outputs = []
+                for one in compared:
+                    with one.model.statistics(which):
+                        outputs.append(one.model(tokens))
+            torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+    averages = [one.model.averages() for one in compared]
+    torch._dynamo.reset()
+    torch.testing.assert_close(*averages, rtol=1e-4, atol=1e-4)
+    assert len(averages[0]) == (3 if kind == "batch" else 0)
+    assert len(graphs) == (3 if kind == "batch" else 2)

@@ -1,0 +1,227 @@
+"""Queries and keys: rotary positions, and norms before the logits."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.family_models import perturbed, same_one_by_one, tokens_for
+from helpers.small_runs import data_of, small
+from torch import Tensor
+
+import deepstack
+from deepstack import config as conf
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.fast.fuse import fused_sublayer
+from deepstack.fast.fused_sublayers import FusedSublayer
+from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
+from deepstack.model import build_model
+from deepstack.model.query_key import Rotation
+
+
+def turned(h: Tensor, first: int = 0) -> Tensor:
+    """Pairs of coordinates as complex numbers, times e^(i p θ), one by one."""
+    found = h.clone()
+    for index in torch.cartesian_prod(*map(torch.arange, h.shape[:-1])):
+        row, p = tuple(index.tolist()), first + int(index[-1])
+        for i in range(h.shape[-1] // 2):
+            pair = complex(h[row][2 * i].item(), h[row][2 * i + 1].item())
+            pair *= cmath.exp(1j * p * 10000 ** (-2 * i / h.shape[-1]))
+            found[row][2 * i], found[row][2 * i + 1] = pair.real, pair.imag
+    return found
+
+
+def test_a_rotation_turns_pairs_by_their_angles() -> None:
+    h = torch.randn(2, 3, 5, 6)
+    rotation = Rotation(9, 6)
+    torch.testing.assert_close(rotation(h), turned(h), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rotation(h, 4), turned(h, 4), rtol=1e-5, atol=1e-6)
+    assert rotation(h.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_logit_depends_on_how_far_two_positions_are_apart() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 12, 8)
+    rotation = Rotation(12, 8)
+    logits = (rotation(q) @ rotation(k).mT)[0, 0]
+    for apart in range(-11, 12):
+        diagonal = logits.diagonal(apart)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert logits[0].std() > 1e-2
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize(("rotary", "normed"), [(True, False), (False, True), (True, True)])
+def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed: bool) -> None:
+    """From the plain matrices, head by head, with weights written out."""
+    changes: dict[str, Any] = {"model__norm__kind": kind, "model__qk_norm": normed}
+    positions = "rotary" if rotary else "learned"
+    model = perturbed(model__family=family, model__positions=positions, **changes).model
+    attention = model.layers[1].attention
+    x = torch.randn(2, 6, 16)
+    qkv = x @ attention.qkv.T + attention.qkv_bias
+
+    def norm(h: Tensor, module: Any) -> Tensor:
+        centred = h - h.mean(-1, keepdim=True) if kind == "layer" else h
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * module.gain + module.bias
+
+    heads = []
+    for h in range(2):
+        own = slice(8 * h, 8 * h + 8)
+        q, k, v = (part[..., own].detach() for part in qkv.split(16, dim=-1))
+        if normed:
+            q, k = norm(q, attention.qk.q_norm), norm(k, attention.qk.k_norm)
+        if rotary:
+            q, k = turned(q.detach()), turned(k.detach())
+        logits = q @ k.mT / math.sqrt(8)
+        if family == "decoder":
+            logits = logits.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+        heads.append(logits.softmax(-1) @ v)
+    expected = torch.cat(heads, -1) @ attention.o.T + attention.o_bias
+    torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("rotary", "normed"), [(True, False), (False, True), (True, True)])
+def test_attention_is_a_chain_on_a_cpu(
+    family: str, kind: str, gain: bool, bias: bool, rotary: bool, normed: bool
+) -> None:
+    changes: dict[str, Any] = {
+        "model__norm__kind": kind, "model__norm__gain": gain, "model__norm__bias": bias,
+        "model__qk_norm": normed, "model__positions": "rotary" if rotary else "learned",
+    }  # fmt: skip
+    model = perturbed(model__family=family, **changes).model
+    attention = model.layers[1].attention
+    x, towards = torch.randn(3, 6, 16, requires_grad=True), torch.randn(3, 6, 16)
+    names, leaves = zip(*attention.named_parameters(), strict=True)
+    wanted = attention(x)
+    expected = torch.autograd.grad(wanted, (x, *leaves), towards)
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf)
+    chain = fused_sublayer(attention)
+    assert isinstance(chain, FusedSublayer)
+    with torch.no_grad():
+        torch.testing.assert_close(chain(x[:, :4]), attention(x[:, :4]), rtol=1e-4, atol=1e-5)
+    y = chain(x)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    y.backward(towards)
+    for name, leaf, theirs in zip(("x", *names), (x, *leaves), expected, strict=True):
+        torch.testing.assert_close(leaf.grad, theirs, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_what_has_no_operation_is_no_chain() -> None:
+    for kind in ("batch", "dynamic_tanh"):
+        given: dict[str, Any] = {"model__norm__kind": kind, "model__positions": "rotary"}
+        attention = perturbed(**given).model.layers[1].attention
+        assert fused_sublayer(attention) is not None
+        normed = perturbed(model__qk_norm=True, **given).model.layers[1].attention
+        assert fused_sublayer(normed) is None
+
+
+def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
+    both = {"model__positions": "rotary", "model__qk_norm": True}
+    model = perturbed(model__family="encoder_decoder", **both).model
+    cross = model.decoder.layers[1].cross_attention
+    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    heads = []
+    for h in range(2):
+        own = slice(8 * h, 8 * h + 8)
+        q = (x @ cross.q.T + cross.q_bias)[..., own]
+        k, v = (part[..., own] for part in (memory @ cross.kv.T + cross.kv_bias).split(16, dim=-1))
+        q, k = (
+            F.layer_norm(h, (8,), norm.gain, norm.bias)
+            for h, norm in ((q, cross.qk.q_norm), (k, cross.qk.k_norm))
+        )
+        heads.append((q @ k.mT / math.sqrt(8)).softmax(-1) @ v)
+    expected = torch.cat(heads, -1) @ cross.o.T + cross.o_bias
+    torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["deepnorm", "real_former", "hyper_connections"])
+@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
+def test_position_by_position_a_decoder_says_the_same(scheme: str, family: str) -> None:
+    if scheme == "real_former" and family == "encoder_decoder":
+        pytest.skip("not published")
+    changes = {"model__positions": "rotary", "model__qk_norm": True, "model__scheme": scheme}
+    same_one_by_one(perturbed(model__family=family, **changes).model)
+
+
+def test_merged_attention_is_normed_too_position_by_position() -> None:
+    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
+    model = perturbed(model__qk_norm=True, model__scheme="ds_init", **said).model
+    assert model.decoder.layers[0].attention.qk.q_norm is not None
+    same_one_by_one(model)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_the_stream_starts_with_unit_variance(positions: str) -> None:
+    changes = {"model.positions": positions, "model.d_model": 256}
+    model = build_model(with_overrides(Config(), changes), vocab_size=400).model
+    assert model.start(torch.arange(60)[None]).var().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_order_is_seen(positions: str) -> None:
+    model = perturbed(model__positions=positions).model
+    tokens = tokens_for(model)
+    other = model(tokens.flip(1)).flip(1)
+    assert (model(tokens) - other).abs().amax() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["layer", "dynamic_tanh"])
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_every_parameter_is_counted(family: str, kind: str) -> None:
+    config = with_overrides(
+        Config(),
+        {"model.family": family, "model.qk_norm": True, "model.positions": "rotary",
+         "model.norm.kind": kind, "task.name": "copy"},
+    )  # fmt: skip
+    counted = conf.parameter_count(config, 257)
+    assert counted == build_model(config, vocab_size=257, device="meta").banks.count()
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_training_learns_and_is_the_same_replayed_and_on_plain_parameters(
+    kind: str, tmp_path: Path
+) -> None:
+    given = small(
+        model__positions="rotary", model__qk_norm=True, model__norm__kind=kind, train__steps=30,
+        runtime__replay=True,
+    )  # fmt: skip
+    one = deepstack.train(given, out=tmp_path / "a")
+    assert one.steps.loss.iloc[-1] < one.steps.loss.iloc[0] - 0.5
+    other = with_overrides(given, {"runtime.banks": False, "runtime.replay": False})
+    assert data_of(one) == data_of(deepstack.train(other, out=tmp_path / "b"))
+
+
+@pytest.mark.parametrize("changes", [{"model.positions": "rotary"}, {"model.qk_norm": True}])
+def test_a_gpu_has_no_node_for_it(changes: dict[str, Any]) -> None:
+    assert is_nodes(two_layers(Config())) and not has_more_inside(two_layers(Config()))
+    model = two_layers(with_overrides(Config(), changes))
+    assert has_more_inside(model) and not is_nodes(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.positions": "rotary", "model.n_heads": 64}, "heads of 1; allowed with an even"),
+        (
+            {"model.positions": "rotary", "model.family": "encoder_decoder",
+             "model.scheme": "ds_init", "model.decoder_attention": "merged"},
+            "decoder_attention=separate",
+        ),
+        ({"model.qk_norm": True, "model.scheme": "hybrid_norm"}, "norms of queries and keys"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build_model(with_overrides(Config(), changes), vocab_size=11)

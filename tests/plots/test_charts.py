@@ -1,0 +1,361 @@
+"""The other charts, and what is written: right for one run and for many."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import ROOT
+from helpers.plot_runs import DEPTHS, make_chart, make_run, rows, update, words
+from helpers.sampling import some
+
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.plots import CHARTS, draw
+from deepstack.plots.page import Page
+from deepstack.records import RunFolder
+
+# --- the other charts ----------------------------------------------------------------------
+
+
+def test_update_vs_step_draws_every_step(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", depth=6, steps=30)
+    make_run(tmp_path / "study", depth=18, updates=[0.1, 0.2, math.nan], state="diverged")
+    chart = make_chart("update_vs_step", tmp_path)
+    good = rows(chart, series="DeepNorm, N = 6")
+    assert good["x"].tolist() == list(range(1, 31))
+    assert good["y"].tolist() == pytest.approx([update(6, t) for t in range(1, 31)], rel=1e-6)
+    bad = rows(chart, series="DeepNorm, N = 18")
+    assert bad["x"].tolist() == [1, 2] and set(bad["mark"]) == {"diverged"}
+
+
+@pytest.mark.parametrize(
+    ("masked", "expected", "level"),
+    [(2.5, [2.5, 2.5], "unigram entropy"), (None, [2.0, 2.0], "best without context")],
+)
+def test_each_loss_is_compared_with_what_it_can_be_compared_with(
+    tmp_path: Path, masked: float | None, expected: list[float], level: str
+) -> None:
+    for depth in DEPTHS:
+        make_run(tmp_path / "study", depth=depth, masked=masked)
+    chart = make_chart("loss_vs_step", tmp_path)
+    training, validation = dict.fromkeys(chart.data["panel"])
+    assert rows(chart, panel=training, kind="level")["series"].tolist() == ["best without context"]
+    assert rows(chart, panel=validation, kind="level")["series"].tolist() == [level]
+    drawn = rows(chart, panel=validation, series="DeepNorm, N = 6")
+    assert drawn["y"].tolist() == expected and drawn["x"].tolist() == [0, 5]
+    final = make_chart("final_loss_vs_depth", tmp_path)
+    assert rows(final, kind="point")["y"].tolist() == [expected[0]] * len(DEPTHS)
+    assert rows(final, kind="level")["series"].tolist() == [level]
+
+
+def test_one_run_has_losses_and_levels_in_one_panel(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", optimal=1.75, references={"unigram_entropy": 2.7})
+    chart = make_chart("loss_vs_step", tmp_path)
+    assert len(chart.figure.axes) == 1
+    assert rows(chart, kind="training")["y"].tolist() == pytest.approx([3.9, 3.8, 3.7, 3.6, 3.5])
+    levels = rows(chart, kind="level")
+    assert dict(zip(levels["series"], levels["y"], strict=True)) == {
+        "unigram entropy": 2.7,
+        "Bayes optimum": 1.75,
+    }
+
+
+def test_only_finished_runs_have_a_final_loss(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        state = {48: "diverged", 100: "interrupted"}.get(depth, "done")
+        make_run(tmp_path / "study", depth=depth, state=state)
+    points = rows(make_chart("final_loss_vs_depth", tmp_path), kind="point").set_index("x")
+    assert points.index.tolist() == [6, 18, 48]
+    assert points["mark"].dropna().to_dict() == {48: "diverged"}
+
+
+def test_a_seed_that_diverged_has_no_final_loss(tmp_path: Path) -> None:
+    for depth, seeds in ((6, "dd"), (18, "ddx"), (48, "xx")):
+        for seed, end in enumerate(seeds):
+            state, loss = ("done", 2.0 + 0.1 * seed) if end == "d" else ("diverged", 5.0)
+            make_run(tmp_path / "study", depth=depth, seed=seed, state=state, masked=loss)
+    chart = make_chart("final_loss_vs_depth", tmp_path)
+    points = rows(chart, kind="point").set_index("x")
+    assert points["y"].tolist() == pytest.approx([2.05, 2.05, 5.0])
+    assert points["n"].tolist() == [2, 2, 2] and math.isnan(points["low"][48])
+    assert points["mark"].dropna().to_dict() == {18: "some diverged", 48: "diverged"}
+    line = [line for line in chart.figure.axes[0].lines if len(np.asarray(line.get_xdata())) > 1]
+    assert [6, 18] in [np.asarray(one.get_xdata()).tolist() for one in line]
+    lost = "all seeds diverged: last finite value"
+    assert {"some seeds diverged: mean of the others", lost} <= set(words(chart))
+
+
+def test_losses_of_two_tasks_share_no_axis_and_no_line(tmp_path: Path) -> None:
+    """Not even where each was trained with a learning rate of its own."""
+    for depth in (6, 48):
+        make_run(tmp_path / "study", depth=depth, masked=2.5)
+        config = {"task.name": "markov"}
+        levels = {"unigram_entropy": 1.5}
+        make_run(
+            tmp_path / "study", depth=depth, lr=2e-3, config=config, masked=1.2, references=levels
+        )
+    for name in ("final_loss_vs_depth", "loss_vs_lr"):
+        chart = make_chart(name, tmp_path)
+        assert len(chart.figure.axes) == 2
+        known = {}
+        for panel, part in chart.data.groupby("panel"):
+            known[str(panel).split()[-1]] = sorted(set(part["y"]))
+        assert known == {"markov": [1.2, 1.5], "text": [2.5, 3.26]}
+    ends = [axes.get_ylim() for axes in make_chart("final_loss_vs_depth", tmp_path).figure.axes]
+    assert ends[0] != ends[1]
+
+
+def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Path) -> None:
+    for lr, loss in ((1e-3, 2.5), (1e-2, 2.0), (1e-1, 1.5)):
+        for seed in (0, 1):
+            state = "diverged" if lr == 1e-1 and seed else "done"
+            make_run(tmp_path / "study", lr=lr, seed=seed, state=state, masked=loss)
+    chart = make_chart("loss_vs_lr", tmp_path)
+    assert rows(chart, kind="best")["x"].tolist() == [1e-2]
+    assert rows(chart, x=1e-1)["mark"].tolist() == ["1 diverged"]
+    assert "some seeds diverged: mean of the others" in words(chart)
+
+
+def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        make_run(tmp_path / "s", lr=lr, state="diverged", updates=[math.nan], losses=[math.nan])
+    with pytest.raises(NothingMatchedError, match="every run diverged"):
+        make_chart("loss_vs_lr", tmp_path)
+    with pytest.raises(NothingMatchedError, match="no run has a finite"):
+        make_chart("update_vs_step", tmp_path)
+    # The evaluation at the start was before: it is no place where a run diverged.
+    chart = make_chart("loss_vs_step", tmp_path)
+    markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}
+    assert "X" not in markers and "diverged" not in words(chart)
+    assert any("diverged before any finite training loss" in text for text in words(chart))
+    make_run(tmp_path / "s", scheme="post_ln", lr=1e-3)
+    make_run(tmp_path / "s", scheme="post_ln", lr=1e-2, state="diverged")
+    chart = make_chart("loss_vs_lr", tmp_path)
+    assert set(rows(chart, kind="best")["panel"]) == {"Post-LN"} and len(chart.figure.axes) == 1
+    assert any("nothing finished of DeepNorm" in text for text in words(chart))
+
+
+def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in (6, 18):
+            make_run(tmp_path, scheme=scheme, depth=depth, masked=40.0, references={})
+            make_run(tmp_path, scheme=scheme, depth=depth, seed=1, masked=2.0, references={})
+    scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
+    assert scales == {"linear"}
+    make_run(tmp_path, depth=18, masked=0.1, references={})
+    scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
+    assert scales == {"log"}
+
+
+def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
+    values = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]])
+    make_run(tmp_path / "study", depth=3, layers=values)
+    chart = make_chart("grad_norm_by_layer", tmp_path)
+    assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
+    # Zero has no place on a log axis: it is left out, and the caption says so.
+    assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
+    assert any("zeros" in text for text in words(chart))
+
+
+@pytest.mark.parametrize("diagnostic", ["grad_norm", "stream_norm"])
+def test_heat_map_of_any_diagnostic(tmp_path: Path, diagnostic: str) -> None:
+    values = np.arange(1.0, 13.0).reshape(4, 3)
+    make_run(tmp_path / "study", depth=3, layers=values)
+    chart = make_chart("layer_step_heat_map", tmp_path, diagnostic=diagnostic)
+    sign = 1 if diagnostic == "grad_norm" else -1
+    cell = rows(chart, x=2, y=3)["value"].item()
+    assert cell == sign * values[1, 2] and len(chart.data) == 12
+    with pytest.raises(NothingMatchedError, match="did you mean 'grad_norm'"):
+        make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
+
+
+@pytest.mark.parametrize(
+    ("diagnostic", "values", "scale"),
+    [("grad_norm", [1, 10, 100], "log"), ("grad_norm", [0, 10, 100], "log"),
+     ("grad_norm", [-1, 0, 100], "linear"), ("stream_norm", [1, 10, 100], "linear")],
+)  # fmt: skip
+def test_a_diagnostic_of_either_sign_has_a_plain_axis(
+    tmp_path: Path, diagnostic: str, values: list[float], scale: str
+) -> None:
+    make_run(tmp_path, depth=1, layers=np.array(values, dtype=float).reshape(3, 1))
+    chart = make_chart("last_layer_vs_step", tmp_path, diagnostic=diagnostic)
+    sign = 1 if diagnostic == "grad_norm" else -1
+    drawn = [sign * v for v in values if scale == "linear" or v]
+    assert rows(chart, kind="line")["y"].tolist() == drawn
+    (axes,) = chart.figure.axes
+    assert axes.get_yscale() == scale and axes.get_ylim()[0] < min(drawn)
+    assert ("zeros are not drawn" in " ".join(words(chart))) == (scale == "log" and 0 in values)
+
+
+def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in (2, 5):
+            for seed in (1, 0):
+                layers = np.full((2, depth), 1.0 + seed)
+                make_run(tmp_path / "s", scheme=scheme, depth=depth, seed=seed, layers=layers)
+    chart = make_chart("grad_norm_by_layer", tmp_path)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
+    assert set(chart.data["y"]) == {1.0}
+    assert any("each at its greatest depth · seed 0" in text for text in words(chart))
+    for scheme in ("deepnorm", "post_ln"):
+        make_run(tmp_path / "t", scheme=scheme, depth=5, layers=np.ones((2, 5)))
+    chart = make_chart("grad_norm_by_layer", tmp_path / "t")  # the subtitle says it of both
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
+
+
+# --- drawing -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results") / "study"
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in DEPTHS:
+            for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
+                layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
+                make_run(root, scheme=scheme, depth=depth, seed=seed, lr=lr, layers=layers)
+    return root
+
+
+def test_every_chart_is_written_in_four_forms(study: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    written = draw(study, out=tmp_path, say=said.append)
+    assert said == []
+    kinds = ("pdf", "png", "svg", "csv")
+    expected = [f"{name}.{kind}" for name in CHARTS.names() for kind in kinds]
+    assert [path.name for path in written] == expected
+    assert len(CHARTS.names()) >= 6
+    for path in written:
+        assert path.parent == tmp_path and path.stat().st_size > 100
+    for name in CHARTS.names():
+        assert len(pd.read_csv(tmp_path / f"{name}.csv")) > 0
+        assert b"/Type3" not in (tmp_path / f"{name}.pdf").read_bytes()  # no journal takes them
+
+
+def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(
+    study: Path, tmp_path: Path
+) -> None:
+    before = dict(mpl.rcParams)
+    first = draw(study, ["update_vs_depth", "layer_step_heat_map"], tmp_path / "a")
+    with mpl.rc_context({"font.size": 30, "lines.linewidth": 9}):
+        second = draw(study, ["update_vs_depth", "layer_step_heat_map"], tmp_path / "b")
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", some(CHARTS.names(), 3))
+def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) -> None:
+    figure = make_chart(name, study).figure
+    figure.set_dpi(200)
+    figure.canvas.draw()
+    width, height = figure.bbox.width, figure.bbox.height
+    boxes = [text.get_window_extent() for text in [*figure.texts, *figure.legends]]
+    boxes += [axes.get_tightbbox() for axes in figure.axes]
+    boxes = [box for box in boxes if box is not None and box.width > 0]
+    for box in boxes:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            across = min(one.x1, other.x1) - max(one.x0, other.x0)
+            along = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert not (across > 3 and along > 3)
+
+
+def test_long_labels_of_legends_side_by_side_stay_apart(tmp_path: Path) -> None:
+    names = [f"model.scheme_options.a_rather_long_name_{i}" for i in range(3)]
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+        for i in (1, 2):
+            options = {name: i for name in names} | {"train.lr": 1e-3}
+            make_run(tmp_path / "study", scheme="rezero", depth=depth, lr=i, config=options)
+    figure = make_chart("update_vs_depth", tmp_path).figure
+    left, right = (legend.get_window_extent() for legend in figure.legends[:2])
+    assert left.x1 < right.x0 and right.x1 < figure.bbox.width
+
+
+def test_the_label_of_a_low_axis_is_no_longer_than_it() -> None:
+    page = Page(1, 2, height=0.8)
+    for axes in page.axes:
+        axes.set_ylabel("a label that is much longer than the axis beside which it stands")
+    figure = page.finish("title", "subtitle", [])
+    figure.canvas.draw()
+    assert page.axes[0].yaxis.label.get_window_extent().height <= 0.82 * figure.dpi
+
+
+def test_widths_are_those_of_a_paper() -> None:
+    assert Page(1, 1, height=1).figure.get_figwidth() == 3.3
+    assert Page(1, 3, height=1).figure.get_figwidth() == 6.8
+
+
+def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    said: list[str] = []
+    written = draw(tmp_path / "study", say=said.append)
+    assert {path.stem for path in written} == {"loss_vs_step", "update_vs_step"}
+    assert all(path.parent == tmp_path / "study" / "figures" for path in written)
+    assert [line.split(" is not drawn: ")[0] for line in said] == [
+        "attribution_vs_depth",
+        "attribution_vs_step",
+        "bound_vs_depth",
+        "bound_vs_measured",
+        "final_loss_vs_depth",
+        "frontier",
+        "grad_norm_by_layer",
+        "gradient_ratios",
+        "last_layer_vs_step",
+        "layer_step_heat_map",
+        "loss_vs_lr",
+        "outcomes",
+        "update_vs_depth",
+    ]
+    assert "all have N = 6" in said[-1] and "log.layers_every" in said[6]
+    with pytest.raises(NothingMatchedError, match="needs runs of two depths") as caught:
+        draw(tmp_path / "study", ["update_vs_depth"])
+    assert caught.value.exit_code == 7
+    with pytest.raises(ConfigError, match="did you mean 'loss_vs_step'"):
+        draw(tmp_path / "study", ["loss_vs_stp"])
+
+
+def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+    new = RunFolder(tmp_path / "study" / "new")
+    new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")
+    assert len(draw(tmp_path)) >= 9
+    for path in (tmp_path / "study").iterdir():
+        if path.name.startswith("deepnorm"):
+            (path / "steps.csv").unlink()
+            (path / "evals.csv").unlink()
+    with pytest.raises(NothingMatchedError, match="no run has a step"):
+        draw(tmp_path)
+
+
+def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path / "study", depth=depth)
+    reference = tmp_path / "study" / "reference.csv"
+    reference.write_text(
+        "# digitised\nchart,x,y,label\nupdate_vs_depth,6,0.018,published\nloss_vs_step,1,3,other\n"
+    )
+    (tmp_path / "out").mkdir()
+    draw(tmp_path, ["update_vs_depth"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "update_vs_depth.csv")
+    found = table[table["kind"] == "reference"]
+    assert found[["series", "x", "y"]].values.tolist() == [["published", 6, 0.018]] * 2
+    reference.write_text("chart,x,label\n")
+    with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
+        draw(tmp_path)
+
+
+def test_charts_need_no_torch_and_no_display() -> None:
+    code = "import sys, deepstack.plots; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
+    root = ROOT
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "set()"

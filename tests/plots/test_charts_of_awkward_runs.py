@@ -1,0 +1,332 @@
+"""Charts of awkward folders: what a reader of a paper would be misled by, or could not read."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plot_runs import LABELS, make_chart, make_run, rows, words
+from matplotlib.collections import LineCollection
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
+
+from deepstack.analysis.captions import caption_of
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.settings import value_text
+from deepstack.errors import NothingMatchedError
+from deepstack.plots import Chart
+from deepstack.plots.page import CAPTION, wrap
+from deepstack.plots.style import PAGE
+from deepstack.records import find_runs
+from deepstack.records.cells import counted
+
+
+def caption(chart: Chart) -> str:
+    """All words of a figure in one line."""
+    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")
+
+
+# --- seeds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["update_vs_depth", "final_loss_vs_depth", "loss_vs_step"])
+def test_a_run_looked_at_otherwise_is_no_further_seed(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        for lr, every in enumerate((1, 5, 10)):
+            config = {"train.lr": 1e-3, "log.layers_every": every}
+            make_run(tmp_path, depth=depth, lr=lr, config=config)
+    chart = make_chart(name, tmp_path)
+    assert set(chart.data["n"].dropna()) <= {1, 2}  # 2: points of a fit
+    assert "low" not in chart.data and "standard deviation" not in caption(chart)
+    assert "left out: 4 runs with the seed of another" in caption(chart)
+
+
+def test_of_two_runs_with_one_seed_the_one_that_ended_counts(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for lr, state in enumerate(("done", "interrupted")):
+            config = {"train.lr": 1e-3, "log.layers_every": lr + 1}
+            make_run(tmp_path, depth=depth, lr=lr, state=state, config=config, updates=[lr + 1.0])
+    points = rows(make_chart("update_vs_depth", tmp_path), kind="point")
+    assert set(points["y"]) == {1.0}
+
+
+# --- words ---------------------------------------------------------------------------------
+
+
+def test_one_has_no_plural() -> None:
+    assert counted("{} steps", 1) == "1 step" and counted("{} steps", "12") == "12 steps"
+    assert counted("{} heads", 1) == "1 head" and counted("loss {}", 1) == "loss 1"
+
+
+def test_a_caption_counts_one_as_one(tmp_path: Path) -> None:
+    make_run(tmp_path, steps=1, config={"train.warmup_steps": 1, "task.seq_len": 1})
+    said = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert "sequences of 1 token ·" in said and "1 warm-up step ·" in said
+    assert said.endswith("· 1 step")
+
+
+def test_lists_are_written_as_people_write_them() -> None:
+    assert (
+        value_text([0.9, 0.98]) == "(0.9,\u00a00.98)" and value_text(["v", "w1"]) == "(v,\u00a0w1)"
+    )
+
+
+# --- colours -------------------------------------------------------------------------------
+
+
+def colours(chart: Chart) -> dict[str, object]:
+    """The colour of each scheme in a legend."""
+    lines = chart.figure.findobj(Line2D)
+    found = {str(line.get_label()).split(":")[0]: line for line in lines if line.get_label()}
+    return {name: line.get_color() for name, line in found.items() if name in LABELS.values()}
+
+
+def test_a_scheme_has_one_colour_in_all_charts_of_a_folder(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for scheme in LABELS:
+            # Only these have a final loss, a bound and layers.
+            whole = scheme in ("post_ln", "pre_ln")
+            layers = np.ones((3, depth)) if whole else None
+            state = "done" if whole else "running"
+            make_run(tmp_path, scheme=scheme, depth=depth, layers=layers, state=state)
+    whole = colours(make_chart("update_vs_depth", tmp_path))
+    assert len(set(whole.values())) == len(LABELS)
+    for name in ("final_loss_vs_depth", "bound_vs_depth", "last_layer_vs_step", "loss_vs_step"):
+        found = colours(make_chart(name, tmp_path))
+        assert found == {scheme: whole[scheme] for scheme in found}, name
+    assert set(colours(make_chart("bound_vs_depth", tmp_path))) == {"Post-LN", "Pre-LN"}
+
+
+# --- bands and points ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["update_vs_step", "last_layer_vs_step", "loss_vs_step"])
+def test_a_run_of_one_step_is_seen(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path, steps=1, layers=np.ones((1, 6)))
+    (axes,) = make_chart(name, tmp_path).figure.axes
+    alone = [line for line in axes.lines if len(np.atleast_1d(line.get_xdata())) == 1]
+    assert alone and all(line.get_marker() == "o" for line in alone)
+
+
+@pytest.mark.parametrize("name", ["update_vs_step", "update_vs_depth"])
+def test_seeds_of_a_lone_point_have_a_bar_for_a_band(tmp_path: Path, name: str) -> None:
+    for seed in range(3):
+        make_run(tmp_path, depth=6, seed=seed, steps=1, updates=[0.02 + 0.01 * seed])
+        make_run(tmp_path, depth=18, steps=1, updates=[0.01])
+    chart = make_chart(name, tmp_path)
+    bars = [b for b in chart.figure.axes[0].collections if isinstance(b, LineCollection)]
+    (ends,) = [path.vertices[:, 1] for bar in bars for path in bar.get_paths()]
+    assert list(ends) == pytest.approx([0.02, 0.04])
+
+
+@pytest.mark.parametrize(
+    "name", ["update_vs_step", "last_layer_vs_step", "update_vs_depth", "gradient_ratios"]
+)
+def test_bands_are_not_cut_off_by_the_axis(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        for seed, factor in enumerate((1.0, 1.0, 2.0)):
+            updates = [factor * 0.01 * t for t in (1, 2, 3)]
+            layers = np.full((3, depth), factor)
+            make_run(tmp_path, depth=depth, seed=seed, steps=3, updates=updates, layers=layers)
+    chart = make_chart(name, tmp_path)
+    drawn = chart.data[chart.data["high"].notna()]
+    assert len(drawn) and (drawn["low"] > 0).all()
+    low, high = chart.figure.axes[0].get_ylim()
+    panel = drawn[drawn["panel"] == drawn["panel"].iloc[0]] if "panel" in drawn else drawn
+    assert low < panel["low"].min() and panel["high"].max() < high
+
+
+def test_a_band_that_reaches_zero_goes_down_to_the_axis(tmp_path: Path) -> None:
+    for seed, factor in enumerate((0.01, 0.01, 10.0)):
+        make_run(tmp_path, seed=seed, layers=np.full((3, 6), factor))
+    chart = make_chart("gradient_ratios", tmp_path)
+    assert (rows(chart, kind="line")["low"] < 0).all()
+    bands = chart.figure.axes[0].collections
+    assert sum(len(band.get_paths()) for band in bands) >= 2
+
+
+# --- what diverged, what did not move ------------------------------------------------------
+
+
+def study_with_a_lost_seed(root: Path) -> None:
+    """Three depths and two seeds, of which one of the deepest leaves the finite numbers."""
+    for depth in (6, 18, 48):
+        for seed in range(2):
+            lost = (depth, seed) == (48, 1)
+            updates = [0.01 * depth * t for t in (1, 2)] + ([math.inf] if lost else [0.03 * depth])
+            state = "diverged" if lost else "done"
+            layers = np.ones((3, depth))
+            make_run(root, depth=depth, seed=seed, updates=updates, layers=layers, state=state)
+
+
+def test_a_diverged_seed_marks_the_bound_at_its_depth(tmp_path: Path) -> None:
+    study_with_a_lost_seed(tmp_path)
+    chart = make_chart("bound_vs_depth", tmp_path)
+    for panel in ("measured", "right-hand side"):
+        points = rows(chart, kind="point", panel=panel)
+        assert points["mark"].tolist()[-1] == "some diverged" and points["mark"].isna().sum() == 2
+        assert rows(chart, kind="fit", panel=panel)["n"].item() == 2
+    assert "some seeds diverged" in caption(chart) and np.isfinite(points["y"]).all()
+
+
+@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step", "gradient_ratios"])
+def test_means_name_the_seeds_that_diverged(tmp_path: Path, name: str) -> None:
+    study_with_a_lost_seed(tmp_path)
+    chart = make_chart(name, tmp_path)
+    assert "48 (1 of 2 seeds)" in caption(chart)
+    if name == "attribution_vs_depth":
+        assert set(rows(chart, kind="fit")["n"]) == {2}
+        assert "or a seed diverged are not in the fits" in caption(chart)
+
+
+def test_a_seed_counts_until_it_has_diverged(tmp_path: Path) -> None:
+    """What it measured before is a mean's; a last finite value is none, and is no other step's."""
+    study_with_a_lost_seed(tmp_path)
+    for step, n in ((2, 2), (3, 1)):
+        chart = make_chart("update_vs_depth", tmp_path, at_step=step)
+        points = rows(chart, kind="point", x=48).set_index("panel")
+        assert points["n"].to_dict() == {"step 1": 2, f"step {step}": n}
+        assert points["y"][f"step {step}"] == pytest.approx({2: 0.96, 3: 1.44}[step])
+        assert rows(chart, kind="fit")["n"].tolist() == [3, 1 + n]
+        assert ("some seeds diverged: mean of the others" in caption(chart)) == (n == 1)
+    make_run(tmp_path, depth=48, updates=[1.0, 2.0, math.inf], state="diverged")
+    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
+    (point,) = rows(chart, panel="step 3", x=48).to_dict("records")
+    assert point["mark"] == "diverged" and math.isnan(point["low"])
+    assert "all seeds diverged: last finite value" in caption(chart)
+    ends = [max(np.asarray(line.get_xdata()), default=0) for line in chart.figure.axes[1].lines]
+    assert 18 in ends  # the line stops before it
+
+
+@pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step"])
+def test_a_setting_in_which_nothing_moved_is_named(tmp_path: Path, name: str) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, layers=np.ones((5, depth)))
+        make_run(
+            tmp_path, scheme="rezero", depth=depth, updates=[0.0] * 5, layers=np.ones((5, depth))
+        )
+    make_run(tmp_path, scheme="post_ln", depth=6, updates=[0.1], layers=np.ones((1, 6)))
+    chart = make_chart(name, tmp_path, at_step=1)
+    assert {panel.split(",")[0] for panel in chart.data["panel"]} == {"DeepNorm"}
+    what = "depths: Post-LN; ReZero" if name.endswith("depth") else "steps: Post-LN, N = 6; ReZero"
+    assert f"moved at fewer than two {what}" in caption(chart)
+
+
+# --- zeros on log axes ---------------------------------------------------------------------
+
+
+def test_updates_of_zero_are_named(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, updates=[0.0, 0.1])
+    chart = make_chart("update_vs_depth", tmp_path)
+    assert words(chart).count("no value") == 1 and "zeros are not drawn" in caption(chart)
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth, updates=[0.0, 0.0])
+    with pytest.raises(NothingMatchedError, match="above 0 at step 2"):
+        make_chart("update_vs_depth", tmp_path)
+
+
+def test_a_series_of_zeros_is_not_called_infinite(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        make_run(tmp_path, depth=depth)
+        make_run(tmp_path, scheme="rezero", depth=depth, updates=[0.0] * 5)
+    assert "no finite value above 0 of ReZero" in caption(make_chart("update_vs_step", tmp_path))
+
+
+def test_gradients_of_zero_leave_no_empty_chart(tmp_path: Path) -> None:
+    make_run(tmp_path, layers=np.zeros((2, 6)))
+    for name in ("grad_norm_by_layer", "gradient_ratios"):
+        with pytest.raises(NothingMatchedError):
+            make_chart(name, tmp_path)
+    make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)))
+    assert words(make_chart("grad_norm_by_layer", tmp_path)).count("no value") == 1
+
+
+# --- legends and labels --------------------------------------------------------------------
+
+
+def test_a_legend_of_ratios_says_which_steps_it_shows(tmp_path: Path) -> None:
+    make_run(tmp_path, layers=np.ones((5, 6)))
+    make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)), state="diverged")
+    for seed in range(3):
+        make_run(tmp_path, scheme="pre_ln", seed=seed, layers=np.ones((5, 6)))
+    text = caption(make_chart("gradient_ratios", tmp_path))
+    assert "each one's last look, step 2 to 5" in text and "step 1" in text
+    assert "n = 3" in text and "Var G" not in text  # nothing is predicted here
+
+
+def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:
+    assert str(Fit(-0.5, 0.02, 0.0, 4)) == "−0.50 ± 0.02"
+    assert str(Fit(-0.001, 0.02, 0.0, 4)) == "0.00 ± 0.02"
+    assert str(Fit(-0.001, math.nan, 0.0, 2)) == "0.00 (2 points)"
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
+def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
+    text = "lr\u00a00.1, path\u00a0some/rather/long_path/" + "x" * 60 + ".txt, F$_{0}$ of all"
+    lines = wrap(text, 7, width)
+    font = FontProperties(size=7)
+    measured = [text_to_path.get_text_width_height_descent(s, font, "$" in s)[0] for s in lines]
+    assert max(measured) <= 72 * width
+    squeezed = str.maketrans("", "", " \u00a0")
+    assert "".join(lines).translate(squeezed) == text.translate(squeezed)
+
+
+def test_a_caption_says_which_lines_may_still_grow(tmp_path: Path) -> None:
+    for depth, state in ((6, "done"), (18, "running"), (48, "diverged")):
+        make_run(tmp_path, depth=depth, state=state)
+    for name in ("loss_vs_step", "update_vs_depth"):
+        assert "unfinished: 1 of 3 runs" in caption(make_chart(name, tmp_path))
+    make_run(tmp_path, depth=18)
+    assert "unfinished" not in caption(make_chart("loss_vs_step", tmp_path))
+
+
+def test_lines_of_a_caption_are_full(tmp_path: Path) -> None:
+    """A long list of settings goes on in the line that has room for its first ones."""
+    factors = {f"train.lr_factors.role_{i}": 0.1 + i for i in range(9)}
+    for depth in (6, 48):
+        make_run(tmp_path, depth=depth, config={"train.optimizer": "adam", **factors})
+    text = make_chart("update_vs_depth", tmp_path).figure.texts
+    lines = [line.get_text() for line in text if line.get_fontsize() == CAPTION]
+    font = FontProperties(size=CAPTION)
+    widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
+    assert len(lines) > 1 and min(widths[:-1]) > 0.85 * 72 * PAGE
+    assert any("lr\u00a00.001" in line for line in lines)
+
+
+def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
+    for i in range(4):
+        path = f"a/folder/{i}/with_a_name_that_is_longer_than_a_panel_of_a_paper_is_wide.txt"
+        config = {"task.path": path, "train.lr": 1e-3}
+        make_run(tmp_path, lr=i, config=config, layers=np.ones((3, 6)))
+    figure = make_chart("attribution_vs_step", tmp_path).figure
+    figure.canvas.draw()
+    titles = [axes._left_title.get_window_extent() for axes in figure.axes[:4]]
+    for left, right in pairwise(titles):
+        assert left.x1 < right.x0
+    assert titles[-1].x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("name", ["outcomes", "frontier"])
+def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
+    options = "model.scheme_options.a_rather_long_option_name"
+    for depth in (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200, 300, 500, 700, 1000):
+        for i in (1, 2):
+            config = {options: i, options + "_and_one_that_is_even_longer": i}
+            make_run(tmp_path, depth=depth, lr=i, config=config)
+    chart = make_chart(name, tmp_path)
+    chart.figure.set_dpi(200)
+    chart.figure.canvas.draw()
+    for axes in chart.figure.axes:
+        assert axes.bbox.width > 0.3 * chart.figure.bbox.width / len(chart.figure.axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            shown = [label for label in axis.get_ticklabels() if label.get_visible()]
+            boxes = [label.get_window_extent() for label in shown]
+            assert all(box.x0 >= 0 for box in boxes)
+            assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+def test_the_label_of_a_low_axis_keeps_its_words_whole() -> None:
+    assert wrap("learning rate", 7, 0.3, inside=False) == ["learning", "rate"]

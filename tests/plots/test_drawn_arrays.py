@@ -1,0 +1,253 @@
+"""Every chart draws the numbers of its CSV: the artists are read back from the figure."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.plot_runs import make_run
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from deepstack.plots import CHARTS, Chart, Options
+from deepstack.plots.draw import csv_bytes
+from deepstack.plots.outcomes import OUTCOME_COLOURS
+from deepstack.plots.style import GREY
+from deepstack.records import Run, RunFolder, find_runs
+
+DEPTHS = (3, 5, 8)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two schemes, three depths, two learning rates, two seeds; no two values are equal."""
+    root = tmp_path_factory.mktemp("study")
+    random = np.random.default_rng(0)
+    for i, scheme in enumerate(("deepnorm", "post_ln")):
+        for depth in DEPTHS:
+            for lr in (1e-3, 3e-3):
+                for seed in (0, 1):
+                    diverges = scheme == "post_ln" and depth == 8 and lr == 3e-3 and seed == 1
+                    growth = np.sort(random.uniform(0.01, 0.5, 5)) * depth**0.5
+                    path = make_run(
+                        root, scheme=scheme, depth=depth, lr=lr, seed=seed,
+                        updates=growth.tolist(), losses=(4 - growth).tolist(),
+                        masked=float(random.uniform(2, 3)) + 0.5 * i + 200 * lr * i,
+                        layers=np.ones((5, depth)), state="diverged" if diverges else "done",
+                    )  # fmt: skip
+                    folder = RunFolder(path)
+                    names = folder.layer_names()
+                    values = {n: np.exp(random.normal(size=(5, depth))) for n in names}
+                    folder.write_layers(values, [1, 2, 3, 4, 5])
+    return find_runs(root)
+
+
+def csv_of(chart: Chart) -> pd.DataFrame:
+    """The CSV of a chart, read back; columns that it leaves out are empty."""
+    table = pd.read_csv(io.BytesIO(csv_bytes(chart)))
+    return table.reindex(columns=table.columns.union(["panel", "x", "y", "low", "high"]))
+
+
+def same(drawn: object, rows: object) -> bool:
+    """Whether two lists of points are the same but for order, repetitions and the 10th digit."""
+    one, two = (np.array(points, dtype=float).reshape(-1, 2) for points in (drawn, rows))
+    equal = np.isclose(one[:, None], two[None], rtol=1e-8, atol=0).all(axis=2)
+    return bool(equal.any(axis=0).all() and equal.any(axis=1).all())
+
+
+def inside(drawn: np.ndarray, rows: pd.DataFrame) -> bool:
+    """Whether every point that is drawn is one of the rows."""
+    points = rows[["x", "y"]].to_numpy(float)
+    return bool(np.isclose(drawn[:, None], points[None], rtol=1e-8, atol=0).all(2).any(1).all())
+
+
+def points_of(line: Line2D) -> np.ndarray:
+    """The finite points of a line, (points, 2)."""
+    points = np.column_stack([np.asarray(v, float) for v in line.get_data()])
+    return points[np.isfinite(points).all(axis=1)]
+
+
+def flat(text: str) -> str:
+    """A text without line breaks, spaces and the marks of subscripts."""
+    return re.sub(r"[\s${}]", "", text)
+
+
+def legend(chart: Chart) -> dict[str, str]:
+    """The colour of every entry of the legends, by the words in front of a colon."""
+    return {
+        text.get_text().split(":")[0].replace("\n", " "): to_hex(
+            handle.get_facecolor() if isinstance(handle, Patch) else handle.get_color()
+        )
+        for each in chart.figure.legends
+        for handle, text in zip(each.legend_handles, each.get_texts(), strict=True)
+        if isinstance(handle, Patch | Line2D)
+    }
+
+
+def panels(chart: Chart, name: str) -> list[tuple[Axes, pd.DataFrame]]:
+    """The axes of each panel and its rows of the CSV, which has the panels in their order."""
+    rows = csv_of(chart)
+    axes = [axes for axes in chart.figure.axes if axes.get_label() != "colour bar"]
+    names = list(dict.fromkeys(rows["panel"].dropna())) or [None]
+    parts = [rows if n is None else rows[rows["panel"] == n] for n in names]
+    if name == "bound_vs_depth":
+        ratio = rows["panel"] == "right-hand side / measured"
+        parts = [rows[~ratio], rows[ratio]]
+    elif name.startswith("attribution"):
+        parts = [p[p["kind"] == k] for k in ("share", "ratio") for p in parts]
+        names += names
+    assert len(axes) == len(parts)
+    for one, panel in zip(axes, names, strict=False):
+        title = flat(one.get_title(loc="left"))
+        assert not title or name == "bound_vs_depth" or flat(str(panel)).endswith(title), title
+    return list(zip(axes, parts, strict=True))
+
+
+def check_curves(chart: Chart, name: str) -> None:
+    """Lines, bands and levels of every panel, and the colours that the legend gives them."""
+    colours = {label: colour for label, colour in legend(chart).items() if colour != GREY.lower()}
+    named = 0
+    for axes, rows in panels(chart, name):
+        if (rows["kind"] == "share").all():
+            named += check_shares(axes, rows, colours)
+            continue
+        assert not axes.xaxis_inverted() and not axes.yaxis_inverted()
+        data = axes.transData
+        lines = [
+            li for li in axes.lines if all(li.get_transform().contains_branch_seperately(data))
+        ]
+        levels = {li.get_ydata()[0] for li in axes.lines if li not in lines}
+        spans = [patch.get_extents().transformed(data.inverted()) for patch in axes.patches]
+        levels |= {edge for span in spans for edge in (span.y0, span.y1)}
+        wanted = set(rows[rows["x"].isna()]["y"].dropna())
+        assert sorted(levels) == pytest.approx(sorted(wanted)) or (not wanted and levels <= {1.0})
+        drawn = rows[rows["x"].notna() & rows["y"].notna()].replace("best", "point")
+        assert len(drawn) and same(np.concatenate(list(map(points_of, lines))), drawn[["x", "y"]])
+        parts = list(drawn.groupby(["series", "kind"]))
+        for line in lines:
+            series = {of for (of, _), part in parts if inside(points_of(line), part)}
+            assert series, f"a line joins points of several series: {points_of(line)}"
+            for label in colours if len(series) == 1 else ():
+                if is_of(label, str(*series)):
+                    assert to_hex(line.get_markeredgecolor()) == colours[label], (label, series)
+                    named += "published" not in series
+        kinds = (PolyCollection, LineCollection)
+        areas = [area for area in axes.collections if isinstance(area, kinds)]
+        bands = [path.vertices for area in areas for path in area.get_paths()]
+        # The right-hand side of the theorem is a dotted line without a band.
+        banded = rows[rows["low"].notna() & (rows["panel"] != "right-hand side")]
+        ends = [banded[["x", end]].to_numpy() for end in ("low", "high")]
+        assert same(np.concatenate([*bands, np.empty((0, 2))]), np.concatenate(ends))
+    assert named  # some line has a colour of the legend
+
+
+def is_of(label: str, series: str) -> bool:
+    """Whether a legend's entry names a series, or one of the parts of its name."""
+    return f", {label}, " in f", {series}, "
+
+
+def check_shares(axes: Axes, rows: pd.DataFrame, colours: dict[str, str]) -> bool:
+    """One area above the other, in the order of the CSV, each in its colour of the legend."""
+    below = dict.fromkeys(rows["x"], 0.0)
+    roles = list(dict.fromkeys(rows["series"]))
+    assert len(roles) > 1 and len(axes.collections) == len(roles)
+    for area, role in zip(axes.collections, roles, strict=True):
+        part = rows[rows["series"] == role]
+        above = {x: below[x] + y for x, y in zip(part["x"], part["y"], strict=True)}
+        (path,) = area.get_paths()
+        assert same(path.vertices, [*below.items(), *above.items()])
+        assert to_hex(area.get_facecolor()[0]) == colours[role.replace("_", " ")]
+        below = above
+    assert axes.get_ylim() == (0, 1) and list(below.values()) == pytest.approx([1] * len(below))
+    return True
+
+
+def check_best_rates(chart: Chart, name: str) -> None:
+    """The ring is around the best learning rate."""
+    check_curves(chart, name)
+    for axes, rows in panels(chart, name):
+        rings = [points_of(line) for line in axes.lines if line.get_markersize() == 9]
+        assert same(np.concatenate(rings), rows[rows["kind"] == "best"][["x", "y"]])
+
+
+def check_heat_map(chart: Chart, name: str) -> None:
+    """Each cell's centre, through the labels of both axes, gives its layer and step."""
+    for axes, rows in panels(chart, name):
+        (mesh,) = [artist for artist in axes.collections if isinstance(artist, QuadMesh)]
+        corners = mesh.get_coordinates()
+        x, y = np.moveaxis((corners[:-1, :-1] + corners[1:, 1:]) / 2, 2, 0)
+        steps = sorted(set(rows["x"]))
+        for at, label in ticks(axes, "x").items():
+            assert float(label) == steps[int(at)]
+        for at, label in ticks(axes, "y").items():
+            assert float(label) == at
+        assert not axes.yaxis_inverted() and not axes.xaxis_inverted()
+        values = np.ma.getdata(mesh.get_array()).reshape(x.shape)
+        drawn = {
+            (steps[round(i)], round(j)): value
+            for i, j, value in zip(x.flat, y.flat, values.flat, strict=True)
+        }
+        wanted = {(row.x, row.y): row.value for row in rows.itertuples()}
+        assert drawn == pytest.approx(wanted, rel=1e-8) and len(set(drawn.values())) > 3
+
+
+def ticks(axes: Axes, which: str) -> dict[float, str]:
+    """The words at the ticks of an axis, by their place."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    at = axis.get_ticklocs().tolist()
+    return dict(zip(at, map(flat, axis.get_major_formatter().format_ticks(at)), strict=True))
+
+
+def check_map(chart: Chart, name: str) -> None:
+    """Each box, through the labels of both axes, gives its row of the CSV; so does the edge."""
+    colours = legend(chart)
+    edges: set[tuple[float, float]] = set()
+    for axes, rows in panels(chart, name):
+        columns, lines = ticks(axes, "x"), ticks(axes, "y")
+        by = "y" if name == "frontier" else "series"
+        shares: dict[tuple[float, str, str], float] = {}
+        for box in axes.patches:
+            assert isinstance(box, Rectangle)
+            x, y = (round(v) for v in (box.get_x() + box.get_width() / 2, box.get_y() + 0.4))
+            assert abs(box.get_y() + box.get_height() / 2 - y) < 0.01
+            (kind,) = [k for k in OUTCOME_COLOURS if colours.get(k) == to_hex(box.get_facecolor())]
+            shares[float(columns[x]), lines[y], kind] = box.get_width()
+        wanted: dict[tuple[float, str, str], float] = {}
+        outcomes = rows[rows["kind"] != "frontier"]
+        for (depth, line), cell in outcomes.groupby(["x", by]):
+            for row in cell.itertuples():
+                word = f"{line:g}" if by == "y" else flat(str(line))
+                wanted[float(depth), word, str(row.kind)] = row.n / cell["n"].sum()
+        width = max(shares.values())
+        assert shares == pytest.approx({key: width * share for key, share in wanted.items()})
+        assert axes.yaxis_inverted() and not axes.xaxis_inverted()
+        drawn = {
+            (float(columns[float(np.mean(p[:, 0]))]), float(lines[p[0, 1] + 0.5]))
+            for p in map(points_of, axes.lines)
+        }
+        edges |= drawn
+        best = rows[(rows["kind"] == "frontier") & rows["y"].notna()]
+        assert drawn == {*zip(best["x"], best["y"], strict=True)}
+    assert bool(edges) == (name == "frontier")
+
+
+OTHERS: dict[str, Callable[[Chart, str], None]] = {
+    "layer_step_heat_map": check_heat_map,
+    "loss_vs_lr": check_best_rates,
+    "outcomes": check_map,
+    "frontier": check_map,
+}
+
+
+@pytest.mark.parametrize("name", CHARTS.names())
+def test_a_chart_draws_the_numbers_of_its_csv(name: str, runs: list[Run]) -> None:
+    published = pd.DataFrame([{"chart": name, "x": 4, "y": 1.25, "label": "published"}])
+    chart = CHARTS[name](runs, options=Options(reference=published))
+    OTHERS.get(name, check_curves)(chart, name)

@@ -1,0 +1,94 @@
+"""The chart of gradient ratios shows what the runs hold."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plot_runs import make_chart, rows, words
+from helpers.plot_runs import make_run as bare_run
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
+
+SMALL = {
+    "model.family": "encoder_decoder", "model.depth": 2, "model.d_model": 16,
+    "task.name": "reverse", "task.seq_len": 8, "train.steps": 3, "train.batch_size": 2,
+    "train.eval_every": 0, "train.eval_batches": 1, "log.probe_sequences": 2,
+}  # fmt: skip
+
+
+def test_gradient_ratios_are_means_over_seeds(tmp_path: Path) -> None:
+    runs = [
+        deepstack.train(
+            with_overrides(Config(), SMALL | {"model.scheme": scheme, "seed": seed}), out=tmp_path
+        )
+        for scheme in ("post_ln", "pre_ln")
+        for seed in (0, 1, 2)
+    ]
+    chart = make_chart("gradient_ratios", tmp_path)
+    post = [run for run in runs if "post_ln" in run.name]
+    ln, rc = (
+        np.array([run.layers(f"{name}_attention")[1] for run in post]).astype(float)
+        for name in ("beta_ln", "beta_rc")
+    )
+    panels = {"β_LN": ln, "β_RC": rc, "β_LN·β_RC": ln * rc}
+    for symbol, values in panels.items():
+        for record, step in ((0, 0), (-1, 3)):
+            found = rows(
+                chart, panel=f"Post-LN, N\u00a0=\u00a02: {symbol}",
+                series=f"attention, step {step}", kind="line",
+            )  # fmt: skip
+            assert list(found["x"]) == [1, 2, 3, 4] and set(found["n"]) == {3}
+            mean = values[:, record].mean(axis=0)
+            deviation = values[:, record].std(axis=0, ddof=1)
+            assert list(found["y"]) == pytest.approx(list(mean))
+            assert list(found["high"]) == pytest.approx(list(mean + deviation))
+    # cross-attention is the decoder's alone; what Post-LN's analysis predicts is none of Pre-LN's
+    crossing = rows(chart, series="cross-attention, step 0", kind="line")
+    assert set(crossing["x"]) == {3, 4}
+    predicted = rows(chart, kind="predicted")
+    assert len(predicted) and predicted["panel"].str.startswith("Post-LN").all()
+    published = rows(chart, kind="reference", panel="Post-LN, N\u00a0=\u00a02: β_LN")
+    assert sorted(published["y"]) == [0.82, 0.86]
+    assert any("n = 3" in text for text in words(chart))
+
+
+def test_schemes_with_nothing_to_show_have_no_panels(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "hyper_connections", "admin", "b2t", "keel", "post_ln", "pre_ln"):
+        run = Run(bare_run(tmp_path, scheme=scheme, layers=np.ones((2, 6))))
+        if scheme in ("hyper_connections", "admin"):
+            for part in ("attention", "feed_forward"):
+                np.save(run.path / "layers" / f"beta_rc_{part}.npy", np.full((2, 6), np.nan))
+    chart = make_chart("gradient_ratios", tmp_path)
+    shown = {panel.split(",")[0] for panel in chart.data["panel"]}
+    assert shown == {"b2t", "DeepNorm", "Post-LN", "Pre-LN"}
+    assert "left out: admin; Hyper-connections; keel" in " ".join(words(chart))
+    for scheme in ("b2t", "keel"):
+        shutil.rmtree(next(tmp_path.glob(f"{scheme}-*")))
+    chart = make_chart("gradient_ratios", tmp_path)  # now there is room for one of them
+    assert {panel.split(",")[0] for panel in chart.data["panel"]} == shown - {"b2t"} | {"admin"}
+    assert words(chart).count("no value") == 2
+
+
+def test_layers_that_no_gradient_reaches_are_named(tmp_path: Path) -> None:
+    """0/0, and what is infinite because only one of them is 0; a warning would be an error."""
+    layers = np.ones((2, 6))
+    layers[1, :3] = np.nan, np.inf, 0.0
+    bare_run(tmp_path, layers=layers)
+    chart = make_chart("gradient_ratios", tmp_path)
+    assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
+    text = " ".join(words(chart)).replace("\u00a0", " ")
+    assert "no ratio where the gradient is 0: DeepNorm, N = 6, step 2, layers 1 to 3" in text
+
+
+def test_runs_without_them_are_told_so(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "study", layers=np.ones((2, 6)))
+    for path in run.glob("layers/beta_*.npy"):
+        path.unlink()
+    with pytest.raises(NothingMatchedError, match="beta_ln"):
+        make_chart("gradient_ratios", tmp_path)

@@ -1,0 +1,378 @@
+"""Charts: their arithmetic, what they mark, what they write; drawn from small run folders."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.plot_runs import DEPTHS, UNRELATED, make_chart, make_run, rows, update, words
+from typer.testing import CliRunner
+
+from deepstack.analysis.captions import caption_of, depth_words, seeds_note, title_of
+from deepstack.analysis.fit import power_law, power_law_of_seeds
+from deepstack.analysis.series import (
+    choose_series,
+    evenly_spaced,
+    is_ordered,
+    left_out_note,
+    split_series,
+)
+from deepstack.cli import app
+from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.plots import draw
+from deepstack.plots.style import line_style, shade
+from deepstack.records import RunFolder, find_runs
+
+# --- the fit -------------------------------------------------------------------------------
+
+
+def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
+    random = np.random.default_rng(0)
+    x = np.array(DEPTHS, dtype=float)
+    y = np.exp(0.7 * np.log(x) - 2 + 0.2 * random.normal(size=len(x)))
+    coefficients, covariance = np.polyfit(np.log(x), np.log(y), 1, cov=True)
+    fit = power_law(x.tolist(), y.tolist())
+    assert fit is not None
+    assert fit.exponent == pytest.approx(coefficients[0])
+    assert fit.intercept == pytest.approx(coefficients[1])
+    # polyfit scales its covariance by residuals / (n - 2) as well.
+    assert fit.standard_error == pytest.approx(math.sqrt(covariance[0, 0]))
+
+
+def test_the_error_over_seeds_is_of_their_exponents() -> None:
+    """Seeds that differ in slope and not in how they scatter about a line."""
+    exponents = {0: 0.4, 1: 0.5, 2: 0.9}
+    values = [{seed: 2 * x**power for seed, power in exponents.items()} for x in DEPTHS]
+    fit = power_law_of_seeds(DEPTHS, values)
+    assert fit is not None and (fit.n, fit.seeds) == (len(DEPTHS), 3)
+    assert fit.exponent == pytest.approx(0.6) and fit.intercept == pytest.approx(math.log(2))
+    assert fit.standard_error == pytest.approx(np.std([0.4, 0.5, 0.9], ddof=1) / math.sqrt(3))
+    del values[-1][2], values[0][1]  # one whole seed is left: the line through the means
+    means = [float(np.mean(list(at.values()))) for at in values]
+    assert power_law_of_seeds(DEPTHS, values) == power_law(DEPTHS, means)
+    assert power_law_of_seeds([], []) is None
+    assert power_law_of_seeds([6], [{0: 1.0, 1: 2.0}]) is None
+
+
+def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
+    for seed, power in enumerate((0.4, 0.6)):
+        for depth in DEPTHS:
+            values = [update(depth, t, power=power) for t in range(1, 6)]
+            make_run(tmp_path / "study", depth=depth, seed=seed, updates=values)
+    chart = make_chart("update_vs_depth", tmp_path)
+    fits = rows(chart, kind="fit")
+    assert fits["seeds"].tolist() == [2, 2]
+    assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
+    assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
+    assert "exponent of N, ± standard error over 2 seeds" in words(chart)
+
+
+def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
+    layers = np.ones((2, 6))
+    paths = [make_run(tmp_path / "study", seed=seed, layers=layers) for seed in range(3)]
+    (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
+    said: list[str] = []
+    charts = ["loss_vs_step", "layer_step_heat_map"]
+    draw(tmp_path, charts[:1], out=tmp_path / "out", say=said.append)
+    assert not said  # the chart reads no layers
+    draw(tmp_path, charts, out=tmp_path / "out", say=said.append)
+    (line,) = said
+    assert line.startswith(f"run {paths[0].name} is left out: ") and "verify" in line
+    table = pd.read_csv(tmp_path / "out" / "loss_vs_step.csv")
+    assert set(table["n"].dropna()) == {2}  # both charts show the same runs
+    for path in paths:
+        (path / "status.json").write_text("")
+    with pytest.raises(ResourceError, match=f"run {paths[1].name} is left out"):
+        draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
+
+
+def test_figures_lie_in_the_study(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "study")
+    for folder, figures in ((tmp_path, run.parent), (run.parent, run.parent), (run, run)):
+        written = draw(folder, ["loss_vs_step"])
+        assert {path.parent.resolve() for path in written} == {figures / "figures"}
+
+
+def test_a_refusal_is_said_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    result = CliRunner().invoke(app, ["plot", "frontier", str(tmp_path)])
+    assert result.exit_code == 7 and result.stderr.count("frontier is not drawn") == 1
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_fit_through_one_point(count: int) -> None:
+    assert power_law([6.0] * count, [1.0] * count) is None
+    assert power_law([6.0, 6.0], [1.0, 2.0]) is None
+
+
+def test_two_points_have_an_exponent_without_an_error(tmp_path: Path) -> None:
+    for depth in (6, 48):
+        make_run(tmp_path / "study", depth=depth)
+    chart = make_chart("update_vs_depth", tmp_path)
+    (fit,) = rows(chart, kind="fit", panel="step 1").to_dict("records")
+    assert fit["exponent"] == pytest.approx(0.5, abs=1e-6) and fit["n"] == 2
+    assert "DeepNorm: 0.50 (2 points)" in words(chart)
+
+
+def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        make_run(tmp_path / "study", depth=depth)
+        values = [update(depth, t, factor=1e-5, power=1.25) for t in range(1, 6)]
+        make_run(tmp_path / "study", scheme="post_ln", depth=depth, updates=values)
+    chart = make_chart("update_vs_depth", tmp_path)
+    fits = rows(chart, kind="fit")
+    assert fits["panel"].tolist() == ["step 1"] * 2 + ["step 5"] * 2
+    assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
+    assert fits["standard_error"].max() < 1e-6
+    assert fits["n"].tolist() == [4] * 4
+    assert words(chart).count("DeepNorm: 0.500 ± 0.000") == 2
+    points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
+    assert points["x"].tolist() == list(DEPTHS)
+    assert points["y"].tolist() == pytest.approx([update(d, 5) for d in DEPTHS], rel=1e-6)
+    levels = rows(chart, kind="level")
+    assert levels["y"].tolist() == pytest.approx([UNRELATED] * 2)
+
+
+# --- marks ---------------------------------------------------------------------------------
+
+
+def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    for depth in DEPTHS:
+        make_run(study, depth=depth)
+    just_below, just_above = 0.299 * UNRELATED, 0.301 * UNRELATED
+    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_above])
+    make_run(study, depth=2000, updates=[update(2000)] * 4 + [math.nan], state="diverged")
+    chart = make_chart("update_vs_depth", tmp_path)
+    first = rows(chart, kind="point", panel="step 1").set_index("x")
+    last = rows(chart, kind="point", panel="step 5").set_index("x")
+    assert "mark" not in first or first["mark"].isna().all()  # it had not diverged yet
+    assert last["mark"].dropna().to_dict() == {1000: "saturated", 2000: "diverged"}
+    # The diverged run is drawn where it was last finite.
+    assert last.loc[2000, "y"] == pytest.approx(update(2000), rel=1e-6)
+    fits = rows(chart, kind="fit").set_index("panel")
+    assert fits["n"].to_dict() == {"step 1": 6, "step 5": 4}
+    assert fits["exponent"].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
+    lost = "all seeds diverged: last finite value"
+    assert {"saturated: above 0.3 of it", lost} <= set(words(chart))
+
+    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_below])
+    last = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 5")
+    assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
+
+
+def test_a_seed_that_never_had_a_value_marks_its_point(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        make_run(tmp_path / "study", depth=depth)
+    make_run(tmp_path / "study", depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
+    points = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
+    assert points["mark"].dropna().to_dict() == {points.index[0]: "some diverged"}
+    assert points["n"].tolist() == [1] * len(DEPTHS)
+
+
+def test_hollow_points_are_hollow(tmp_path: Path) -> None:
+    for depth, value in ((6, 0.1), (18, 5.0)):
+        make_run(tmp_path / "study", depth=depth, updates=[value])
+    make_run(tmp_path / "study", depth=48, updates=[1.0], state="diverged")
+    (axes,) = make_chart("update_vs_depth", tmp_path).figure.axes
+    faces = {
+        float(np.asarray(line.get_xdata())[0]): (line.get_markerfacecolor(), line.get_marker())
+        for line in axes.lines
+        if line.get_marker() != "None"
+    }
+    assert faces[6][0] != "white" and faces[18][0] == "white" and faces[48][0] == "white"
+    assert faces[18][1] == faces[6][1] != faces[48][1]
+
+
+def test_one_diverged_seed_takes_its_point_out_of_the_fit(tmp_path: Path) -> None:
+    for depth in DEPTHS:
+        for seed in range(3):
+            state = "diverged" if (depth, seed) == (100, 2) else "done"
+            make_run(tmp_path / "study", depth=depth, seed=seed, state=state)
+    chart = make_chart("update_vs_depth", tmp_path)
+    point = rows(chart, kind="point", panel="step 5", x=100).iloc[0]
+    assert point["mark"] == "some diverged" and point["n"] == 2
+    assert rows(chart, kind="fit", panel="step 5")["n"].item() == 3
+
+
+def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        make_run(tmp_path / "study", depth=depth, updates=[30.0])
+        make_run(tmp_path / "study", scheme="rezero", depth=depth, updates=[80.0], normalised=False)
+    chart = make_chart("update_vs_depth", tmp_path)
+    points = rows(chart, kind="point")
+    assert set(points["y"]) == {30.0 / 8, 80.0 / 8}
+    assert rows(chart, kind="level")["y"].tolist() == pytest.approx([math.sqrt(2)])
+    # Both are above √2, but nothing says that a stream without a norm is lost there.
+    assert set(rows(chart, kind="point", series="DeepNorm")["mark"]) == {"saturated"}
+    assert "mark" not in chart.data or rows(chart, series="ReZero")["mark"].isna().all()
+
+
+# --- steps ---------------------------------------------------------------------------------
+
+
+def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", depth=6, steps=9)
+    for depth, count in ((18, 7), (48, 9)):
+        make_run(
+            tmp_path / "study",
+            depth=depth,
+            steps=9,
+            updates=[update(depth, t) for t in range(1, count + 1)],
+        )
+    chart = make_chart("update_vs_depth", tmp_path)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 7"]
+    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 3"]
+    assert rows(chart, kind="point", panel="step 3")["y"].tolist() == pytest.approx(
+        [update(depth, 3) for depth in (6, 18, 48)], rel=1e-6
+    )
+    # At step 9 one run has no row: it is left out rather than shown at another step.
+    chart = make_chart("update_vs_depth", tmp_path, at_step=9)
+    assert rows(chart, kind="point", panel="step 9")["x"].tolist() == [6, 48]
+    with pytest.raises(NothingMatchedError, match="no run has a row for step 10"):
+        make_chart("update_vs_depth", tmp_path, at_step=10)
+
+
+# --- seeds and lines -----------------------------------------------------------------------
+
+
+def test_bands_are_one_standard_deviation_and_say_n(tmp_path: Path) -> None:
+    seeds = [0.01, 0.02, 0.06]
+    for depth in (6, 18):
+        for seed, value in enumerate(seeds if depth == 6 else seeds[:1]):
+            make_run(tmp_path / "study", depth=depth, seed=seed, updates=[value])
+    chart = make_chart("update_vs_depth", tmp_path)
+    wide, narrow = rows(chart, kind="point").to_dict("records")
+    assert wide["n"] == 3 and wide["y"] == pytest.approx(0.03, rel=1e-6)
+    assert wide["high"] - wide["y"] == pytest.approx(np.std(seeds, ddof=1), rel=1e-5)
+    assert wide["y"] - wide["low"] == pytest.approx(np.std(seeds, ddof=1), rel=1e-5)
+    assert narrow["n"] == 1 and math.isnan(narrow["low"])
+    assert "± 1 standard deviation, n = 1 to 3" in words(chart)
+    assert seeds_note([5, 5]) == "n = 5" and seeds_note([1, 1]) == ""
+
+
+def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for lr in (1e-3, 2e-3):
+            # d_ff is determined by depth: it must not tear the lines apart.
+            make_run(tmp_path / "study", depth=depth, lr=lr, d_ff=depth, seed=depth)
+    series, follows = split_series(find_runs(tmp_path))
+    assert [s.label for s in series] == ["lr\u00a00.001", "lr\u00a00.002"]
+    assert [s.depths for s in series] == [[6, 18], [6, 18]]
+    assert follows == ["model.d_ff"]
+
+
+def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
+    for i, digest in enumerate(("2d9ce6d7", "127aac50", "127aac50")):
+        path = make_run(tmp_path, depth=(6, 6, 18)[i], lr=i, config={"train.lr": 1e-3})
+        RunFolder(path).write_meta({"data": {"sha256": digest}})
+    series, follows = split_series(find_runs(tmp_path))
+    assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
+    assert [s.depths for s in series] == [[6, 18], [6]] and follows == []
+
+
+def test_schemes_always_split(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", depth=6)
+    make_run(tmp_path / "study", depth=18, scheme="post_ln", lr=2e-3)
+    series, _ = split_series(find_runs(tmp_path))
+    assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
+
+
+HYPER = {"model.scheme_options.streams": 4, "model.scheme_options.dynamic": True}
+
+
+def test_an_option_is_said_where_it_was_set(tmp_path: Path) -> None:
+    """Other schemes have no such option, which makes no default of it worth saying."""
+
+    def labels(name: str, *streams: int, defaults: dict[str, Any] | None = HYPER) -> list[str]:
+        make_run(tmp_path / name)
+        for seed, count in enumerate(streams):
+            options = HYPER | {"model.scheme_options.streams": count}
+            make_run(
+                tmp_path / name, scheme="hyper_connections", lr=1e-3 * (seed + 1),
+                config=options | {"train.lr": 1e-3}, defaults=defaults,
+            )  # fmt: skip
+        return [series.label for series in split_series(find_runs(tmp_path / name))[0]]
+
+    assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
+    assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
+    assert labels("set", 2) == ["DeepNorm", "Hyper-connections, streams\u00a02"]
+    several = labels("several", 2, 4)
+    assert several == ["DeepNorm", *(f"Hyper-connections, streams\u00a0{n}" for n in (2, 4))]
+    assert labels("unknowns", 2, 4, defaults=None) == several
+
+
+SET = {
+    "model.activation": "gelu", "model.dropout": 0.3, "model.norm.kind": "rms",
+    "model.init.distribution": "kaiming_normal", "model.scheme_options.streams": 2,
+    "model.scheme_options.dynamic": True, "train.momentum": 0.95, "train.weight_decay": 0.1,
+    "train.batch_size": 4, "task.seq_len": 20, "task.path": "/somewhere/my.txt", "train.clip": None,
+    "train.eps": 1e-8, "train.eval_every": 3, "log.probe_sequences": 2, "runtime.threads": 3,
+}  # fmt: skip
+
+
+def test_a_caption_says_what_was_set(tmp_path: Path) -> None:
+    make_run(tmp_path, config=SET, defaults=HYPER | {"task.path": None}, steps=300)
+    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert caption == (
+        "d_model 64, d_ff 256 · batch 4 × 20 tokens · lr 0.001 · no clip · gelu · dropout 0.3 · "
+        "rms norm · init kaiming_normal · streams 2 · path my.txt · momentum 0.95 · "
+        "weight_decay 0.1"
+    )
+
+
+def test_a_caption_says_nothing_of_what_varies(tmp_path: Path) -> None:
+    for lr, size in ((1e-3, 4), (2e-3, 8)):
+        more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
+        make_run(tmp_path, lr=lr, config=more, steps=300)
+    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
+    assert caption == "d_model 64, d_ff 256 · sequences of 20 tokens"
+
+
+def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
+    both = {"model.family": "encoder_decoder"}
+    make_run(tmp_path, depth=20, config=both | {"model.decoder_depth": 5})
+    assert depth_words(find_runs(tmp_path)) == ["20 + 5"]
+    make_run(tmp_path, depth=6, config=both | {"model.decoder_depth": None})
+    runs = find_runs(tmp_path)
+    title = title_of(runs, split_series(runs)[0]).replace("\u00a0", " ")
+    assert title.startswith("DeepNorm on text, N = 6 + 6 to 20 + 5")
+
+
+def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
+    """Whatever their place in the alphabet; those left out are named."""
+    names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
+    for name in names:
+        make_run(tmp_path, scheme=name, layers=np.ones((2, 6)))
+    series, _ = split_series(find_runs(tmp_path))
+    kept, notes = choose_series(series, 4)
+    assert [s.label for s in kept] == ["admin", "DeepNorm", "Post-LN", "Pre-LN"]
+    assert notes == ["left out: b2t; keel; peri_ln; ReZero"]
+    assert choose_series(series, 8) == (series, [])
+    assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
+    assert "left out: " in " ".join(words(make_chart("grad_norm_by_layer", tmp_path)))
+    assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
+
+
+def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: Path) -> None:
+    names = [line_style(i, 12) for i in range(12)]
+    assert len({style["color"] for style in names}) == 12
+    many = [line_style(i, 56) for i in range(56)]
+    for other in ("linestyle", "marker"):  # some charts have no markers, some one line for all
+        assert len({(style["color"], str(style[other])) for style in many}) == 56
+    assert line_style(3, 12, ordered=True)["color"] == shade(3, 12)
+    for lr in range(1, 10):
+        make_run(tmp_path, lr=lr)
+    series, _ = split_series(find_runs(tmp_path))
+    assert is_ordered(series)
+    make_run(tmp_path, scheme="post_ln")
+    assert not is_ordered(split_series(find_runs(tmp_path))[0])
+
+
+def test_spread_keeps_both_ends() -> None:
+    assert evenly_spaced([1, 2], 1) == [1] and evenly_spaced([1, 2], 0) == []
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
+    assert evenly_spaced([1, 2], 4) == [1, 2]

@@ -1,0 +1,184 @@
+"""Schemes as a reader writes them: what they say is what is trained, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import small
+
+from deepstack.errors import ConfigError, PluginError
+from deepstack.model import build_model
+from deepstack.model.build import Built
+from deepstack.schemes import SCHEMES, Parts, Scheme, parameter, scheme_options
+
+
+def built(depth: int = 3, **more: Any) -> Built:
+    return build_model(small(model__scheme="own", model__depth=depth, **more), vocab_size=7)
+
+
+def scales(made: Built) -> list[float]:
+    """The one number that every layer's scheme has."""
+    return [round(scheme.get_parameter("scale").item(), 3) for scheme in made.model.schemes]
+
+
+@pytest.mark.parametrize("banks", [True, False])
+def test_a_parameter_starts_in_each_layer_where_the_scheme_says(banks: bool) -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + s_l G(x)), s_l started at 1/l."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.scale = parameter(1, role="scheme", start=1 / layer)
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + self.scale * G(x))
+
+    assert scales(built(runtime__banks=banks)) == [1.0, 0.5, 0.333]
+
+
+def one_number(layer: int, parts: Parts) -> dict[str, Any]:
+    return {"scale": parameter(1, role="scheme", start="one")}
+
+
+def more_in_the_second(layer: int, parts: Parts) -> dict[str, Any]:
+    return {"scale": parameter(layer, role="scheme", start="one")}
+
+
+def only_in_the_second(layer: int, parts: Parts) -> dict[str, Any]:
+    return one_number(layer, parts) if layer == 2 else {}
+
+
+def torchs_own(layer: int, parts: Parts) -> dict[str, Any]:
+    return {"map": torch.nn.Linear(parts.d_model, 3)}
+
+
+SHARED = parameter(1, role="scheme", start="one")
+
+
+def shared_by_layers(layer: int, parts: Parts) -> dict[str, Any]:
+    return {"scale": SHARED}
+
+
+def shared_in_a_layer(layer: int, parts: Parts) -> dict[str, Any]:
+    both = parameter(1, role="scheme", start="one")
+    return {"a": both, "b": both}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (more_in_the_second, r"layer 2 has the parameter scale \(2,\), layer 1 .* \(1,\)"),
+        (only_in_the_second, r"layer 2 has the parameter scale \(1,\), layer 1 no parameter scale"),
+        (torchs_own, r"its parameter map.weight is torch's.*schemes.parameter\(3, 16, role="),
+        (shared_by_layers, "scale of layer 2 is the same parameter as scale of layer 1"),
+        (shared_in_a_layer, "b of layer 1 is the same parameter as a of layer 1"),
+    ],
+)
+def test_parameters_that_no_bank_can_hold_are_refused(wrong: Any, said: str) -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x))."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            for name, value in wrong(layer, parts).items():
+                setattr(self, name, value)
+
+    with pytest.raises(PluginError, match=f"the scheme own: {said}"):
+        built()
+
+
+def test_a_scheme_that_does_not_call_super_is_told_to() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(2 x + G(x))."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            self.alpha_here = 2.0
+
+    with pytest.raises(PluginError, match=r"own: its __init__ does not call super\(\)\.__init__"):
+        built()
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, h: Any) -> Any:
+        return 2 * h
+
+
+def with_slot(name: str) -> Any:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), something of G doubled."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.slots[name] = Doubled()
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + G(x))
+
+    return built().model.encoder.layers[0].attention
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_slot_of_queries_keys_or_values_may_be_filled_alone(name: str) -> None:
+    attention = with_slot(name)
+    x = torch.randn(2, 5, 16)
+    found = dict(zip("qkv", attention.project(x), strict=True))
+    attention.slots = {}
+    plain = dict(zip("qkv", attention.project(x), strict=True))
+    for key in "qkv":
+        assert torch.equal(found[key], (2 if key == name else 1) * plain[key])
+
+
+def test_a_slot_that_no_sublayer_has_is_refused() -> None:
+    with pytest.raises(PluginError, match="own: unknown slot 'after_activations'; did you mean"):
+        with_slot("after_activations")
+    with pytest.raises(PluginError, match="own: unknown slot 'before_cross_out'"):
+        with_slot("before_cross_out")  # an encoder has no cross-attention
+
+
+def test_options_that_a_scheme_inherits_are_validated_as_its_own() -> None:
+    class Own(SCHEMES["branch_norm"], name="own", label="Own", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + 2 a_t G(x))."""
+
+    assert scheme_options("own") == scheme_options("branch_norm")
+    with pytest.raises(ConfigError, match="ramp_steps: found 0; allowed integer >= 1"):
+        built(model__scheme_options={"ramp_steps": 0})
+
+
+def test_an_option_without_a_default_or_a_type_is_refused() -> None:
+    with pytest.raises(PluginError, match="own: option 'a' needs a type annotation and a default"):
+
+        class Own(Scheme, name="own", label="Own", paper="none"):
+            """x <- LN(x + a G(x))."""
+
+            def __init__(self, layer: int, depth: int, parts: Parts, *, a: float) -> None:
+                super().__init__(layer, depth, parts)
+
+    assert "own" not in SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "said"),
+    [
+        ((3,), "ones", r"parameter\(3,\): found start='ones'; allowed a number, matrix, .* one"),
+        ((3,), torch.zeros(3), r"found start=tensor\(\[0., 0., 0.\]\); allowed a number"),
+        ((3,), "matrix", r"parameter\(3,\): found start='matrix'; allowed for two axes"),
+    ],
+)
+def test_a_start_that_is_none_is_refused(shape: Any, start: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=said):
+        parameter(*shape, role="scheme", start=start)
+
+
+def test_dropout_of_a_scheme_s_own_that_would_never_be_on_is_refused() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), half of what W_2 reads dropped."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.slots["after_activation"] = torch.nn.Dropout(0.5)
+
+    with pytest.raises(ConfigError, match=r"model.dropout: found 0, .* slots.after_act"):
+        built()
+    assert built(model__dropout=0.1).model.encoder is not None

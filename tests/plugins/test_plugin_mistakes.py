@@ -1,0 +1,349 @@
+"""The mistakes of who writes a plugin: a line each, with its file and line, and no traceback."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
+
+import deepstack
+from deepstack.errors import PluginError
+from deepstack.plugins import load_plugins
+from deepstack.records import RunFolder
+
+FIRST = '''
+import torch
+from deepstack.schemes import Scheme, parameter
+
+class Own(Scheme, name="own", label="Own", paper="none"):
+    """x <- LN(x + G(x))."""
+'''
+RESIDUAL = "def residual(self, x, G, norm):\n    "
+POST_LN = RESIDUAL + "return norm(x + G(x))\n"
+GAIN = POST_LN + "@classmethod\ndef gain(cls, role, layer, depth):\n    "
+OPTIM = POST_LN + "@classmethod\ndef optim(cls, role, depth):\n    "
+INIT = (
+    POST_LN
+    + "def __init__(self, layer, depth, parts):\n    super().__init__(layer, depth, parts)\n    "
+)
+
+# body of the class -> what is said; lines count from the top of the file
+SCHEMES: dict[str, tuple[str, str]] = {
+    "a token's mean": (
+        RESIDUAL + "return norm(x + G(x)).mean(1)",
+        r"own.py:8: residual gave \(2, ",
+    ),
+    "turned": (RESIDUAL + "return norm(x + G(x)).transpose(0, 1)", r"residual gave \(5, 2, 8\)"),
+    "doubled": (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
+    "nothing": (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
+    "a layer of nothing": ("def layer(self, x, *sublayers):\n    pass", "layer gave None"),
+    "no leave": (
+        POST_LN + "def enter(self, x):\n    return x, x\ndef layer(self, x, *s):\n    return x",
+        "leave gave tuple .* allowed a tensor like x$",
+    ),
+    "a dict": (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
+    "x in place": (RESIDUAL + "x += G(x)\n    return norm(x)", "residual changes x in place"),
+    "G in place": (
+        RESIDUAL + "g = G(x)\n    return norm(g.add_(x))",
+        r"residual changes G\(x\) in ",
+    ),
+    "a number's method": (
+        RESIDUAL + "return norm(x + (0.5).view(1) * G(x))",
+        "own.py:9, in Own.residual: AttributeError: 'float' object has no",
+    ),
+    "a name": (RESIDUAL + "return norm(x + torhc.tanh(G(x)))", "own.py:9, in .*: NameError"),
+    "neither": ("merges = False", "defines neither residual nor layer; write residual"),
+    "an order": (
+        "def residual(self, x, norm, G):\n    return norm(x + G(x))",
+        r"line 8: found residual\(self, x, norm, G\); allowed residual\(self, x, G, norm\)",
+    ),
+    "too few": (
+        "def residual(self, x, G):\n    return x",
+        r"line 8: found residual\(self, x, G\);",
+    ),
+    "two norms": (
+        "norms_per_sublayer = 2\n" + POST_LN,
+        r"allowed residual\(self, x, G, norm1, norm2",
+    ),
+    "an __init__": (
+        "def __init__(self, d_model):\n    pass",
+        r"allowed __init__\(self, layer, dep",
+    ),
+    "a slip": ("def resdiual(self, x, G, norm):\n    return x", "did you mean residual"),
+    "a setting's slip": (
+        POST_LN + "final_norms = True",
+        "has no final_norms; did you mean final_norm",
+    ),
+    "forward": (
+        "def forward(self, x):\n    return x",
+        "forward is called by nobody; write residual",
+    ),
+    "gain with self": (
+        POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
+        r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
+    ),
+    "alpha, a number": (POST_LN + "alpha = 2.0", r"alpha is 2.0; .* def alpha\(cls, depth\)"),
+    "gain's order": (
+        POST_LN + "@classmethod\ndef gain(cls, layer, role, depth):\n    return 1.0",
+        r"allowed gain\(cls, role, layer, depth\): their order is another",
+    ),
+    "gain nan": (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
+    "gain a tensor": (GAIN + "return torch.ones(2)", r"gave tensor.* allowed a finite number >= 0"),
+    "no gain": (GAIN + "pass", "gave None; allowed a finite number"),
+    "1/l": (
+        GAIN + "return 1 / layer",
+        "division by zero; layer is 1..N, and 0 for what lies outsid",
+    ),
+    "optim a number": (OPTIM + "return 0.5", r"gave 0.5; allowed deepstack.schemes.Optim\(lr="),
+    "a tensor": (
+        INIT + "self.g = torch.ones(3)",
+        r"g is a tensor of its own, .*parameter\(3, role",
+    ),
+    "a method hidden": (INIT + "self.layer = layer", "sets self.layer, .* such as self.own_layer"),
+    "noise": (RESIDUAL + "return norm(x + torch.rand(()) * G(x))", "draws random numbers in eval"),
+}
+
+
+def said(file: Path, text: str, *words: object) -> str:
+    """What `deepstack train` says of a plugin's file, in a line or two."""
+    file.write_text(text)
+    result = typed(
+        "train", QUICK, *TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r"
+    )
+    assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.stderr and result.stderr.startswith("deepstack: ")
+    assert len(result.stderr.splitlines()) == 1
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("what", SCHEMES)
+def test_a_scheme_that_is_none(what: str, tmp_path: Path) -> None:
+    body, wanted = SCHEMES[what]
+    found = said(
+        tmp_path / "own.py", FIRST + "\n" + indent(body, "    ") + "\n", "model.scheme=own"
+    )
+    assert re.search(wanted, found.strip()), found
+
+
+FILES: dict[str, tuple[str, str]] = {
+    "name missing": (
+        "from deepstack.schemes import Scheme\nclass Own(Scheme):\n    '''x'''",
+        "own.py:2: the scheme Own: its first line lacks name, label or paper",
+    ),
+    "no docstring": (
+        "from deepstack.schemes import Scheme\n"
+        "class Own(Scheme, name='own', label='Own', paper='none'):\n    pass",
+        "own.py:2: the scheme own: it needs a docstring that opens with its equation",
+    ),
+    "a dash": (
+        FIRST.replace('"own"', '"my-own"'),
+        "the scheme name 'my-own': allowed a word of let",
+    ),
+    "a path": (FIRST.replace('"own"', '"../own"'), "did you mean 'own'?"),
+    "a number": (FIRST.replace('"own"', "3"), "the scheme name 3: allowed a word of letters"),
+    "twice": (FIRST + FIRST, "the scheme name 'own' is given twice in this file"),
+    "taken": (FIRST.replace('"own"', '"deepnorm"'), "'deepnorm' is already taken by deepstack."),
+    "another import": (
+        "from deepstack import Scheme",
+        "did you mean: from deepstack.schemes import S",
+    ),
+    "relative import": ("from .helper import x", "own.py:1: ImportError: .* a plugin is one file"),
+    "ends Python": (
+        "import sys\nsys.exit(3)",
+        "own.py:2: it ends Python, with 3; put what is to be",
+    ),
+    "trains": (
+        "import deepstack\nconfig = deepstack.load_config('quick.yaml')\ndeepstack.train(config)",
+        "own.py:3: it calls deepstack.train while it is loaded",
+    ),
+    "sweeps": (
+        "import deepstack\nconfig = deepstack.load_config('quick.yaml')\n"
+        "deepstack.sweep(config, {'seed': [0]})",
+        "own.py:3: it calls deepstack.sweep while",
+    ),
+    "a bare task": (
+        "from deepstack.tasks import task\n@task\ndef own(*, seq_len: int, seed: int):\n"
+        "    '''Own.'''",
+        r"own.py:2: @task stands without a name; write @task\('own'\)",
+    ),
+    "a bare chart": (
+        "from deepstack.plots import chart\n@chart\ndef own(runs, *, options):\n    pass",
+        r"@chart stands without a name; write @chart\('own'\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_that_cannot_be_loaded(what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(Path(QUICK).parent)
+    text, wanted = FILES[what]
+    found = said(tmp_path / "own.py", text)
+    assert re.search(wanted, found), found
+    assert not (tmp_path / "r").exists() and not Path("results").exists()
+
+
+TASK = '''
+import numpy as np
+from deepstack.tasks import Batch, Task, task
+
+COUNT = []
+
+@task("own")
+def own(*, seq_len: int, seed: int):
+    """Own."""
+    def draw(random, batch_size, held_out):
+        x = random.integers(0, 5, (batch_size, seq_len))
+        there = np.ones_like(x, bool)
+        {}
+    return Task("own", 5, seed, draw)
+'''
+TASKS: dict[str, tuple[str, str]] = {
+    "nothing": (
+        TASK.format("pass"),
+        "task 'own': .*own.py:10: draw gave NoneType; allowed a Batch",
+    ),
+    "a label": (TASK.format("return Batch(x, x + 3, there)"), "targets with 7; allowed 0 to 4"),
+    "short": (
+        TASK.format("return Batch(x[:, 1:], x[:, 1:], there[:, 1:])"),
+        r"gave inputs \(2, 7\) and targets \(2, 7\); allowed \(2, seq_len\), here \(2, 8\)",
+    ),
+    "of two lengths": (
+        TASK.format("return Batch(x[:, 1:], x, there)"),
+        r"inputs \(2, 7\) and targ",
+    ),
+    "a global state": (
+        TASK.format("x = np.random.randint(0, 5, x.shape); return Batch(x, x, there)"),
+        "draw gave two batches for one state of its generator; draw from `random`",
+    ),
+    "a counter": (
+        TASK.format("COUNT.append(1); x = (x + len(COUNT)) % 5; return Batch(x, x, there)"),
+        "draw gave two batches",
+    ),
+    "a name": (
+        TASK.format("return Batch(x, y, there)"),
+        "own.py:13, in own.*draw: NameError: name 'y'",
+    ),
+    "arguments": (
+        TASK.replace(", held_out", "").format("pass"),
+        r"write draw\(random, batch_size, h",
+    ),
+    "a vocabulary": (
+        TASK.replace('"own", 5', '"own", 5.0').format("pass"),
+        "vocab_size=5.0; allowed",
+    ),
+    "swapped": (
+        TASK.replace("seed, draw)", "draw, seed)").format("pass"),
+        "function for seed and int",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TASKS)
+def test_a_task_that_is_none(what: str, tmp_path: Path) -> None:
+    text, wanted = TASKS[what]
+    found = said(tmp_path / "own.py", text, "task.name=own")
+    assert re.search(wanted, found), found
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> None:
+    text = dedent('''
+        from deepstack.diagnostics import diagnostic
+
+        @diagnostic("own", "k", parts=())
+        def own(snapshot):
+            """Own."""
+            return snapshot.{}
+    ''')
+    found = said(tmp_path / "own.py", text.format("grad_norm.mul_(100)"))
+    assert "own.py:4: it changes snapshot.grad_norm in place" in found
+    found = said(tmp_path / "other.py", text.format("gradients").replace('"own"', '"other"'))
+    assert "other.py:7, in own: AttributeError: 'Snapshot' object has no attribute" in found
+    (run,) = (folder for folder in (tmp_path / "r" / "quick").iterdir())
+    assert found.endswith(f"(the traceback: {run / 'log.txt'})\n")
+    status = RunFolder(run).read_status()
+    assert status["state"] == "failed" and "other.py:7, in own: " in status["error"]
+
+
+@pytest.mark.parametrize("good", [0, 2])
+def test_a_diagnostic_that_goes_wrong_later_fails_the_run(tmp_path: Path, good: int) -> None:
+    """Exit code 2 says that nothing was run: so at the first look, and not after steps."""
+    text = dedent(f'''
+        from deepstack.diagnostics import diagnostic
+
+        looks = []
+
+        @diagnostic("late", "k", parts=())
+        def late(snapshot):
+            """Late."""
+            looks.append(snapshot)
+            return snapshot.grad_norm if len(looks) <= {good} else snapshot.grad_norm.mean()
+    ''')
+    (file := tmp_path / f"late{good}.py").write_text(text)
+    words = ("train.steps=3", "log.layers_every=1", "--plugin", file, "-q", "--out", tmp_path / "r")
+    result = typed("train", QUICK, *TINY, *words)
+    assert result.exit_code == (1 if good else 2) and "found () for late" in result.stderr
+    (run,) = (tmp_path / "r" / "quick").iterdir()
+    status = RunFolder(run).read_status()
+    assert (status["state"], status["step"]) == (("failed", good) if good else ("running", 0))
+
+
+def test_a_stream_that_is_not_finite_at_the_start_is_a_result(tmp_path: Path) -> None:
+    body = RESIDUAL + "return norm(x + G(x) / 0 * 0)\n"
+    (tmp_path / "own.py").write_text(FIRST + indent(body, "    "))
+    load_plugins([tmp_path / "own.py"])
+    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own"])
+    assert deepstack.train(config, out=tmp_path).state == "diverged"
+
+
+def test_a_layer_that_asks_more_of_a_sublayer_than_its_output_is_measured(tmp_path: Path) -> None:
+    body = "def layer(self, x, a, f):\n    return f(x + a(x)) + x * bool(a.SLOTS)\n"
+    (tmp_path / "own.py").write_text(FIRST + indent(body, "    "))
+    load_plugins([tmp_path / "own.py"])
+    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own", "runtime.fused=false"])
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+def test_a_plugin_that_is_mended_is_loaded_again(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FIRST + "\nraise RuntimeError('not yet')\n")
+    with pytest.raises(PluginError, match=r"own\.py:8: RuntimeError: not yet"):
+        load_plugins([file])
+    file.write_text(FIRST)
+    load_plugins([file])
+    assert "own" in deepstack.schemes.SCHEMES
+
+
+def test_what_a_plugin_prints_is_not_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('hello')\n")
+    result = typed("check", QUICK, "--json", "--plugin", tmp_path / "loud.py")
+    assert result.exit_code == 0 and "hello" not in result.stdout and "hello" in result.stderr
+
+
+def test_a_scheme_that_has_no_sense_at_depth_1_is_trained_at_2(tmp_path: Path) -> None:
+    body = RESIDUAL + "return norm(x + G(x) / math.log(self.depth))\n"
+    body += "@classmethod\ndef gain(cls, role, layer, depth):\n    return 1 / math.log(depth)\n"
+    (tmp_path / "own.py").write_text("import math\n" + FIRST + indent(body, "    "))
+    load_plugins([tmp_path / "own.py"])
+    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own"])
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+def test_a_scheme_made_of_another_may_say_again_what_that_has() -> None:
+    class Base(deepstack.schemes.SCHEMES["post_ln"], name="own", label="Own", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + G(x))."""
+
+        _gains = 1.0
+        mean_of_mine = 2.0
+
+    class Heir(Base, name="heir", label="Heir", paper="none"):
+        """x <- LN(x + 2 G(x))."""
+
+        mean_of_mine = 3.0
+
+    assert "heir" in deepstack.schemes.SCHEMES

@@ -1,0 +1,58 @@
+"""docs/plugins.md: every block is a file that works, from the command line and from Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import QUICK, ROOT
+from helpers.command_line import TINY, typed
+
+import deepstack
+from deepstack.plugins import load_plugins
+
+PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+MINE, MEMORY, BOUNDED, PARITY, SEEN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = {
+    "model.scheme=mine": MINE, "model.scheme=memory": MEMORY, "model.scheme=bounded": BOUNDED,
+    "task.name=parity": PARITY,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", BLOCKS)
+def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{word.partition('=')[2]}_file.py"
+    file.write_text(BLOCKS[word])
+    words = QUICK, *TINY, word, "--plugin", file
+    assert typed("check", *words).exit_code == 0
+    trained = typed("train", *words, "-q", "--out", tmp_path)
+    assert trained.exit_code == 0, trained.stderr
+    run = trained.stdout.strip()
+    assert typed("verify", run).exit_code == 0
+    assert typed("plot", "loss_vs_step", run).exit_code == 0
+    assert typed("rerun", run, "--check", "--plugin", file).exit_code == 0
+    to = typed("export", run, "--to", tmp_path / "x", "--plugin", file)
+    assert to.exit_code == 0, to.stderr
+
+
+def test_the_scheme_s_numbers_are_what_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "numbers.py").write_text(MINE)
+    load_plugins([tmp_path / "numbers.py"])
+    options = ["model.scheme=mine", "model.scheme_options.start=0.25"]
+    config = deepstack.load_config(QUICK, [*TINY, *options])
+    scheme = deepstack.build_model(config, vocab_size=5).model.schemes[0]
+    assert [g.tolist() for g in scheme.each("g")] == [[0.25] * 8] * 2
+    assert type(scheme).gain("v", 1, 4) == 0.5 and type(scheme).optim("scheme", 4).lr == 0.1
+
+
+def test_the_diagnostic_and_the_chart(tmp_path: Path) -> None:
+    file = tmp_path / "seen.py"
+    file.write_text(SEEN)
+    load_plugins([file])
+    run = deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
+    found = np.load(run.path / "layers" / "stream_kurtosis.npy")
+    assert found.shape[1] == 2 and (found > 1).all()
+    drawn = typed("plot", "last_loss", run.path)
+    assert drawn.exit_code == 0, drawn.stderr

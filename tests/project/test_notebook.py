@@ -1,0 +1,131 @@
+"""deepstack as a library, as a notebook's cells use it."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import QUICK
+from helpers.command_line import TINY
+
+import deepstack
+from deepstack.errors import ConfigError
+from deepstack.records import RunFolder
+from deepstack.sweeps import Progress
+from deepstack.training import PlainLines
+from deepstack.training.observer import Observer
+
+
+@pytest.mark.parametrize("key", ["seed", "model.depth", "task.seq_len", "task.name"])
+def test_a_configuration_is_not_changed_and_says_how_to_make_another(key: str) -> None:
+    config = deepstack.load_config(QUICK)
+    *sections, last = key.split(".")
+    section: Any = getattr(config, sections[0]) if sections else config
+    with pytest.raises(ConfigError, match=f"{last} = 3: .* deepstack.config.with_overrides"):
+        setattr(section, last, 3)
+    assert config == deepstack.load_config(QUICK)
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    for name in deepstack.__all__:
+        assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name
+    with pytest.raises(
+        AttributeError, match="no attribute 'trian'; it has build_model, compare, errors"
+    ):
+        _ = deepstack.trian
+
+
+def test_the_columns_of_its_frames_are_named_where_help_shows_them(tmp_path: Path) -> None:
+    run = deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
+    rows = inspect.getdoc(deepstack.load_runs) or ""
+    for column in deepstack.load_runs(tmp_path).columns:
+        assert column in rows or column in ("model.scheme", "seed"), column
+    for frame in ("steps", "evals", "timing"):
+        said = inspect.getdoc(getattr(type(run), frame)) or ""
+        assert all(column in said for column in getattr(run, frame).columns), frame
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, also where the tests run in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
+    config = deepstack.load_config(QUICK, TINY)
+    run = deepstack.train(config, out=tmp_path, observer=PlainLines())
+    printed = capsys.readouterr().out
+    assert "steps 1 to 2" in printed and printed.endswith("done at step 2\n")
+    again = deepstack.train(config, out=tmp_path, observer=PlainLines())
+    assert again.path == run.path and "done already" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_cell_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    def stop() -> int | None:
+        raise KeyboardInterrupt
+
+    config = deepstack.load_config(QUICK, TINY)
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.train(config, out=tmp_path, stop=stop)
+    (row,) = deepstack.load_runs(tmp_path).to_dict("records")
+    assert row["state"] == "interrupted"
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, times: int) -> None:
+    class Impatient(Observer):
+        def stepped(self, step: int, row: Any) -> None:
+            for _ in range(times if step == 1 else 0):
+                signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, [*TINY, "train.steps=3"])
+    with pytest.raises(KeyboardInterrupt, match="step 1, saved" if times == 1 else "^$"):
+        deepstack.train(config, out=tmp_path, observer=Impatient())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    (run,) = tmp_path.glob("*/*")
+    assert RunFolder(run).checkpoints() == ([1] if times == 1 else [])
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> None:
+    class Late(Observer):
+        def finished(self, state: str, step: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, TINY)
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.train(config, out=tmp_path, observer=Late())
+    (row,) = deepstack.load_runs(tmp_path).to_dict("records")
+    assert row["state"] == "done"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def show(progress: Sequence[Progress]) -> None:
+        if progress[0].step and not sent:
+            sent.append(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    config = deepstack.load_config(QUICK, [*TINY, "train.steps=100000"])
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.sweep(config, {"seed": [0, 1]}, out=tmp_path, workers=1, show=show)
+    (run,) = tmp_path.glob("*/*/config.yaml")
+    assert RunFolder(run.parent).read_status()["state"] == "interrupted"
+    assert RunFolder(run.parent).checkpoints()
+
+
+def test_charts_are_drawn_from_python(tmp_path: Path) -> None:
+    deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
+    (pdf, *_) = deepstack.plot(tmp_path, ["loss_vs_step"])
+    assert pdf.name == "loss_vs_step.pdf" and pdf.is_file()

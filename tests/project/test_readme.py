@@ -1,0 +1,112 @@
+"""The README: its commands exist, its snippet runs, its table is the code's."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli import app
+from deepstack.cli.app import COMMANDS
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LINES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    ")]
+PLACES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "experiments/*/*.md")
+PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
+USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+def test_the_two_commands_are_one_line_each() -> None:
+    setups = [line for line in LINES if line.startswith("python3 -m venv")]
+    assert len(setups) == 2
+    assert setups[0].endswith("deepstack train configs/deepnorm_1000.yaml")
+    assert setups[1].endswith("pytest")
+    assert all("-c constraints.txt" in line for line in setups)
+
+
+@pytest.mark.parametrize("line", USED)
+def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
+    """Read as the command line reads it, up to the point where work would begin."""
+    words = shlex.split(line)[1:]
+    assert words[0] in COMMANDS
+    configs = [word for word in words if word.endswith(".yaml")]
+    assert all((ROOT / config).is_file() for config in configs)
+    if words[0] == "train":
+        result = CliRunner().invoke(
+            app, ["check", *[w.replace("configs/", f"{ROOT}/configs/") for w in words[1:]]]
+        )
+        assert result.exit_code == 0, result.stderr
+    else:
+        shown = CliRunner().invoke(app, [words[0], "--help"]).stdout
+        assert all(flag in shown for flag in words if flag.startswith("--"))
+
+
+def test_the_snippet_runs(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", snippet],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "model_update" in result.stdout and "6.687" in result.stdout
+
+
+def test_the_calls_named_in_the_text_can_be_made() -> None:
+    """`deepstack.probe(…)` as it is written, without an argument that is missing or unknown."""
+    calls = re.findall(r"`(deepstack\.probe\(.*?\))`", README, re.DOTALL)
+    assert calls
+    for call in calls:
+        made = ast.parse(call, mode="eval").body
+        assert isinstance(made, ast.Call)
+        inspect.signature(deepstack.probe).bind(
+            *made.args, **{keyword.arg or "": keyword.value for keyword in made.keywords}
+        )
+
+
+def test_a_plugin_begins_as_the_recipes_say() -> None:
+    """What they import is there, and what they make of it has these arguments."""
+    (imports,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
+    there: dict[str, Any] = {}
+    exec(imports, there)
+    for name, arguments in re.findall(r"`(Task|Source|Chart)\((.*?)\)`", CONTRIBUTING):
+        assert list(inspect.signature(there[name]).parameters)[: len(arguments.split(", "))] == (
+            arguments.split(", ")
+        )
+    (start,) = re.findall(r"`(parameter\(.*?\))`", CONTRIBUTING)
+    made = eval(start, there | {"d_model": 8})
+    assert made.shape == (8,) and made.start == 0.5
+
+
+def test_the_table_of_schemes_is_the_codes() -> None:
+    table = CliRunner().invoke(app, ["list", "schemes", "--markdown"]).stdout.strip()
+    assert table in README
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    """And none into results/, where every command that is shown would write over it."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        path = (page.parent / target).resolve()
+        assert path.exists(), target
+        assert "results" not in path.relative_to(ROOT).parts, target

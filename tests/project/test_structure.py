@@ -1,0 +1,96 @@
+"""The structure of the package: imports point downwards, and no file is too long."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from helpers import ROOT, TESTS
+
+PACKAGE = ROOT / "deepstack"
+
+# A package imports only from the levels above its own line.
+LEVELS = (
+    ("ending", "errors", "gc_control", "interrupts", "registry", "options", "plugins"),
+    ("yaml_reader",),
+    ("config", "records", "parameters"),
+    ("distributed", "schemes", "tasks", "analysis"),
+    ("model", "plots"),
+    ("fast", "reports"),
+    ("diagnostics",),
+    ("training",),
+    ("theory", "sweeps", "bench"),
+    ("cli",),
+)
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+NEEDS_NO_TORCH = ("config", "records", "analysis", "plots", "reports")
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the full name of every imported module or object, also of imports in functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_packages_import_only_from_lower_levels() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        package = package_of(path)
+        if package in ("__init__", "__main__"):
+            continue
+        for name in imports_of(path):
+            other = name.split(".")[1] if name.startswith("deepstack.") else package
+            at_the_base = LEVEL[package] == LEVEL[other] == 0
+            if other != package and LEVEL[other] >= LEVEL[package] and not at_the_base:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_files_have_at_most_400_lines() -> None:
+    files = (*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"))
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+
+
+def test_benchmarks_import_existing_names() -> None:
+    """No other test runs the scripts in benchmarks/."""
+    missing = []
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for name in imports_of(path):
+            module, _, attribute = name.rpartition(".")
+            if module.split(".")[0] == "deepstack":
+                if not hasattr(import_module(module), attribute) and not find_spec(name):
+                    missing.append(f"{path.name}: {name}")
+    assert missing == []
+
+
+def test_packages_without_torch_do_not_import_torch() -> None:
+    for package in NEEDS_NO_TORCH:
+        for path in (PACKAGE / package).rglob("*.py"):
+            assert not any(name.split(".")[0] == "torch" for name in imports_of(path)), path
+
+
+def test_analysis_imports_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys, pkgutil, importlib, deepstack.analysis as a\n"
+        "for m in pkgutil.iter_modules(a.__path__, 'deepstack.analysis.'):\n"
+        "    importlib.import_module(m.name)\n"
+        "print({'torch', 'matplotlib'} & set(sys.modules))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "set()\n"

@@ -1,0 +1,235 @@
+"""A log that changes while its run works: exit 6, nothing sealed, and a fresh start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small
+
+import deepstack
+from deepstack.errors import ChangedLogError, DifferenceError
+from deepstack.records import Run, RunFolder, inspect
+from deepstack.training import Observer
+
+LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv", "first_order.csv")
+CONFIG = small(
+    model__depth=1, model__d_model=8, train__steps=8, log__layers_every=0,
+    log__attribution_every=4, log__first_order=True,
+)  # fmt: skip
+
+
+def digit(path: Path) -> None:
+    """Change the last digit of the second line."""
+    data = bytearray(path.read_bytes())
+    end = data.index(b"\n", data.index(b"\n") + 1)
+    place = next(i for i in range(end, 0, -1) if chr(data[i]).isdigit())
+    data[place] = ord("1") if data[place] != ord("1") else ord("2")
+    path.write_bytes(data)
+
+
+def replace(path: Path) -> None:
+    """Put a copy of the file in its place."""
+    shutil.copy(path, path.with_suffix(".copy"))
+    os.replace(path.with_suffix(".copy"), path)
+
+
+def truncate(path: Path) -> None:
+    """Cut the file off within its second line."""
+    os.truncate(path, path.read_bytes().index(b"\n") + 4)
+
+
+def add(path: Path) -> None:
+    """Add a row that the run has not written."""
+    with open(path, "ab") as file:
+        file.write(b"11,1.0\n")
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    digit: r"changed in line 2 \(from byte \d+\), which now is b'\d",
+    replace: "was replaced by another file",
+    truncate: r"(was cut off in line 2 \(at byte \d+\)|changed in line 2 )",
+    add: r"(has 7 bytes too many after line|changed in line)",
+    Path.unlink: "was removed",
+}
+
+
+class Change(Observer):
+    """Changes a file of the run once, after a step."""
+
+    def __init__(self, change: Callable[[Path], None], name: str, at: int = 6) -> None:
+        self.change, self.name, self.at = change, name, at
+        self.lines: list[str] = []
+
+    def started(self, run: object) -> None:
+        self.path: Path = run.folder.path  # type: ignore[attr-defined]
+
+    def stepped(self, step: int, row: object) -> None:
+        if step == self.at:
+            self.change(self.path / self.name)
+
+    def said(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return deepstack.train(CONFIG, out=tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(digit, name) for name in LOGS]
+    + [(change, name) for change in CHANGES if change is not digit for name in LOGS[:3:2]],
+)
+def test_a_changed_log_is_not_sealed_and_the_run_starts_again(
+    change: Callable[[Path], None], name: str, whole: Run, tmp_path: Path
+) -> None:
+    changing = Change(change, name)
+    with pytest.raises(DifferenceError, match=rf"{name}: {CHANGES[change]}") as caught:
+        deepstack.train(CONFIG, out=tmp_path, observer=changing)
+    assert caught.value.exit_code == 6
+    folder = RunFolder(changing.path)
+    status = folder.read_status()
+    assert status["state"] == "failed" and name in status["error"]
+    assert not (folder.path / "checksums.json").exists() and not folder.checkpoints()
+    assert inspect(folder).verdict != "whole"
+    there = folder.path / name
+    damaged = there.read_bytes() if there.exists() else None
+    again = deepstack.train(CONFIG, out=tmp_path)
+    assert again.path == folder.path and again.state == "done"
+    assert data_of(again) == data_of(whole) and inspect(folder).verdict == "whole"
+    aside = folder.path / "aside" / f"1-{name}"
+    assert (aside.read_bytes() if aside.exists() else None) == damaged
+
+
+@pytest.mark.parametrize("change", [digit, replace], ids=lambda c: c.__name__)
+def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    config = small(runtime__checkpoint_seconds=0.0)
+    changing = Change(change, "steps.csv")
+    with pytest.raises(ChangedLogError):
+        deepstack.train(config, out=tmp_path, observer=changing)
+    folder = RunFolder(changing.path)
+    assert folder.checkpoints() == [4, 5] and folder.read_status()["step"] == 6
+    listener = Change(lambda path: None, "steps.csv")
+    deepstack.train(config, out=tmp_path, observer=listener)
+    assert any("starting again from step 0" in line for line in listener.lines)
+    assert (folder.path / "aside" / "1-steps.csv").exists()
+
+
+def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepstack.training import job
+
+    def late(folder: RunFolder, *words: object, **more: object) -> None:
+        digit(folder.steps_path)
+        seal(folder, *words, **more)  # type: ignore[arg-type]
+
+    seal = job.write_end
+    monkeypatch.setattr(job, "write_end", late)
+    run = deepstack.train(small(), out=tmp_path)
+    assert any("steps.csv" in problem for problem in inspect(run.folder).problems)
+
+
+def test_a_log_that_changes_as_its_run_resumes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the comparison with the checkpoint and the opening of the log."""
+    from deepstack.training import checkpoint
+
+    stop = iter([None, None, None, 15])
+    config = small()
+    with pytest.raises(deepstack.errors.Interrupted):
+        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
+    fitting = checkpoint.fitting
+
+    def changed_after(folder: RunFolder, *words: object) -> checkpoint.Checkpoint | None:
+        found = fitting(folder, *words)  # type: ignore[arg-type]
+        digit(folder.steps_path)
+        return found
+
+    monkeypatch.setattr(checkpoint, "fitting", changed_after)
+    with pytest.raises(ChangedLogError, match=r"steps\.csv: changed while its run resumed"):
+        deepstack.train(config, out=tmp_path)
+    monkeypatch.undo()
+    assert deepstack.train(config, out=tmp_path).state == "done"
+
+
+class Lost(Observer):
+    """Ends the process, as it were, after the rows of a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def stepped(self, step: int, row: object) -> None:
+        if step == self.at:
+            raise KeyboardInterrupt
+
+
+def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_recomputed_one(
+    tmp_path: Path,
+) -> None:
+    config = small()
+    stop = iter([None, None, None, 15])
+    with pytest.raises(deepstack.errors.Interrupted):
+        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.train(config, out=tmp_path, observer=Lost(7))
+    (path,) = (tmp_path / "runs").iterdir()
+    steps = path / "steps.csv"
+    lines = steps.read_bytes().splitlines(keepends=True)
+    lines[6] = lines[6].replace(b"6,", b"6,9", 1)
+    steps.write_bytes(b"".join(lines))
+    with pytest.raises(DifferenceError, match=r"on disk: 6,9\S+\n +now: +6,") as caught:
+        deepstack.train(config, out=tmp_path)
+    assert caught.value.exit_code == 6 and steps.read_bytes() == b"".join(lines)
+
+
+def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
+    """They lie there when the run resumes, and no row is written in their place."""
+    config = small()
+    stop = iter([None, None, None, 15])
+    with pytest.raises(deepstack.errors.Interrupted):
+        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
+    with pytest.raises(KeyboardInterrupt):
+        deepstack.train(config, out=tmp_path, observer=Lost(12))
+    (path,) = (tmp_path / "runs").iterdir()
+    with open(path / "steps.csv", "ab") as file:
+        file.write(b"13,1.0,1.0,1.0,1.0,1.0,1.0,1.0\n")
+    with pytest.raises(ChangedLogError, match=r"steps\.csv: has 31 bytes too many after line 13 "):
+        deepstack.train(config, out=tmp_path)
+
+
+def test_a_sweep_leaves_the_failed_run_until_it_is_asked_to_retry(tmp_path: Path) -> None:
+    with pytest.raises(ChangedLogError):
+        deepstack.train(CONFIG, study="s", out=tmp_path, observer=Change(digit, "steps.csv"))
+    (left,) = deepstack.sweep(CONFIG, study="s", out=tmp_path, workers=1)
+    assert left.state == "failed"
+    (again,) = deepstack.sweep(CONFIG, study="s", out=tmp_path, workers=1, retry="failed")
+    assert again.state == "done" and (again.path / "aside" / "1-steps.csv").exists()
+
+
+def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4)
+    with (
+        pytest.raises(ChangedLogError, match=r"attribution\.csv: was removed"),
+        deepstack.probe(model, batch, optimizer, out=tmp_path / "s" / "r", layers=()) as probe,
+    ):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            probe.step(loss)
+        (tmp_path / "s" / "r" / "attribution.csv").unlink()
+    assert json.loads((tmp_path / "s" / "r" / "status.json").read_text())["state"] == "failed"

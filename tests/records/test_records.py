@@ -1,0 +1,375 @@
+"""Run folders: what is on disk after anything, and what is read back."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.record_runs import COLUMNS, ROWS, make_run, python
+
+from deepstack.errors import (
+    DifferenceError,
+    ResourceError,
+)
+from deepstack.records import (
+    AppendLog,
+    Run,
+    RunFolder,
+    number_text,
+    trouble,
+)
+from deepstack.records.comparison import differences
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (7, "7"),
+        (np.int64(-7), "-7"),
+        (True, "1"),
+        (0.1, "0.1"),
+        (np.float32(0.1), "0.1"),
+        (1e-5, "1e-05"),
+        (float("nan"), "nan"),
+        (-float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (-1e300, "-inf"),
+        (-0.0, "-0.0"),
+        (16777217.0, "1.6777216e+07"),
+    ],
+)
+def test_number_text(value: object, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_number_text_reads_back_as_the_same_float32_and_is_short() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 2000, dtype=np.uint32)
+    for number in bits.view(np.float32):
+        text = number_text(number)
+        if np.isfinite(number):
+            assert np.float32(text) == number
+            digits = text.lstrip("-").split("e")[0].replace(".", "").strip("0")
+            assert len(digits) <= 9
+            if len(digits) > 1 and "e" in text:
+                shorter = f"{number:.{len(digits) - 2}e}"
+                assert np.float32(shorter) != number
+
+
+# --- the append-only log -------------------------------------------------------------------
+
+
+def write_rows(path: Path, rows: list[tuple[float, ...]], replay_from: int = -1) -> AppendLog:
+    log = AppendLog(path, COLUMNS).open(replay_from)
+    for row in rows:
+        log.write(row)
+    log.close()
+    return log
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> bytes:
+    write_rows(tmp_path / "reference.csv", ROWS)
+    return (tmp_path / "reference.csv").read_bytes()
+
+
+def test_resume_after_a_cut_at_every_byte_gives_the_same_file(
+    tmp_path: Path, reference: bytes
+) -> None:
+    path = tmp_path / "steps.csv"
+    for cut in range(len(reference) + 1):
+        path.write_bytes(reference[:cut])
+        whole_rows = reference[:cut].count(b"\n") - 1
+        checkpoint = max(whole_rows - 2, -1)
+        write_rows(path, [row for row in ROWS if row[0] > checkpoint], checkpoint)
+        assert path.read_bytes() == reference, cut
+
+
+def test_every_write_leaves_a_prefix(tmp_path: Path, reference: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(reference[:-5])
+    log = AppendLog(path, COLUMNS).open(replay_from=4)
+    sizes = [path.stat().st_size]
+    for row in ROWS[4:]:
+        log.write(row)
+        assert reference.startswith(path.read_bytes())
+        sizes.append(path.stat().st_size)
+    assert sizes == sorted(sizes)
+    assert log.remaining == b""
+    log.close()
+
+
+@pytest.mark.parametrize("torn", [0, 3])
+def test_a_different_row_stops_the_replay_and_shows_both(
+    tmp_path: Path, reference: bytes, torn: int
+) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(reference[: len(reference) - torn])
+    log = AppendLog(path, COLUMNS).open(replay_from=19)
+    with pytest.raises(DifferenceError) as caught:
+        log.write((20, 0.75, 2.0))
+    assert "20,0.05," in str(caught.value) and "20,0.75,2.0" in str(caught.value)
+    assert caught.value.exit_code == 6
+    assert path.read_bytes() == reference[: len(reference) - torn]
+
+
+def test_a_flipped_bit_behind_the_checkpoint_is_noticed(tmp_path: Path, reference: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    start = reference.index(b"\n11,") + 1
+    for position in range(start, len(reference), 7):
+        changed = bytearray(reference)
+        changed[position] ^= 4
+        path.write_bytes(changed)
+        with pytest.raises(DifferenceError):
+            write_rows(path, ROWS[10:], replay_from=10)
+
+
+def test_other_columns_are_a_difference(tmp_path: Path, reference: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(reference)
+    with pytest.raises(DifferenceError, match=r"now: +step,loss$"):
+        AppendLog(path, ("step", "loss")).open(5)
+
+
+def test_checksum_covers_exactly_the_rows_up_to_a_step(tmp_path: Path, reference: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    write_rows(path, ROWS[:9])
+    log = AppendLog(path, COLUMNS)
+    before = log.sha256_upto(7)
+    assert log.offset_after(7) == reference.index(b"\n8,") + 1
+    path.write_bytes(reference)
+    assert log.sha256_upto(7) == before
+    path.write_bytes(reference[: log.offset_after(7) - 1])
+    assert log.sha256_upto(7) != before
+    path.write_bytes(reference.replace(b"\n3,", b"\n2,", 1))
+    assert log.sha256_upto(7) != before
+
+
+def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
+    path = tmp_path / "evals.csv"
+    rows = [(0, 5.0, 1.0), (50, 4.0, 1.0), (100, 3.0, 1.0)]
+    write_rows(path, rows)
+    whole = path.read_bytes()
+    log = AppendLog(path, COLUMNS).open(replay_from=70)
+    assert log.remaining == b"100,3.0,1.0\n"
+    log.write(rows[2])
+    log.close()
+    write_rows(path, rows)
+    assert path.read_bytes() == whole
+
+
+def test_steps_only_go_up(tmp_path: Path) -> None:
+    with AppendLog(tmp_path / "steps.csv", COLUMNS).open() as log:
+        log.write((3, 1.0, 1.0))
+        with pytest.raises(ValueError, match="step 3 after step 3"):
+            log.write((3, 1.0, 1.0))
+        with pytest.raises(ValueError, match="no column other"):
+            log.write({"step": 4, "other": 1.0})
+
+
+def test_within_a_tolerance_the_row_on_disk_stays(tmp_path: Path, reference: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_bytes(reference[:-3])
+    log = AppendLog(path, COLUMNS, tolerance=1e-3).open(replay_from=10)
+    for step, loss, lr in ROWS[10:]:
+        log.write((step, loss * 1.0001, lr))
+    log.close()
+    assert log.tolerated == 9
+    # The torn row cannot be completed from other digits, so it is the new one, whole.
+    assert path.read_bytes().splitlines()[:-1] == reference.splitlines()[:-1]
+    assert path.read_bytes().splitlines()[-1].startswith(b"20,0.050005")
+    with pytest.raises(DifferenceError):
+        AppendLog(path, COLUMNS, tolerance=1e-3).open(19).write((20, 0.06, 2.0))
+
+
+def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    for first in (1, 2):
+        with folder.log("timing", ("step", "step_ms", "peak_memory_mb")) as log:
+            for step in (first, first + 1):
+                log.write((step, 10.0 * first, None))
+        with open(folder.timing_path, "ab") as file:
+            file.write(b"9,12")
+    timing = Run(folder.path).timing
+    assert timing["step"].tolist() == [1, 2, 3]
+    assert timing["step_ms"].tolist() == [10.0, 20.0, 20.0]
+
+
+WRITER = """
+import sys
+from deepstack.records import RunFolder
+folder, rows = RunFolder(sys.argv[1]), int(sys.argv[2])
+with folder.lock():
+    done = int(folder.read_status().get("step", 0))
+    with folder.log("steps", ("step", "loss", "lr")).open(replay_from=done) as log:
+        for step in range(done + 1, rows + 1):
+            log.write((step, 1.0 / step, 0.1 * step))
+            if step % 10 == 0:
+                log.flush()
+                folder.write_status("running", step, sha256=log.sha256_upto(step))
+        folder.write_status("done", rows)
+"""
+
+
+def test_killed_again_and_again_the_log_equals_the_uninterrupted_one(tmp_path: Path) -> None:
+    rows = 600
+    with python(WRITER, tmp_path / "whole", rows) as process:
+        assert process.wait(timeout=60) == 0
+    expected = (tmp_path / "whole" / "steps.csv").read_bytes()
+    assert expected.count(b"\n") == rows + 1
+
+    path = tmp_path / "killed"
+    wait = np.random.default_rng(1)
+    kills = 0
+    for _ in range(60):
+        process = python(WRITER, path, rows)
+        started = time.monotonic()
+        while not (path / "steps.csv").exists() and time.monotonic() - started < 20:
+            time.sleep(0.005)
+        before = (path / "steps.csv").stat().st_size
+        patience = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < patience:
+            if (path / "steps.csv").stat().st_size > before:
+                break
+        time.sleep(float(wait.uniform(0, 0.01)))
+        process.kill()
+        process.communicate()
+        on_disk = (path / "steps.csv").read_bytes()
+        assert expected.startswith(on_disk)
+        if process.returncode == 0:
+            break
+        kills += 1
+        if kills == 5:
+            with python(WRITER, path, rows) as last:
+                assert last.wait(timeout=60) == 0
+            break
+    assert kills >= 1
+    assert (path / "steps.csv").read_bytes() == expected
+    assert RunFolder(path).read_status()["state"] == "done"
+
+
+def test_a_full_disk_is_a_resource_error_and_leaves_a_prefix(
+    tmp_path: Path, reference: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.csv"
+    log = AppendLog(path, COLUMNS).open()
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if path.stat().st_size > 100:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data[:7])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ResourceError, match=r"steps\.csv: No space left on device \(\d+ MB free\)"):
+        for row in ROWS:
+            log.write(row)
+    monkeypatch.undo()
+    with (
+        pytest.raises(ResourceError, match=r"refused: Permission denied$"),
+        trouble(tmp_path / "refused"),
+    ):
+        raise PermissionError(13, "Permission denied")
+    log.close()
+    assert reference.startswith(path.read_bytes())
+    write_rows(path, ROWS)
+    assert path.read_bytes() == reference
+
+
+# --- files that are replaced ---------------------------------------------------------------
+
+
+def test_a_failed_replace_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run")
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ResourceError, match="Input/output error"):
+        folder.write_status("failed", 3)
+    assert folder.read_status()["state"] == "done"
+    assert [path.name for path in folder.path.iterdir() if path.name.endswith(".new")] == []
+
+
+def test_replacing_syncs_the_file_then_renames_then_syncs_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run")
+    calls: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def record_sync(descriptor: int) -> None:
+        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        sync(descriptor)
+
+    def record_rename(*paths: str) -> None:
+        calls.append("rename")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    folder.write_status("done", 4)
+    assert calls == ["file", "rename", "folder"]
+
+
+REWRITER = """
+import sys
+from deepstack.records import RunFolder
+folder = RunFolder(sys.argv[1])
+step = 0
+while True:
+    step += 1
+    folder.write_status("running", step, padding="x" * 20000)
+"""
+
+
+def test_a_reader_never_sees_half_a_file_and_a_kill_leaves_a_whole_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    process = python(REWRITER, folder.path)
+    seen = set()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and len(seen) < 30:
+        status = folder.read_status()
+        if status:
+            assert len(status["padding"]) == 20000
+            seen.add(status["step"])
+    process.kill()
+    process.communicate()
+    assert len(seen) >= 3
+    assert folder.read_status()["step"] >= max(seen)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"state": "done"', "\x00"])
+def test_a_broken_status_names_the_file(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.status_path.write_text(text)
+    with pytest.raises(ResourceError, match=r"status\.json: "):
+        folder.read_status()
+
+
+def test_status_has_known_states_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'finished' is none of running, done"):
+        RunFolder(tmp_path).write_status("finished", 3)
+    with pytest.raises(ValueError, match="JSON"):
+        RunFolder(tmp_path).write_status("diverged", 3, value=float("nan"))
+    assert not (tmp_path / "status.json").exists()
+
+
+def test_what_charts_take_of_columns_is_compared_and_sentences_are_not(tmp_path: Path) -> None:
+    column = {"symbol": "L", "unit": "nats", "description": "A sentence."}
+    known = {"columns": {"loss": column}, "scheme": {"label": "Own", "equation": "x <- x"}}
+    folders = [RunFolder(tmp_path / name) for name in "ab"]
+    for folder in folders:
+        folder.write_columns(known)
+    old, new = folders
+    said = {"description": "A better one."}
+    for key, change in (("unit", {"unit": "bits"}), ("symbol", {"symbol": "l"}), (None, said)):
+        new.write_columns(known | {"columns": {"loss": column | change}})
+        found = [difference.column for difference in differences(old, new, 0)]
+        assert found == ([f"columns.loss.{key}"] if key else [])
+    new.write_columns(known | {"scheme": {"label": "Mine", "equation": "x"}})
+    assert [d.place for d in differences(old, new, 0)] == ["columns.json, scheme.label"]

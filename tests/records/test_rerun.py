@@ -1,0 +1,397 @@
+"""deepstack rerun: a run comes out of its record again, or the first difference is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.ended_runs import TINY, copied, train_three
+from helpers.sampling import some
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli import app
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.records import Run, RunFolder
+from deepstack.training import Observer, job
+from deepstack.training.rerun import check
+
+
+def rerun(*words: object) -> Any:
+    return CliRunner().invoke(app, ["rerun", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One that is done, one that diverged and one that was interrupted, once for all tests."""
+    return train_three(tmp_path_factory.mktemp("runs"))
+
+
+def change(path: Path, step: int, column: str) -> tuple[str, str]:
+    """Change the last digit of one cell of a CSV file; return the cell before and after."""
+    header, *rows = path.read_text().splitlines()
+    at = header.split(",").index(column)
+    for number, row in enumerate(rows):
+        cells = row.split(",")
+        if cells[0] == str(step):
+            before = cells[at]
+            cells[at] = re.sub(r"\d(?=\D*$)", lambda d: str((int(d[0]) + 1) % 10), before)
+            rows[number] = ",".join(cells)
+            path.write_text("\n".join([header, *rows]) + "\n")
+            return before, cells[at]
+    raise KeyError(step)
+
+
+class Counting(Observer):
+    """Remembers the last step that was made."""
+
+    last = 0
+
+    def stepped(self, step: int, row: Any) -> None:
+        self.last = step
+
+
+# --- identical ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["done", "diverged", "interrupted"])
+def test_a_run_comes_out_again(
+    state: str, trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = {p: p.read_bytes() for p in trained[state].rglob("*") if p.is_file()}
+    result = rerun(trained[state], "--check")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("identical")
+    run = Run(trained[state])
+    assert f"{len(run.steps)} rows of steps.csv, " in result.stdout
+    assert ("up to step 4" in result.stdout) == (state == "interrupted")
+    assert ("tensors" in result.stdout) == (state != "diverged")
+    after = {p: p.read_bytes() for p in trained[state].rglob("*") if p.is_file()}
+    assert after == before and not list(tmp_path.iterdir())
+
+
+def test_quiet_says_nothing_but_the_verdict(trained: dict[str, Path]) -> None:
+    result = rerun(trained["done"], "--check", "-q")
+    assert result.stderr == "" and len(result.stdout.splitlines()) == 1
+
+
+def test_a_killed_run_is_compared_as_far_as_its_rows_go(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    folder.write_status("running", 0)
+    shutil.rmtree(folder.checkpoint_dir)
+    rows = folder.steps_path.read_bytes().splitlines(keepends=True)
+    folder.steps_path.write_bytes(b"".join(rows[:5]) + b"5,3.")
+    for name in ("evals", "attribution"):
+        path = folder.path / f"{name}.csv"
+        kept = [r for r in path.read_text().splitlines(keepends=True) if r[0] not in "456"]
+        path.write_text("".join(kept))
+    for name in (*folder.layer_names(), "steps"):
+        values = np.load(folder.layers_dir / f"{name}.npy")
+        np.save(folder.layers_dir / f"{name}.npy", values[:2])
+    watch = Counting()
+    found = check(folder.path, observer=watch)
+    assert found.differences == [] and found.upto == 4 and watch.last == 4
+    assert found.compared["rows of steps.csv"] == 4 and found.compared["records in each"] == 2
+    for name in (*folder.layer_names(), "steps"):  # its last look may not be on the disk yet
+        values = np.load(folder.layers_dir / f"{name}.npy")
+        np.save(folder.layers_dir / f"{name}.npy", values[:1])
+    assert check(folder.path).differences == []
+    change(folder.steps_path, 4, "loss")
+    assert check(folder.path).differences[0].place == "step 4 of steps.csv, column loss"
+
+
+def test_without_check_the_new_run_is_kept(trained: dict[str, Path], tmp_path: Path) -> None:
+    result = rerun(trained["done"], "--out", tmp_path, "-q")
+    assert result.exit_code == 0, result.stderr
+    made, record = Run(result.stdout.strip()), Run(trained["done"])
+    assert made.path == tmp_path / "done-rerun" / record.name
+    assert made.folder.steps_path.read_bytes() == record.folder.steps_path.read_bytes()
+    assert made.meta["command"].startswith("deepstack")
+
+
+# --- differences -------------------------------------------------------------------------------
+
+
+def flip_layer(folder: RunFolder) -> object:
+    path = folder.layers_dir / "stream_norm.npy"
+    values = np.load(path)
+    values[1, 1] += 1
+    return np.save(path, values)
+
+
+def flip_weight(folder: RunFolder) -> None:
+    """Change one number and its checksum with it: only training again can tell."""
+    from safetensors.torch import load_file, save_file
+
+    from deepstack.records import sha256
+
+    path = folder.checkpoint_path(6) / "weights.safetensors"
+    tensors = load_file(path)
+    large = next(name for name in sorted(tensors) if tensors[name].numel() > 100)
+    tensors[large].view(-1)[70] += 1e-6
+    save_file(tensors, path)
+    sums = json.loads((path.parent / "checksums.json").read_text())
+    sums[path.name] = sha256(path)
+    (path.parent / "checksums.json").write_text(json.dumps(sums))
+
+
+def rows(folder: RunFolder, act: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of steps.csv."""
+    path = folder.steps_path
+    path.write_text("".join(act(path.read_text().splitlines(keepends=True))))
+
+
+CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
+    "steps": (
+        lambda f: change(f.steps_path, 2, "grad_norm"),
+        "step 2 of steps.csv, column grad_norm",
+    ),
+    "evals": (lambda f: change(f.evals_path, 4, "loss"), "step 4 of evals.csv, column loss"),
+    "evals at 0": (
+        lambda f: change(f.evals_path, 0, "bits_per_token"),
+        "step 0 of evals.csv, column bits_per_token",
+    ),
+    "attribution": (
+        lambda f: change(f.path / "attribution.csv", 3, "q"),
+        "step 3 of attribution.csv, column q",
+    ),
+    "layers": (flip_layer, "step 3 of layers/stream_norm.npy, layer 2"),
+    "weights": (flip_weight, "step 6 of checkpoint/6/weights.safetensors, "),
+    "state": (
+        lambda f: f.write_status("diverged", 6),
+        "step 6 of status.json, state",
+    ),
+    "a row too many": (
+        lambda f: f.steps_path.write_text(f.steps_path.read_text() + "7,1,1,1,1,1,1,1\n"),
+        "step 7 of steps.csv, the row",
+    ),
+    "a row twice": (
+        lambda f: rows(f, lambda lines: [*lines[:2], "2,1,9,9,9,9,9,9\n", *lines[2:]]),
+        "steps.csv, line 3",
+    ),
+    "rows in another order": (
+        lambda f: rows(f, lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]]),
+        "steps.csv, line 3",
+    ),
+    "half a row": (
+        lambda f: rows(
+            f, lambda lines: [*lines[:2], lines[2].rsplit(",", 5)[0] + "\n", *lines[3:]]
+        ),
+        "steps.csv, line 3",
+    ),
+    "a row of no step": (
+        lambda f: rows(f, lambda lines: [*lines, "nan,1,9,9,9,9,9,9\n"]),
+        "steps.csv, line 8",
+    ),
+    "a row too few": (
+        lambda f: f.evals_path.write_text(
+            "".join(f.evals_path.read_text().splitlines(keepends=True)[:2])
+        ),
+        "step 2 of evals.csv, the row",
+    ),
+    "a column too many": (
+        lambda f: f.evals_path.write_text(f.evals_path.read_text().replace("\n", ",x\n")),
+        "evals.csv, column x",
+    ),
+    "parameters": (
+        lambda f: f.write_meta(f.read_meta() | {"parameters": {"total": 1}}),
+        "meta.json, parameters.total",
+    ),
+    "F_0": (
+        lambda f: f.write_columns(f.read_columns() | {"f0_norm": 1.5}),
+        "columns.json, f0_norm",
+    ),
+    "a unit": (
+        lambda f: f.columns_path.write_text(f.columns_path.read_text().replace('"nats"', '"bits"')),
+        "columns.json, columns.loss.unit",
+    ),
+    "no layers": (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), "layers/grad_norm.npy, "),
+    "no weights": (lambda f: shutil.rmtree(f.checkpoint_dir), "step 6 of checkpoint/6, "),
+    "broken weights": (
+        lambda f: (f.checkpoint_path(6) / "weights.safetensors").write_bytes(b"x"),
+        "step 6 of checkpoint/6, the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", some(CHANGES, 2))
+def test_a_difference_is_named(name: str, trained: dict[str, Path], tmp_path: Path) -> None:
+    folder = copied(trained["done"], tmp_path)
+    act, place = CHANGES[name]
+    act(folder)
+    result = rerun(folder.path, "--check", "-q")
+    assert result.exit_code == 6 and result.stdout == ""
+    assert f"is not reproduced: first difference at {place}" in result.stderr
+    assert "  recorded: " in result.stderr and "  now:      " in result.stderr
+    assert "also at" not in result.stderr
+
+
+def test_a_record_of_layers_that_is_there_twice_is_a_difference(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    for path in folder.layers_dir.glob("*.npy"):
+        values = np.load(path)
+        first = values[:1] if path.stem == "steps" else values[:1] + 1
+        np.save(path, np.concatenate([first, values]))
+    result = rerun(folder.path, "--check", "-q")
+    assert result.exit_code == 6
+    assert ".npy, the steps" in result.stderr
+
+
+def test_both_values_are_shown_and_training_stops_there(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    true, changed = change(folder.steps_path, 2, "model_update")
+    result = rerun(folder.path, "--check", "-q")
+    assert f"  recorded: {changed}\n  now:      {true}\n" in result.stderr
+    watch = Counting()
+    check(folder.path, observer=watch)
+    assert watch.last == 2
+
+
+def test_the_earliest_difference_is_named_first_whatever_file_it_is_in(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    flip_layer(folder)
+    change(folder.steps_path, 5, "loss")
+    change(folder.path / "attribution.csv", 6, "q")  # is not reached any more
+    found = check(folder.path)
+    assert [d.place for d in found.differences] == [
+        "step 3 of layers/stream_norm.npy, layer 2",
+        "step 5 of steps.csv, column loss",
+    ]
+
+
+def test_a_diverged_record_that_goes_on_now_is_a_difference(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    rows = folder.steps_path.read_text().splitlines(keepends=True)
+    folder.steps_path.write_text("".join(rows[:4]))
+    folder.write_status("diverged", 3, quantity="loss", value="1.0")
+    watch = Counting()
+    found = check(folder.path, observer=watch)
+    assert found.differences[0].place == "step 4 of steps.csv, the row"
+    assert watch.last == 4
+
+
+def test_another_learning_rate_in_the_code_is_found(
+    trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = job.learning_rate
+    monkeypatch.setattr(
+        job, "learning_rate", lambda train, t: before(train, t) * (1 + 1e-6 * (t >= 3))
+    )
+    watch = Counting()
+    found = check(trained["done"], observer=watch)
+    assert found.differences[0].place == "step 3 of steps.csv, column lr"
+    assert watch.last == 3
+
+
+def test_a_damaged_record_is_said_to_be(trained: dict[str, Path], tmp_path: Path) -> None:
+    folder = copied(trained["done"], tmp_path)
+    folder.meta_path.write_text(folder.meta_path.read_text())
+    (folder.layers_dir / "grad_norm.npy").write_bytes(b"")
+    result = rerun(folder.path, "--check")
+    assert result.exit_code == 6
+    assert "the record itself is damaged: layers/grad_norm.npy" in result.stderr
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def test_another_environment_is_refused_by_name(trained: dict[str, Path], tmp_path: Path) -> None:
+    folder = copied(trained["done"], tmp_path)
+    meta = folder.read_meta()
+    meta["environment"] |= {"torch": "1.0", "threads": 7}
+    folder.write_meta(meta)
+    for words in ([], ["--check"]):
+        result = rerun(folder.path, *words, "--out", tmp_path / "new")
+        assert result.exit_code == 2 and not (tmp_path / "new").exists()
+        assert "torch was '1.0', is " in result.stderr and "threads was 7, is 1" in result.stderr
+        assert "--allow-env-change" in result.stderr
+    result = rerun(folder.path, "--check", "--allow-env-change")
+    assert result.exit_code == 0 and "environment: torch was '1.0', is " in result.stderr
+    change(folder.steps_path, 1, "loss")
+    result = rerun(folder.path, "--check", "--allow-env-change")
+    assert result.exit_code == 6 and "environment: threads was 7, is 1" in result.stderr
+    folder.write_meta(Run(trained["done"]).meta | {"environment_changed": True})
+    assert "environment_changed" in rerun(folder.path, "--check").stderr
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(32, 120)) * 300)
+    config = with_overrides(Config(), TINY | {"task.path": str(text)})
+    run = deepstack.train(config, out=tmp_path)
+    assert rerun(run.path, "--check").exit_code == 0
+    text.write_bytes(bytes(range(33, 121)) * 300)
+    result = rerun(run.path, "--check")
+    assert result.exit_code == 2
+    assert run.meta["data"]["sha256"] in result.stderr and "other data" in result.stderr
+
+
+def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from deepstack.schemes import Scheme\n"
+        "class Twice(Scheme, name='twice', label='Twice', paper='none'):\n"
+        "    '''x <- LN(2 x + G(x)).'''\n"
+        "    def residual(self, x, G, norm):\n"
+        "        return norm(2 * x + G(x))\n"
+    )
+    from deepstack import plugins
+    from deepstack.schemes import SCHEMES
+
+    plugins.load_plugins([plugin])
+    run = deepstack.train(with_overrides(Config(), TINY | {"model.scheme": "twice"}), out=tmp_path)
+    plugins.LOADED.pop("mine.py")
+    SCHEMES._objects.pop("twice")
+    result = rerun(run.path, "--check")
+    assert result.exit_code == 2 and "mine.py" in result.stderr and "sha256" in result.stderr
+    result = rerun(run.path, "--check", "--plugin", plugin)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_what_is_no_run_or_has_no_row(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rerun(tmp_path, "--check").exit_code == 2
+    assert "is no run" in rerun(trained["done"].parent).stderr
+    folder = copied(trained["done"], tmp_path)
+    folder.write_status("running", 0)
+    folder.steps_path.unlink()
+    folder.evals_path.unlink()
+    result = rerun(folder.path, "--check")
+    assert result.exit_code == 7 and "no row" in result.stderr
+    folder.meta_path.unlink()
+    assert rerun(folder.path).exit_code == 7
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(ConfigError, match="several processes"):
+        check(trained["done"])
+
+
+def test_a_signal_ends_it_and_nothing_is_kept(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for state in ("done", "interrupted"):
+        calls = iter(range(10))
+        with pytest.raises(Interrupted, match="at step 2, identical so far") as caught:
+            check(trained[state], stop=lambda n=calls: signal.SIGINT if next(n) == 1 else None)
+        assert caught.value.exit_code == 130 and not list(tmp_path.iterdir())

@@ -1,0 +1,66 @@
+"""Derived numbers: bits of an evaluation, a run's row, a plan's last row, times of an export."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.plot_runs import make_run, update
+from helpers.small_runs import small
+
+import deepstack
+from deepstack.cli.export_command import forward_facts
+from deepstack.cli.sweep_tables import plan_rows
+from deepstack.config import Study
+from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder, load_runs
+from deepstack.sweeps import plan
+
+
+def test_an_evaluation_in_bits_is_its_loss_over_ln_2(tmp_path: Path) -> None:
+    evals = deepstack.train(small(), out=tmp_path).evals
+    assert len(evals) > 2
+    assert evals["bits_per_token"].tolist() == pytest.approx(
+        [loss / math.log(2) for loss in evals["loss"]]
+    )
+
+
+def test_the_row_of_a_run_has_its_last_values_and_the_median_time(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "study", losses=[4.0, 3.0, 2.5, 2.25, 2.125])
+    folder = RunFolder(path)
+    with folder.log("timing", TIMING_COLUMNS) as timing:
+        for step, milliseconds in enumerate((900.0, 10.0, 20.0, 30.0, 11.0), start=1):
+            timing.write((step, milliseconds, 1.0))
+    folder.evals_path.unlink()
+    with folder.log("evals", EVALS_COLUMNS) as evals:
+        for step, loss in ((0, 4.0), (5, 2.0)):
+            evals.write({"step": step, "loss": loss, "loss_masked": loss + 1})
+    (row,) = load_runs(path).to_dict("records")
+    assert (row["step"], row["loss"]) == (5, 2.125)
+    assert row["model_update"] == pytest.approx(update(6, 5))
+    assert (row["val_loss"], row["val_loss_masked"], row["step_ms"]) == (2.0, 3.0, 20.0)
+
+
+def test_an_export_states_how_much_faster_the_folded_model_is() -> None:
+    times = {"": [0.004, 0.008, 0.003], " folded": [0.001, 0.004, 0.003]}
+    facts = forward_facts(lambda models, inputs, clock: times, {}, torch.zeros(2, 3))
+    assert facts["forward ms"] == 4.0 and facts["forward ms folded"] == 3.0
+    assert facts["forward time over folded"] == 2.0
+
+
+def test_a_plan_ends_with_the_memory_and_time_of_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the largest runs that go together, and the time with all workers busy."""
+    monkeypatch.setattr("deepstack.cli.sweep_tables.seconds_per_run", lambda cells: [60, 120, 180])
+    study = Study(small(), {"seed": [0, 1, 2]})
+    cells = [
+        replace(cell, memory=megabytes * 10**6)
+        for cell, megabytes in zip(
+            plan(study, study="study", out=tmp_path), (300, 500, 400), strict=True
+        )
+    ]
+    *_, last = plan_rows(study, cells, workers=2)
+    assert (last["memory_mb"], last["minutes"], last["steps"]) == (900, 3.0, 36)

@@ -1,0 +1,345 @@
+"""A run folder as its readers see it: locks, states, rows, what varies."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.record_runs import make_run, python
+
+from deepstack.errors import (
+    LockedError,
+    NothingMatchedError,
+    ResourceError,
+)
+from deepstack.records import (
+    STEPS_COLUMNS,
+    Run,
+    RunFolder,
+    find_runs,
+    runs_table,
+    varying,
+)
+from deepstack.sweeps.pool import last_row
+
+# --- the lock ------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from deepstack.records import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    if sys.argv[2] == "fork":
+        import os
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+            os._exit(0)
+    else:
+        print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_held_folder_is_refused_in_two_seconds_naming_the_holder(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    process = python(HOLDER, folder.path, "alone")
+    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.path.iterdir()}
+    started = time.monotonic()
+    with pytest.raises(LockedError, match=f"in use by process {process.pid} on ") as caught:
+        with folder.lock():
+            pass
+    assert time.monotonic() - started < 2
+    assert caught.value.exit_code == 5
+    assert {path.name: path.stat().st_mtime_ns for path in folder.path.iterdir()} == before
+    # Reading goes on all the while.
+    assert len(Run(folder.path).steps) == 3
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    started = time.monotonic()
+    with folder.lock():
+        assert time.monotonic() - started < 0.1
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    process = python(HOLDER, folder.path, "fork")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    try:
+        with folder.lock():
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+
+
+def test_the_lock_is_free_after_its_context_and_after_an_exception(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new" / "run")
+    with pytest.raises(KeyError), folder.lock():
+        with pytest.raises(LockedError, match=f"process {os.getpid()} "), folder.lock():
+            pass
+        raise KeyError
+    with folder.lock():
+        assert (folder.holder() or {})["pid"] == os.getpid()
+    assert folder.holder() is None
+
+
+def test_running_means_that_someone_works_on_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", state="running")
+    assert Run(folder.path).state == "interrupted"
+    assert Run(folder.path).status["state"] == "running"
+    with folder.lock():
+        assert Run(folder.path).state == "running"
+
+
+@pytest.mark.parametrize("name", [".lock", "steps.csv", "log.txt", "checkpoint", "layers/a.npy"])
+def test_a_link_in_a_run_folder_is_not_written_through(name: str, tmp_path: Path) -> None:
+    folder, dear = make_run(tmp_path / "run"), tmp_path / "dear"
+    dear.write_text("mine")
+    link = folder.path / name
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(dear)
+    with pytest.raises(ResourceError, match=f"{name} is a link") as caught, folder.lock():
+        pass
+    assert caught.value.exit_code == 5
+    # Who only moves the folder looks at nothing but the lock.
+    refused = pytest.raises(ResourceError) if name == ".lock" else contextlib.nullcontext()
+    with refused, folder.lock(to_write=False):
+        pass
+    assert folder.holder() is None
+    assert dear.read_text() == "mine"
+
+
+def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    os.mkfifo(folder.lock_path)
+    folder.steps_path.unlink()
+    os.mkfifo(folder.steps_path)
+    assert folder.holder() is None
+    with pytest.raises(ResourceError, match="is no file"), folder.lock():
+        pass
+    with pytest.raises(ResourceError, match="something that is no file"):
+        last_row(folder)
+    with pytest.raises(ResourceError, match="something that is no file"):
+        _ = Run(folder.path).steps
+
+
+# --- reading back --------------------------------------------------------------------------
+
+
+def test_torn_rows_are_never_seen(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    whole = folder.steps_path.read_bytes()
+    for cut in range(len(whole)):
+        folder.steps_path.write_bytes(whole[:cut])
+        steps = Run(folder.path).steps
+        assert steps["step"].tolist() == [1, 2, 3][: max(whole[:cut].count(b"\n") - 1, 0)]
+        assert list(steps.columns) == list(STEPS_COLUMNS)
+        assert steps["loss"].tolist() == [3.0, 2.0, 1.0][: len(steps)]
+
+
+def test_values_come_back_as_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.log("steps", STEPS_COLUMNS) as log:
+        log.write((1, 0.1, 1e-5, float("inf"), float("nan"), None, 1e30, 3))
+    row = Run(folder.path).steps.iloc[0]
+    assert np.float32(row["loss"]) == np.float32(0.1) and row["lr"] == pytest.approx(1e-5, 1e-9)
+    assert row["grad_norm"] == np.inf and np.isnan(row["model_update"])
+    assert np.isnan(row["model_update_step"]) and row["model_update_rel"] == 3.0
+
+
+def test_config_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
+    text = "train: {lr: 3e-4, eps: 1e-08, clip: null, steps: 010}\nlog: {layers_every: on}\n"
+    run = Run(make_run(tmp_path / "run", text + "runtime: {banks: true}\nname: 1.5.2\n").path)
+    assert run.get("train.lr") == 3e-4 and run.get("train.eps") == 1e-8
+    assert run.get("train.clip") is None and run.get("train.steps") == 10
+    assert run.get("log.layers_every") == "on" and run.get("runtime.banks") is True
+    assert run.get("name") == "1.5.2" and run.get("model.depth", 4) == 4
+
+
+def test_a_folder_that_was_tampered_with_is_named_and_takes_no_memory(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    bomb = "a: &a [1, 1]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in pairwise("abcdefgh"))
+    for text in (bomb, "[" * 100_000, "a: {" * 5000):
+        folder.config_path.write_text(text)
+        with pytest.raises(ResourceError, match=r"config\.yaml"):
+            _ = Run(folder.path).flat_config
+    folder.meta_path.write_text('{"a":' * 100_000)
+    with pytest.raises(ResourceError, match=r"meta\.json"):
+        _ = Run(folder.path).meta
+
+
+def test_layers_are_what_the_steps_file_names(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    values = np.arange(15).reshape(3, 5)
+    folder.write_layers({"grad_norm": values[:2]}, [1, 2])
+    whole = (folder.layers_dir / "steps.npy").read_bytes()
+    (folder.layers_dir / "steps.npy").unlink()
+    assert Run(folder.path).layer_names() == []
+    # The next snapshot has reached the values but not the steps yet.
+    folder.write_layers({"grad_norm": values}, [1, 2, 3])
+    (folder.layers_dir / "steps.npy").write_bytes(whole)
+    steps, found = Run(folder.path).layers("grad_norm")
+    assert steps.tolist() == [1, 2] and found.dtype == np.float32
+    assert found.tolist() == values[:2].tolist()
+    assert Run(folder.path).layer_names() == ["grad_norm"]
+    with pytest.raises(KeyError):
+        Run(folder.path).layers("other")
+    np.save(folder.layers_dir / "bad.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(ResourceError, match=r"bad\.npy"):
+        Run(folder.path).layers("bad")
+
+
+def test_checkpoints_are_counted_by_step(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for name in ("100", "20", ".30.new", "x"):
+        (folder.checkpoint_dir / name).mkdir(parents=True)
+    assert folder.checkpoints() == [20, 100]
+    assert folder.checkpoint_path(20) == tmp_path / "checkpoint" / "20"
+
+
+def test_runs_are_found_at_three_heights_in_human_order(tmp_path: Path) -> None:
+    for name in ("a/deepnorm-d48", "a/deepnorm-d6", "b/x", "b/.hidden"):
+        make_run(tmp_path / name)
+    (tmp_path / "a" / "plots").mkdir()
+    assert [run.name for run in find_runs(tmp_path)] == ["deepnorm-d6", "deepnorm-d48", "x"]
+    assert [run.study for run in find_runs(tmp_path / "b")] == ["b"]
+    assert [run.name for run in find_runs(tmp_path / "b" / "x")] == ["x"]
+    (tmp_path / "empty").mkdir()
+    for nothing in (tmp_path / "empty", tmp_path / "missing"):
+        with pytest.raises(NothingMatchedError):
+            find_runs(nothing)
+
+
+def test_what_varies(tmp_path: Path) -> None:
+    configs = [
+        "{name: a, seed: 0, model: {depth: 6, eps: 1}, task: {name: text}, runtime: {threads: 1}}",
+        "{name: b, seed: 0, model: {depth: 48}, task: {name: text, rate: 0.5}, runtime: {}}",
+    ]
+    runs = [Run(make_run(tmp_path / str(i), text).path) for i, text in enumerate(configs)]
+    # An old config that does not know a key had its default; a task's own key may be set or not.
+    assert varying(runs) == ["model.depth", "task.rate"]
+    assert varying(runs[:1]) == [] and varying([]) == []
+
+
+def test_runs_table(tmp_path: Path) -> None:
+    for depth in (6, 48):
+        folder = make_run(tmp_path / "study" / f"d{depth}", f"model: {{depth: {depth}}}\n")
+        with folder.log("evals", ("step", "loss", "loss_masked", "bits_per_token")) as log:
+            log.write({"step": 3, "loss": 2.0})
+    make_run(tmp_path / "study" / "new", "model: {depth: 48}\n", rows=0, state="running")
+    table = runs_table(find_runs(tmp_path))
+    assert table["run"].tolist() == ["d6", "d48", "new"]
+    assert table["model.depth"].tolist() == [6, 48, 48]
+    assert table["state"].tolist() == ["done", "done", "interrupted"]
+    assert table["step"].tolist() == [3, 3, 0]
+    assert table["val_loss"].tolist()[:2] == [2.0, 2.0] and table["val_loss"].isna()[2]
+    assert table["model_update"][0] == pytest.approx(0.3)
+    json.loads(table.to_json(orient="records"))
+
+
+def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
+    task, options = "task: {{name: text, rate: {}}}", "scheme_options: {{{}}}"
+    for path, scheme, option, rate in (
+        ("one/a", "admin", "start: x", 1),
+        ("one/b", "rezero", "gain: 1", 1),
+        ("two/a", "rezero", "gain: 2", 2),
+        ("two/b", "rezero", "gain: 3", 2),
+    ):
+        model = f"model: {{scheme: {scheme}, {options.format(option)}}}\n"
+        make_run(tmp_path / path, f"{model}{task.format(rate)}\n")
+    table = runs_table(find_runs(tmp_path))
+    assert [name for name in table if "." in name] == [
+        "model.scheme",
+        "model.scheme_options.gain",
+    ]
+    assert "model.scheme" in runs_table(find_runs(tmp_path / "one"))
+
+
+def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deepstack.cli import app
+
+    name = "hyper_connections-d1000-s0-4c53e0"
+    for number, seed in enumerate((1234, 5678)):
+        text = f"seed: {seed}\nmodel: {{scheme: x}}\ntrain: {{lr: 0.0{number}1, steps: 12345}}\n"
+        make_run(tmp_path / f"{name}{number}", text)
+    for width in (20, 60, 70, 100, 200):
+        terminal = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}
+        found = CliRunner().invoke(app, ["ls", str(tmp_path)], env=terminal)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", found.stdout).splitlines()
+        first, second = (next(x for x in lines if f"{name}{number}" in x) for number in (0, 1))
+        assert ("0.3" in first and "0.3" in second) == (width >= 60)
+        assert ("1,234" in first and "5,678" in second) == (width >= 100)
+        assert ("step_ms" in found.stderr and "--json" in found.stderr) == (width < 200)
+        assert max(map(len, lines)) <= max(width, len(name) + 3)
+    piped = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert "1,234" in piped.stdout and "step_ms" in piped.stdout and piped.stderr == ""
+
+
+BY_STATE = ("cut", "steps", "status.json")  # what a state tells without a look inside
+
+
+def spoil(folder: RunFolder, what: str) -> None:
+    if what == "cell":
+        folder.steps_path.write_text(folder.steps_path.read_text().replace("\n2,", "\nx,"))
+    elif what == "header":
+        folder.steps_path.write_text(folder.steps_path.read_text().replace("loss", "los", 1))
+    elif what == "cut":
+        folder.steps_path.write_text(folder.steps_path.read_text().split("\n3,")[0] + "\n")
+    elif what == "steps":
+        folder.steps_path.unlink()
+    else:
+        (folder.path / what).write_text("")
+
+
+@pytest.mark.parametrize("what", ["cell", "header", "cut", "steps", "status.json", "config.yaml"])
+def test_a_damaged_run_is_named_and_the_others_are_read(what: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deepstack.cli import app
+
+    for name in ("a", "b", "c"):
+        make_run(tmp_path / "study" / name, f"model: {{depth: {ord(name)}}}\n")
+    spoil(RunFolder(tmp_path / "study" / "b"), what)
+    table = runs_table(find_runs(tmp_path))
+    assert table["state"].tolist() == ["done", "damaged", "done"]
+    assert table["model.depth"].tolist()[::2] == [97, 99] and table["loss"].isna()[1]
+    found = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert found.exit_code == 0 and found.stdout.count("done") == 2
+    (said,) = found.stderr.splitlines()
+    assert said.startswith("run b is damaged: ")
+    assert said.endswith(f"`deepstack verify {tmp_path / 'study' / 'b'}` says more")
+    assert (Run(tmp_path / "study" / "b").state == "damaged") == (what in BY_STATE)
+
+
+def test_layers_that_are_none_give_no_unsafe_advice(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.write_layers({"grad_norm": np.ones((3, 5))}, [1, 2, 3])
+    for data in (np.random.default_rng(0).bytes(200), b"", b"PK\3\4 and no more"):
+        (folder.layers_dir / "grad_norm.npy").write_bytes(data)
+        with pytest.raises(ResourceError, match=r"grad_norm\.npy: is no array.*verify") as caught:
+            Run(folder.path).layers("grad_norm")
+        assert "pickle" not in str(caught.value)
+    assert Run(folder.path).damage() is None
+    assert "grad_norm.npy" in str(Run(folder.path).damage(layers=True))
+
+
+def test_records_import_neither_torch_nor_pandas() -> None:
+    code = (
+        "import sys, deepstack.records; print({'torch', 'pandas', 'matplotlib'} & set(sys.modules))"
+    )
+    process = python(code)
+    assert process.communicate()[0].strip() == "set()"
+    assert process.returncode == 0

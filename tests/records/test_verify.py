@@ -1,0 +1,312 @@
+"""deepstack verify: whatever happens to a file of a run is said, with its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.ended_runs import TINY, copied, flip, train_three, verify
+from helpers.record_runs import end, make_run
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.records import (
+    EVALS_COLUMNS,
+    Run,
+    RunFolder,
+    damage,
+    problems,
+    write_checksums,
+)
+
+
+def small_run(path: Path) -> RunFolder:
+    """Every kind of file that a finished run has, each of a few bytes."""
+    folder = make_run(path)
+    folder.write_meta({"seed": 0})
+    folder.write_columns({"columns": {}})
+    with folder.log("evals", EVALS_COLUMNS) as log:
+        log.write({"step": 3, "loss": 2.0})
+    with folder.log("timing", ("step", "step_ms", "peak_memory_mb")) as log:
+        log.write((1, 2.0, 3.0))
+    folder.write_layers({"grad_norm": np.ones((1, 2))}, [3])
+    weights = folder.checkpoint_path(3) / "weights.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    folder.log_path.write_text("step 3\n")
+    return end(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run that is done, one that diverged and one that was interrupted, once for all tests."""
+    found = train_three(tmp_path_factory.mktemp("runs"))
+    for state in ("done", "diverged"):
+        status = RunFolder(found[state]).read_status()
+        status = {k: v for k, v in status.items() if k not in ("error", "checksums")}
+        end(RunFolder(found[state]), **status)
+    return found
+
+
+# --- what is whole is said to be ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["done", "diverged", "interrupted"])
+def test_an_untouched_run_is_whole(state: str, trained: dict[str, Path]) -> None:
+    result = verify(trained[state], "--json")
+    assert result.exit_code == 0 and result.stderr == ""
+    (row,) = json.loads(result.stdout)
+    assert row["state"] == state and row["problems"] == []
+    assert row["verdict"] == ("so far" if state == "interrupted" else "whole")
+    listed = json.loads((trained["done"] / "checksums.json").read_text())
+    wanted = {"config.yaml", "meta.json", "columns.json", "steps.csv", "evals.csv", "timing.csv"}
+    wanted |= {"attribution.csv", "layers/steps.npy", "checkpoint/6/weights.safetensors"}
+    assert wanted | {"checkpoint/6/state.json", "checkpoint/6/checksums.json"} <= listed.keys()
+    assert not listed.keys() & {"log.txt", ".lock", "status.json", "checksums.json"}
+    if state == "done":
+        assert row["files"] == len(listed)
+
+
+def test_what_people_and_readers_write_is_no_damage(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    folder.log_path.write_text("something else")
+    (folder.path / "notes.md").write_text("mine")
+    (folder.path / ".DS_Store").write_text("a system's")
+    (folder.layers_dir / ".new.npy").write_text("half written")
+    with folder.lock():
+        pass
+    moved = folder.path.rename(folder.path.with_name("renamed"))
+    assert problems(RunFolder(moved)) == []
+
+
+def test_a_link_to_a_file_with_the_same_bytes_is_the_same_file(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "s" / "r")
+    weights = folder.checkpoint_path(3) / "weights.safetensors"
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    assert problems(folder) == []
+    flip(tmp_path / "elsewhere", 3)
+    assert problems(folder) == ["checkpoint/3/weights.safetensors: changed (sha256 differs)"]
+
+
+# --- what is not, is said with the name of the file --------------------------------------------
+
+
+def flips(folder: RunFolder, each: int | None) -> dict[str, list[tuple[str, int]]]:
+    """Flip bits of every file, `each` of them or all, and say which stay silent or unnamed."""
+    random = np.random.default_rng(0)
+    found: dict[str, list[tuple[str, int]]] = {"silent": [], "unnamed": []}
+    for path in sorted(folder.path.rglob("*")):
+        if not path.is_file() or path == folder.log_path:
+            continue
+        name = path.relative_to(folder.path).as_posix()
+        whole = path.read_bytes()
+        size = 8 * len(whole)
+        for bit in range(size) if each is None else random.integers(0, size, each).tolist():
+            flip(path, bit)
+            said = problems(folder)
+            if not said:
+                found["silent"].append((name, bit))
+            elif not any(line.startswith(f"{name}: ") for line in said):
+                found["unnamed"].append((name, bit))
+            path.write_bytes(whole)
+    assert problems(folder) == []
+    return found
+
+
+def test_a_flipped_bit_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
+    found = flips(small_run(tmp_path / "s" / "r"), 30)
+    assert found["silent"] == []
+    # Of two files that do not fit, status.json and checksums.json or steps.csv, the other is named.
+    assert {name for name, _ in found["unnamed"]} <= {"status.json"}
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
+    found = flips(small_run(tmp_path / "s" / "r"), None)
+    assert found["silent"] == []
+    assert {name for name, _ in found["unnamed"]} <= {"status.json"}
+
+
+def test_a_truncation_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "s" / "r")
+    for path in [p for p in folder.path.rglob("*") if p.is_file() and p != folder.log_path]:
+        whole = path.read_bytes()
+        longest = len(whole) - (path.name == "status.json")  # whose last byte is a line end
+        for size in range(0, longest, max(1, longest // 20)):
+            path.write_bytes(whole[:size])
+            assert problems(folder), (path, size)
+        path.write_bytes(whole)
+    assert problems(folder) == []
+
+
+CHANGES: dict[str, tuple[Callable[[RunFolder], object], str]] = {
+    "a row": (
+        lambda f: flip(f.steps_path, 1200),
+        "steps.csv: changed (sha256 differs)",
+    ),
+    "no evals": (lambda f: f.evals_path.unlink(), "evals.csv: missing"),
+    "no config": (lambda f: f.config_path.unlink(), "config.yaml: missing"),
+    "no weights": (lambda f: shutil.rmtree(f.checkpoint_dir), "safetensors: missing"),
+    "no status": (lambda f: f.status_path.unlink(), "status.json: missing"),
+    "no sums": (lambda f: (f.path / "checksums.json").unlink(), "checksums.json: missing"),
+    "new layers": (
+        lambda f: (f.layers_dir / "extra.npy").write_bytes(b"x"),
+        "layers/extra.npy: not listed in checksums.json",
+    ),
+    "new table": (
+        lambda f: (f.path / "extra.csv").write_bytes(b"x"),
+        "extra.csv: not listed in checksums.json",
+    ),
+    "new tensors": (
+        lambda f: (f.checkpoint_path(6) / "optimizer.safetensors").write_bytes(b"x"),
+        "checkpoint/6/optimizer.safetensors: not listed in checksums.json",
+    ),
+    "new checkpoint": (
+        lambda f: shutil.copytree(f.checkpoint_path(6) / "..", f.checkpoint_path(9)),
+        "checkpoint/9: ",
+    ),
+    "a pipe": (
+        lambda f: (f.timing_path.unlink(), os.mkfifo(f.timing_path)),
+        "timing.csv: unreadable (no file)",
+    ),
+    "another state": (
+        lambda f: f.write_status("diverged", 6, checksums=f.read_status()["checksums"]),
+        "status.json: diverged with None",
+    ),
+    "an unknown state": (
+        lambda f: f.status_path.write_text('{"state": "fine", "step": 6, "error": null}'),
+        "status.json: found state 'fine'",
+    ),
+    "another step": (
+        lambda f: f.write_status("done", 5, checksums=f.read_status()["checksums"]),
+        "status.json: done at step 5, but the last row of steps.csv is step 6",
+    ),
+    "no digest": (
+        lambda f: f.write_status("done", 6),
+        "status.json: has no sha256 of checksums.json",
+    ),
+    "a row and its sum": (
+        lambda f: (flip(f.evals_path, 100), write_checksums(f)),
+        "checksums.json: changed (its sha256 is not the one in status.json)",
+    ),
+    "a way out": (
+        lambda f: f.write_json(f.path / "checksums.json", {"../../x": "", "/etc/passwd": ""}),
+        "checksums.json: names '/etc/passwd', which is no file of a run",
+    ),
+    "deep": (
+        lambda f: (f.path / "checksums.json").write_text("[" * 200_000),
+        "checksums.json: unreadable (is too deeply nested)",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_finished_run_is_named(
+    change: str, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["done"], tmp_path)
+    act, said = CHANGES[change]
+    act(folder)
+    result = verify(tmp_path, "--json")
+    assert result.exit_code == 6
+    (row,) = json.loads(result.stdout)
+    assert row["verdict"] == "damaged"
+    assert any(said in problem for problem in row["problems"]), row["problems"]
+    assert f"{folder.path}: " in result.stderr and said in result.stderr
+    assert "1 of 1 runs differ from the files that were written" in result.stderr
+
+
+def test_a_diverged_run_is_compared_with_its_last_row(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["diverged"], tmp_path)
+    status = folder.read_status()
+    assert status["quantity"] == "loss"
+    folder.write_json(folder.status_path, status | {"value": "1e30"})
+    assert "diverged with loss = 1e30" in problems(folder)[0]
+    folder.write_json(folder.status_path, status | {"quantity": "grad_norm"})
+    assert "diverged with grad_norm" in problems(folder)[0]
+    folder.write_json(folder.status_path, status)
+    assert problems(folder) == []
+
+
+def test_a_flipped_bit_of_how_a_run_diverged_is_noticed(tmp_path: Path) -> None:
+    config = with_overrides(Config(), TINY | {"train.max_loss": 1.0, "log.layers_every": 0})
+    path = deepstack.train(config, out=tmp_path).folder.status_path
+    whole = path.read_bytes()
+    assert b"first_bad_layer" in whole
+    for bit in range(0, 8 * len(whole.rstrip()), 5):
+        flip(path, bit)
+        assert problems(RunFolder(path.parent)), whole[bit // 8 :]
+        path.write_bytes(whole)
+    assert problems(RunFolder(path.parent)) == []
+
+
+def test_checkpoints_that_a_kill_left_behind_are_judged_by_themselves(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(trained["diverged"], tmp_path)
+    status = {k: v for k, v in folder.read_status().items() if k not in ("error", "checksums")}
+    shutil.copytree(trained["interrupted"] / "checkpoint" / "4", folder.checkpoint_path(4))
+    digest = write_checksums(folder, checkpoints=False)
+    folder.write_status(**status, checksums=digest)
+    assert problems(folder) == []
+    flip(folder.checkpoint_path(4) / "weights.safetensors", 5000)
+    assert problems(folder) == [
+        "checkpoint/4: weights.safetensors is not what was written (sha256 differs)"
+    ]
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_several_folders_each_run_once_and_nothing_matched(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = json.loads(verify(trained["done"], trained["done"].parent, "--json").stdout)
+    assert len(rows) == 1
+    rows = json.loads(verify(*trained.values(), "--json").stdout)
+    assert {row["state"] for row in rows} == set(trained)
+    assert verify(tmp_path).exit_code == 7
+    assert verify(trained["done"], tmp_path / "none").exit_code == 7
+    assert verify().exit_code == 2
+
+
+def test_verify_changes_nothing(trained: dict[str, Path]) -> None:
+    files = [p for path in trained.values() for p in path.rglob("*")]
+    before = [(p, p.stat().st_mtime_ns) for p in files]
+    assert verify(*trained.values()).exit_code == 0
+    assert before == [(p, p.stat().st_mtime_ns) for p in files]
+
+
+def test_damage_of_a_checkpoint(trained: dict[str, Path], tmp_path: Path) -> None:
+    path = copied(trained["interrupted"], tmp_path).checkpoint_path(4)
+    assert damage(path) is None
+    assert damage(path, largest=1000) is not None
+    (path / "more.safetensors").write_bytes(b"")
+    assert damage(path) == "more.safetensors is not one of its files"
+    (path / "more.safetensors").unlink()
+    sums = json.loads((path / "checksums.json").read_text())
+    for wrong in (
+        {**sums, "../4/state.json": sums["state.json"]},
+        {"x": ""},
+        [],
+        {"state.json": 1},
+    ):
+        (path / "checksums.json").write_text(json.dumps(wrong))
+        assert damage(path), wrong
+    assert "No such file" in str(damage(path / "none"))
+
+
+def test_a_verified_run_is_the_run_that_was_trained(trained: dict[str, Path]) -> None:
+    """The numbers are there: verify is no reason that they should not be."""
+    run = Run(trained["done"])
+    assert len(run.steps) == 6 and run.layer_names()

@@ -1,0 +1,342 @@
+"""`compare` and `report`: their arithmetic against slow copies, and a page that holds all of it."""
+
+import base64
+import csv
+import io
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from helpers import ROOT
+from helpers.plot_runs import make_run, update
+from helpers.report_pages import Page, row_of
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli import app
+from deepstack.errors import BrokenChartError, ConfigError, NothingMatchedError, ResourceError
+from deepstack.plots import CHARTS, Chart, Table, chart
+from deepstack.records import Run, RunFolder
+from deepstack.reports import compare, report
+
+SCHEMES = ("deepnorm", "post_ln")
+LOSS = {
+    (scheme, depth, seed): 2.0 + 0.1 * seed + (0.4 if scheme == "post_ln" else 0.01 * seed) + depth
+    for scheme in SCHEMES
+    for depth in (1, 2)
+    for seed in (0, 1, 2)
+}
+
+
+def make_study(root: Path, **changes: Any) -> Path:
+    for (scheme, depth, seed), loss in LOSS.items():
+        make_run(root, scheme=scheme, depth=depth, seed=seed, masked=loss, **changes)
+    return root
+
+
+# --- compare -------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_mean_and_the_spread_of_its_seeds(tmp_path: Path) -> None:
+    table = compare(make_study(tmp_path))
+    assert list(zip(table.setting, table.depth, strict=True)) == [
+        ("DeepNorm", "1"), ("DeepNorm", "2"), ("Post-LN", "1"), ("Post-LN", "2")
+    ]  # fmt: skip
+    for scheme, label in zip(SCHEMES, ("DeepNorm", "Post-LN"), strict=True):
+        row = row_of(table, setting=label, depth="2")
+        losses = [LOSS[scheme, 2, seed] for seed in range(3)]
+        assert row.val_loss == pytest.approx(statistics.fmean(losses))
+        assert row.val_sd == pytest.approx(statistics.stdev(losses))
+        assert (row.seeds, row.outcome, row.unigram) == (3, "3 above", 3.26)
+        assert row.update_first == pytest.approx(update(2, 1))
+        assert row.update_last == pytest.approx(update(2, 5))
+    assert "difference" not in table
+
+
+@pytest.mark.parametrize("against", ["post_ln", "model.scheme=post_ln"])
+def test_a_difference_is_taken_seed_by_seed(tmp_path: Path, against: str) -> None:
+    table = compare(make_study(tmp_path), against)
+    for depth in (1, 2):
+        found = [LOSS["deepnorm", depth, s] - LOSS["post_ln", depth, s] for s in range(3)]
+        row = row_of(table, setting="DeepNorm", depth=str(depth))
+        assert row.difference == pytest.approx(statistics.fmean(found))
+        assert row.se == pytest.approx(statistics.stdev(found) / math.sqrt(3))
+        assert row.se < row.val_sd / 5  # what seeds have in common is out of it
+        assert row.pairs == 3
+        own = row_of(table, setting="Post-LN", depth=str(depth))
+        assert own.pairs == 0 and math.isnan(own.difference)
+
+
+def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
+    """Two schemes at two rates: each is compared at its own rate, and rates within a scheme."""
+    for scheme, lr, loss in (("deepnorm", 0.1, 1.0), ("deepnorm", 0.2, 2.0), ("post_ln", 0.1, 4.0)):
+        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
+    by_scheme = compare(tmp_path, "post_ln")
+    assert row_of(by_scheme, setting="DeepNorm, lr 0.1").difference == pytest.approx(-3.0)
+    assert row_of(by_scheme, setting="DeepNorm, lr 0.2").pairs == 0
+    by_rate = compare(tmp_path, "train.lr=0.1")
+    assert row_of(by_rate, setting="DeepNorm, lr 0.2").difference == pytest.approx(1.0)
+    assert row_of(by_rate, setting="Post-LN, lr 0.1").pairs == 0
+
+
+def test_what_follows_from_the_baseline_parts_no_pair(tmp_path: Path) -> None:
+    """A learning rate that was chosen for each scheme, an option that only one of them has."""
+    make_run(tmp_path, scheme="deepnorm", lr=0.1, masked=1.0)
+    make_run(
+        tmp_path, scheme="post_ln", lr=0.2, masked=4.0, config={"model.scheme_options.start": 0.5}
+    )
+    assert row_of(compare(tmp_path, "post_ln"), seeds=1, pairs=1).difference == pytest.approx(-3.0)
+
+
+def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
+    for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
+        make_run(tmp_path, seed=seed, state=state, masked=1.0 + seed)
+    row = compare(tmp_path).iloc[0]
+    assert (row.seeds, row.val_loss) == (4, 1.0) and math.isnan(row.val_sd)
+    assert sorted(row.outcome.split(", ")) == [
+        "1 diverged", "1 failed", "1 interrupted", "1 trained"
+    ]  # fmt: skip
+
+
+def test_several_studies_are_told_apart(tmp_path: Path) -> None:
+    make_study(tmp_path / "one"), make_study(tmp_path / "two")
+    assert sorted(set(compare(tmp_path).study)) == ["one", "two"]
+    together = compare([tmp_path / "one", tmp_path / "two"])
+    assert "study" not in together and set(together.seeds) == {3}  # the same runs once
+
+
+@pytest.mark.parametrize(
+    ("against", "words"),
+    [
+        ("post_lnn", "unknown model.scheme 'post_lnn'; did you mean 'post_ln'?"),
+        ("train.lr=1", "unknown key 'train.lr'; allowed: model.scheme, which vary"),
+        ("model.shceme=post_ln", "did you mean 'model.scheme'?"),
+    ],
+)
+def test_a_baseline_that_is_not_there(tmp_path: Path, against: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compare(make_study(tmp_path), against)
+    assert words in str(error.value)
+
+
+def test_the_command_prints_what_the_function_returns(tmp_path: Path) -> None:
+    make_study(tmp_path)
+    found = CliRunner().invoke(app, ["compare", str(tmp_path), "--against", "post_ln", "--json"])
+    rows = json.loads(found.stdout)
+    table = compare(tmp_path, "post_ln")
+    assert [row["val_loss"] for row in rows] == table.val_loss.tolist()
+    assert rows[-1]["difference"] is None and rows[0]["pairs"] == 3
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--markdown"])
+    assert shown.stdout.startswith("| setting | depth |") and len(shown.stdout.splitlines()) == 6
+    assert CliRunner().invoke(app, ["compare", str(tmp_path / "none")]).exit_code == 7
+    assert CliRunner().invoke(app, ["compare", str(tmp_path), "--against", "x"]).exit_code == 2
+
+
+# --- report --------------------------------------------------------------------------------
+
+
+def content(address: str) -> bytes:
+    kind, _, data = address.partition(";base64,")
+    assert kind in ("data:image/svg+xml", "data:text/csv")
+    return base64.b64decode(data, validate=True)
+
+
+def test_a_page_holds_every_table_and_chart(tmp_path: Path) -> None:
+    path = report(make_study(tmp_path / "mine"), against="post_ln")
+    assert path == tmp_path / "mine" / "report.html"
+    page = Page(path)
+    assert page.open == []
+    first = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
+    loss = statistics.fmean(LOSS["deepnorm", 2, seed] for seed in range(3))
+    head = next(row for row in page.rows if row[0] == "setting")
+    assert first[head.index("validation loss")] == f"{loss:.3f}"
+    assert first[head.index("difference")].startswith("-0.3")
+    drawn = [f["id"].partition("-")[2] for f in page.all("figure")]
+    assert drawn[:2] == ["final_loss_vs_depth", "outcomes"] and "update_vs_step" in drawn
+    left_out = set(re.findall(r"(\w+) is not drawn: ", page.text))
+    assert left_out | set(drawn) == set(CHARTS) and not left_out & set(drawn)
+    assert len(page.all("img")) == len(drawn)
+    for image in page.all("img"):
+        assert b"<svg" in content(image["src"]) and image["alt"] and int(image["width"]) > 300
+    tables = [a["href"] for a in page.all("a") if "download" in a]
+    assert len(tables) == len(drawn)
+    numbers = list(csv.DictReader(io.StringIO(content(tables[0]).decode())))
+    assert {row["series"] for row in numbers} >= {"DeepNorm", "Post-LN"}
+    anchors = {attributes.get("id") for _, attributes in page.tags}
+    links = [a["href"] for a in page.all("a") if "download" not in a]
+    assert links
+    for link in links:
+        if link.startswith("#"):
+            assert link[1:] in anchors
+        else:
+            assert RunFolder(path.parent / unquote(link)).exists()
+    assert "d_model: 64" in page.text and "scheme:" not in page.text.split("d_model")[0][-80:]
+
+
+def test_a_page_fetches_nothing_and_is_the_same_again(tmp_path: Path) -> None:
+    path = report(make_study(tmp_path))
+    once = path.read_bytes()
+    assert report(tmp_path, path) == path and path.read_bytes() == once
+    page = Page(path)
+    assert not page.all("script") and not page.all("link")
+    assert all(i["src"].startswith("data:") for i in page.all("img"))
+    policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
+    assert policy.startswith("default-src 'none'")
+    for address in re.findall(rb"(?:src|href|url)[=(]\"?([^\"> ]{1,30})", once):
+        assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
+
+
+def test_what_a_folder_says_is_text(tmp_path: Path) -> None:
+    """Names and messages of a folder that came from elsewhere."""
+    evil = "<script>alert(1)</script>\"'&{{ 7*7 }}"
+    path = make_run(tmp_path / "a&b <i>", state="failed", config={"task.name": evil})
+    folder = RunFolder(path)
+    folder.write_columns(Run(path).columns | {"scheme": {"label": evil}})
+    folder.write_meta({"environment": {evil: evil}, "git": {"commit": evil}, "command": evil})
+    page = Page(report(tmp_path))
+    assert not page.all("script") and not page.all("i") and page.open == []
+    assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
+
+
+@pytest.mark.parametrize("meta", [{"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]}])
+def test_a_meta_that_is_another_thing_is_no_trouble(tmp_path: Path, meta: dict[str, Any]) -> None:
+    (make_run(tmp_path) / "meta.json").write_text(json.dumps(meta))
+    assert "1 run: 1 done" in Page(report(tmp_path)).text
+
+
+def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
+    """Without [MASK] that is the best without context, not the unigram of the [MASK] positions."""
+    make_run(tmp_path, masked=math.nan)
+    row = compare(tmp_path).iloc[0]
+    assert (row.val_loss, row.unigram, row.outcome) == (2.0, 2.98, "1 trained")
+
+
+def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path, seed=0)
+    make_run(tmp_path, seed=1, state="interrupted")
+    broken = make_run(tmp_path, seed=2)
+    (broken / "status.json").write_text("{")
+    said: list[str] = []
+    page = Page(report(tmp_path, tmp_path / "deep" / "page.html", say=said.append))
+    assert (
+        "2 runs: 1 done, 1 interrupted" in page.text and "interrupted, not at its end" in page.text
+    )
+    assert any(broken.name in line for line in said) and broken.name in page.text
+
+
+def test_a_page_of_one_run_and_of_several_studies(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    make_run(tmp_path / "two", scheme="post_ln")
+    assert report(run) == run / "report.html"
+    assert deepstack.report(tmp_path) == tmp_path / "report.html"
+    page = Page(tmp_path / "report.html")
+    assert [row[0] for row in page.rows if row[0] in ("DeepNorm", "Post-LN")] == [
+        "DeepNorm", "Post-LN"
+    ]  # fmt: skip
+    assert len(page.all("section")) == 2
+    several = [tmp_path / "one", tmp_path / "two"]
+    with pytest.raises(ConfigError, match="--to FILE"):
+        report(several)
+    assert len(Page(report(several, tmp_path / "both.html")).all("section")) == 1
+
+
+def test_a_report_of_a_run_leaves_it_whole(tmp_path: Path) -> None:
+    config = deepstack.load_config(
+        ROOT / "configs" / "quick.yaml",
+        ["model.depth=2", "train.steps=3", "train.batch_size=2", "train.eval_batches=1"],
+    )
+    run = deepstack.train(config, study="s", out=tmp_path)
+    assert report(run.path).exists()
+    found = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+
+
+def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(tmp_path: Path) -> None:
+    @chart("broken_one")
+    def broken_one(runs: list[Run], *, options: Any) -> Chart:
+        """It fails."""
+        return Chart(Table().nothing, None, "")  # type: ignore
+
+    make_run(tmp_path)
+    with pytest.raises(BrokenChartError, match="broken_one is not drawn") as error:
+        report(tmp_path)
+    assert error.value.written == [tmp_path / "report.html"]
+    page = Page(tmp_path / "report.html")
+    assert "broken_one is not drawn" in page.text and len(page.all("img")) > 1
+    found = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert found.exit_code == 1 and found.stdout.strip() == str(tmp_path / "report.html")
+
+
+def test_where_there_is_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(NothingMatchedError):
+        report(tmp_path)
+    run = make_run(tmp_path)
+    (run / "steps.csv").write_text("a,b\n1,2\n")
+    for call in (report, compare):
+        with pytest.raises(ResourceError, match=run.name):
+            call(tmp_path)
+    (tmp_path / "file").touch()
+    make_run(tmp_path / "study")
+    with pytest.raises(ResourceError, match="--to"):
+        report(tmp_path / "study", tmp_path / "file" / "page.html")
+
+
+def make_rates(root: Path) -> Path:
+    """Two schemes whose best rates differ; at the greatest one seed of Post-LN diverged."""
+    losses = {
+        "deepnorm": {0.1: 3.0, 0.2: 2.0, 0.4: 2.5},
+        "post_ln": {0.1: 4.0, 0.2: 4.5, 0.4: 1.0},
+    }
+    for scheme, by_rate in losses.items():
+        for lr, loss in by_rate.items():
+            for seed in (0, 1):
+                gone = (scheme, lr, seed) == ("post_ln", 0.4, 1)
+                state = "diverged" if gone else "done"
+                make_run(
+                    root, scheme=scheme, lr=lr, seed=seed, masked=loss + 0.1 * seed, state=state
+                )
+    return root
+
+
+def test_the_best_rate_is_chosen_where_every_seed_is_done(tmp_path: Path) -> None:
+    table = compare(make_rates(tmp_path), "post_ln", ["train.lr"])
+    assert len(table) == 2
+    best = row_of(table, setting="DeepNorm")
+    assert (best["train.lr"], best.edge, best.val_loss) == (0.2, "", pytest.approx(2.05))
+    other = row_of(table, setting="Post-LN")
+    assert (other["train.lr"], other.edge, other.val_loss) == (0.1, "lowest", pytest.approx(4.05))
+    assert best.difference == pytest.approx(-2.0) and best.pairs == 2  # each at its own rate
+    with pytest.raises(ConfigError, match=r"did you mean 'train\.lr'"):
+        compare(tmp_path, best=["train.lrr"])
+    page = Page(report(tmp_path, best=["train.lr"], against="post_ln"))
+    row = next(row for row in page.rows if row[0] == "Post-LN")
+    at = next(row for row in page.rows if row[0] == "setting").index("best train.lr")
+    assert row[at : at + 2] == ["0.1", "lowest"]
+
+
+def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        make_run(tmp_path, lr=lr, state="diverged")
+    row = compare(tmp_path, best=["train.lr"]).iloc[0]
+    assert row["train.lr"] is None and math.isnan(row.val_loss)
+    assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")
+
+
+def test_a_study_without_the_baseline_is_there_without_it(tmp_path: Path) -> None:
+    make_rates(tmp_path / "rates")
+    make_run(tmp_path / "alone")
+    table = compare(tmp_path, "post_ln", ["train.lr"])
+    assert list(table.study) == ["alone", "rates", "rates"]
+    assert list(table.pairs) == [0, 2, 0]
+    alone = compare(tmp_path / "rates", "post_ln", ["train.lr"])
+    assert list(table.columns) == ["study", *alone.columns]
+    page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
+    assert len(page.all("section")) == 2
+    assert [row.count("difference") for row in page.rows if row[0] == "setting"] == [0, 1]
+    with pytest.raises(ConfigError, match="unknown key"):
+        compare(tmp_path, "train.clip=1")

@@ -1,0 +1,185 @@
+"""Schemes in which layers read more than a stream, scale it past the gradient, or start apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.scheme_literals import attn_res, enter, mhc, stream_into
+from helpers.scheme_pieces import TOKENS, Pieces, built, config, perturbed, pieces
+
+from deepstack.config import with_overrides
+from deepstack.errors import ConfigError
+from deepstack.model import build_model
+from deepstack.schemes.hyper_connections import sinkhorn
+
+
+def dilated(p: Pieces, stream: Any, k: int, period: int) -> Any:
+    """DenseFormer's k x period, as the paper's Figure 5 draws it: every k-th, back from block i."""
+    x, outputs = stream
+    y = x + p.A(p.a[0](x))
+    y = y + p.F(p.f[0](y))
+    outputs = (*outputs, y)
+    if p.l % period:
+        return y, outputs
+    read = [j for j in range(p.l + 1) if (p.l - j) % k == 0]
+    assert len(read) <= len(p.s.weights)
+    return y + sum(w * outputs[j] for w, j in zip(p.s.weights, read, strict=False)), outputs
+
+
+OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
+    ("attn_res", {"blocks": 0}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
+    ("attn_res", {"blocks": 1}, lambda p, x: attn_res(p, x, blocks=1)),
+    ("attn_res", {"blocks": 3}, lambda p, x: attn_res(p, x, blocks=3)),
+    ("attn_res", {"blocks": 99}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
+    ("dense_former", {"dilation": 2}, lambda p, x: dilated(p, x, 2, 1)),
+    ("dense_former", {"period": 3}, lambda p, x: dilated(p, x, 1, 3)),
+    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dilated(p, x, 3, 2)),
+    ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
+    ("mhc", {"streams": 2}, mhc),
+    ("mhc", {"streams": 1}, mhc),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "literal"), OPTIONS)
+def test_a_stack_with_options_is_its_equation(
+    name: str, options: dict[str, Any], literal: Callable[..., Any]
+) -> None:
+    model = perturbed(name, 7, model__scheme_options=options)
+    x = torch.randn(2, 6, 12)
+    expected = enter(name, x)
+    if name == "mhc":
+        expected = x, torch.stack([x] * options.get("streams", 4))
+    stream = model.last.enter(x)
+    for l, layer in enumerate(model.layers, start=1):
+        expected = literal(pieces(layer, l, 7), expected)
+        stream = layer(stream)
+        torch.testing.assert_close(stream[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+def test_sinkhorn_goes_to_a_doubly_stochastic_matrix(n: int) -> None:
+    torch.manual_seed(0)
+    R = torch.randn(n, n, 50, dtype=torch.float64)
+    found = sinkhorn(R, 500)
+    ones = torch.ones(n, 50, dtype=torch.float64)
+    torch.testing.assert_close(found.sum(0), ones)
+    torch.testing.assert_close(found.sum(1), ones)
+    assert (found > 0).all() and torch.linalg.matrix_norm(found.movedim(2, 0), 2).max() < 1 + 1e-9
+    torch.testing.assert_close(sinkhorn(R + 1000, 20), sinkhorn(R, 20))  # no overflow
+
+
+def test_near_the_identity_sinkhorns_steps_are_short() -> None:
+    torch.manual_seed(0)
+    R = -8 * (1 - torch.eye(4))[..., None] + 0.2 * torch.randn(4, 4, 2000, dtype=torch.float64)
+    once, found = ((M.sum(0) - 1).abs().max() for M in (torch.softmax(R, 1), sinkhorn(R, 20)))
+    assert 0.8 < found / once < 1 and 1e-3 < found < 2e-3
+
+
+def test_mhc_mixes_streams_without_making_them_longer() -> None:
+    """With its sublayers silent the streams keep their mean, and grow no longer."""
+    model = perturbed("mhc", 6, model__scheme_options={"iterations": 300})
+    with torch.no_grad():
+        for layer in model.layers:
+            for connections in layer.scheme.each("connections"):
+                connections.begin.zero_()  # far from a permutation, near which Sinkhorn is slow
+                connections.scale.fill_(0.01)
+            layer.attention.o.zero_(), layer.attention.o_bias.zero_()
+            layer.feed_forward.w2.zero_(), layer.feed_forward.w2_bias.zero_()
+    _, H = stream = stream_into("mhc", 1, torch.randn(2, 6, 12))
+    for layer in model.layers:
+        stream = layer(stream)
+    torch.testing.assert_close(stream[1].mean(0), H.mean(0), rtol=1e-4, atol=1e-5)
+    assert (stream[1].norm(dim=(0, 3)) <= H.norm(dim=(0, 3)) * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("gpas", {}), ("dense_former", {}), ("dense_former", {"dilation": 2, "period": 2})],
+)
+def test_the_stack_starts_as_pre_ln(name: str, options: dict[str, Any]) -> None:
+    one, pre_ln = built(name, 5, model__scheme_options=options), built("pre_ln", 5)
+    torch.testing.assert_close(one.model.hidden(TOKENS), pre_ln.model.hidden(TOKENS))
+
+
+def test_attention_residuals_start_as_a_mean() -> None:
+    """Of x_0 and of all that was given so far, whatever the layers give."""
+    model = built("attn_res", 3, model__scheme_options={"blocks": 0}).model
+    x = torch.randn(2, 6, 12)
+    stream, given = model.last.enter(x), [x]
+    for l, layer in enumerate(model.layers, start=1):
+        p = pieces(layer, l, 3)
+        given.append(p.A(p.a[0](stream[0])))
+        given.append(p.F(p.f[0](sum(given) / len(given))))
+        stream = layer(stream)
+        torch.testing.assert_close(stream[0], sum(given) / len(given), rtol=1e-5, atol=1e-5)
+
+
+def test_gpas_scales_the_stream_and_not_its_gradient() -> None:
+    layer = perturbed("gpas", 1).layers[0]
+    p = pieces(layer, 1, 1)
+    with torch.no_grad():
+        layer.scheme.gate.fill_(1.5)
+    x, R = torch.randn(2, 6, 12, requires_grad=True), torch.randn(2, 6, 12)
+    keep = 1 - F.silu(torch.tensor(1.5))
+    y = x + p.A(p.a[0](x))
+    z = keep * y.detach() + (y - y.detach())  # the value is scaled, the gradient is y's
+    expected = z + p.F(p.f[0](z))
+    torch.testing.assert_close(layer(x), keep * expected)
+    (wanted,) = torch.autograd.grad((expected * R).sum(), x)
+    (found,) = torch.autograd.grad((layer(x) * R).sum(), x)
+    torch.testing.assert_close(found, wanted)
+    (gate,) = torch.autograd.grad((layer(x) * R).sum(), layer.scheme.gate)
+    assert gate.abs() > 0
+
+
+@pytest.mark.parametrize("start", [0.0, 0.25])
+def test_the_branches_of_res_post_norm_start_as_large_as_their_gains(start: float) -> None:
+    layer = built("res_post_norm", 4, model__scheme_options={"start": start}).model.layers[2]
+    x = torch.randn(2, 6, 12)
+    p = pieces(layer, 3, 4)
+    first = start * F.layer_norm(p.A(x), (12,))
+    torch.testing.assert_close(layer(x), x + first + start * F.layer_norm(p.F(x + first), (12,)))
+
+
+def test_a_start_of_gains_that_are_not_there_is_refused() -> None:
+    given = config("res_post_norm", 2, model__scheme_options={"start": 0.0})
+    with pytest.raises(ConfigError, match=r"model.norm.gain: false.*allowed with"):
+        build_model(with_overrides(given, {"model.norm.gain": False}), vocab_size=11)
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_res", "dense_former", "mhc", "res_former", "x0_lambdas", "frac_connections"]
+)
+@pytest.mark.parametrize("every", [1, 3])
+def test_recomputation_gives_the_same_gradients(name: str, every: int) -> None:
+    found = []
+    for k in (0, every):
+        model = build_model(config(name, 5, runtime__recompute_every=k), vocab_size=11)
+        model.model.hidden(TOKENS).square().mean().backward()
+        found.append({bank.key: bank.gradients() for bank in model.banks})
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(found[1][key], gradient, msg=partial(str.__add__, key))
+
+
+@pytest.mark.parametrize("name", ["dlcl", "dense_former", "attn_res", "mhc", "x0_lambdas"])
+def test_what_goes_between_layers_is_in_full_precision_under_autocast(name: str) -> None:
+    """Sublayers round to bf16; what they gave is mixed, weighed and summed up in fp32."""
+    model = perturbed(name, 6)
+    x = torch.randn(2, 6, 12)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        *_, found = model.last.stream(x)
+    tensors = [t for t in torch.utils._pytree.tree_leaves(found) if torch.is_tensor(t)]
+    assert {t.dtype for t in tensors} == {torch.float32}
+    given, layer = stream_into(name, 2, x), model.layers[1]
+    with torch.no_grad():  # sublayers that give nothing: no bf16 at all
+        layer.attention.o.zero_(), layer.attention.o_bias.zero_()
+        layer.feed_forward.w2.zero_(), layer.feed_forward.w2_bias.zero_()
+        whole = layer(given)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = layer(given)
+    torch.testing.assert_close(half[0], whole[0], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,145 @@
+"""The normalised Transformer: what its equation leaves to the stack, to the step and to options."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.scheme_literals import direction, ngpt
+from helpers.scheme_pieces import HEADS, TOKENS, D, built, perturbed, pieces
+from helpers.small_runs import small
+from safetensors.torch import load_file
+
+import deepstack
+from deepstack.errors import ConfigError
+from deepstack.model import generate
+from deepstack.schemes.unit_norm import unit
+
+
+@pytest.mark.parametrize(("start", "value"), [(0.2, 0.2), (None, 1 / 3)])
+def test_steps_towards_branches_start_where_they_are_told(start: Any, value: float) -> None:
+    options = {"model__scheme_options": {"start": start}}
+    for layer in built("ngpt", 3, **options).model.layers:
+        for alpha in layer.scheme.each("alpha"):
+            torch.testing.assert_close(alpha * layer.scheme.factor, torch.full((D,), value))
+            torch.testing.assert_close(alpha, torch.full((D,), D**-0.5))
+    model = perturbed("ngpt", 3, **options)
+    x = torch.randn(2, 6, D)
+    for l, layer in enumerate(model.layers, start=1):
+        expected = ngpt(pieces(layer, l, 3), x, start=value)
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("apart", [{}, {"train__lr_factors": {"w3": 0.5}}], ids=str)
+def test_a_gate_has_a_scale_of_its_own(bias: bool, apart: dict[str, Any]) -> None:
+    """u = s_u (W_3 x), v = s_v (W_1 x) sqrt(d), u SiLU(v)."""
+    more = {"model__gated": True, "model__activation": "silu", "model__bias": bias} | apart
+    model = perturbed("ngpt", 2, **more)
+    x = torch.randn(2, 6, D)
+    layer = model.layers[0]
+    module, slot = layer.feed_forward, layer.scheme.slots["w1"]
+    w1, w3 = (module.w1, module.w3) if apart else module.w13.chunk(2)
+    b1, b3 = module.w13_bias.chunk(2) if bias else (0.0, 0.0)
+    s_v, s_u = slot.s.chunk(2)
+    v, u = (x @ w1.T + b1) * s_v * math.sqrt(D), (x @ w3.T + b3) * s_u
+    expected = (u * F.silu(v)) @ module.w2.T + (module.w2_bias if bias else 0.0)
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_are_cosines_of_what_is_scaled() -> None:
+    attention = perturbed("ngpt", 2).layers[0].attention
+    q, k, _ = attention.project(torch.randn(2, 6, D))
+    d_head = D // HEADS
+    s = attention.slots["q"].s * math.sqrt(D)  # (head, 1, d_head)
+    bare = attention.slots.copy()
+    attention.slots = {}
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, D)
+    plain_q, plain_k, _ = attention.project(x)
+    attention.slots = bare
+    q, k, _ = attention.project(x)
+    found = q @ k.transpose(-1, -2) / math.sqrt(d_head)
+    scaled = (s * direction(plain_q)) @ (s * direction(plain_k)).transpose(-1, -2)
+    torch.testing.assert_close(found, math.sqrt(d_head) * scaled, rtol=1e-4, atol=1e-5)
+
+
+def test_the_stream_stays_on_the_sphere() -> None:
+    model = perturbed("ngpt", 5)
+    for x in model.last.stream(model.start(TOKENS)):
+        torch.testing.assert_close(x.norm(dim=-1), torch.ones(2, 6))
+    size = model.hidden(TOKENS).norm(dim=-1)
+    torch.testing.assert_close(size, torch.full((2, 6), math.sqrt(D)))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_vectors_along_the_stream_keep_norm_1(optimizer: str, gated: bool, tmp_path: Path) -> None:
+    given = small(
+        model__scheme="ngpt", train__optimizer=optimizer, model__gated=gated, train__steps=5,
+        train__lr=0.02, train__weight_decay=0.1,
+    )  # fmt: skip
+    run = deepstack.train(given, out=tmp_path)
+    [file] = (run.path / "checkpoint").glob("*/weights.safetensors")
+    checked = 0
+    for state in (deepstack.build_model(given, vocab_size=257).banks.state(), load_file(file)):
+        for key, values in state.items():
+            if key.endswith(("qkv", ".o", "w1", "w13", "w2")):
+                norms = values.norm(dim=1 if key.endswith((".o", "w2")) else 2)
+                torch.testing.assert_close(norms, torch.ones_like(norms), msg=key)
+                checked += 1
+    assert checked == 8
+    assert run.steps["loss"].iloc[-1] < run.steps["loss"].iloc[0]
+
+
+def test_the_scale_of_what_is_drawn_leaves_no_trace() -> None:
+    drawn = {"model__init__distribution": "normal"}
+    small_, large = (
+        built("ngpt", 3, **drawn, model__init__std=std).model.hidden(TOKENS) for std in (0.02, 3.0)
+    )
+    torch.testing.assert_close(small_, large)
+
+
+def test_products_that_undo_a_scale_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"distribution: found ntk.*scheme=ngpt puts them back"):
+        built("ngpt", 2, model__init__distribution="ntk")
+
+
+def test_positions_one_by_one_give_what_they_give_together() -> None:
+    model = perturbed("ngpt", 3, model__family="decoder", model__positions="rotary")
+    said, shown = generate(model, TOKENS[:, :2], 4), TOKENS[:, :2]
+    for _ in range(4):
+        shown = torch.cat([shown, model(shown)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(said, shown[:, 2:])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+def test_a_direction_and_its_derivatives_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(unit(z), direction(z))
+    assert torch.autograd.gradcheck(unit, (z,), check_forward_ad=True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(unit(z), direction(z))
+    assert torch.autograd.gradcheck(unit, (z,), check_forward_ad=True)
+    assert unit(z.detach().bfloat16()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_what_has_no_direction_stays_nothing_and_moves_nothing(
+    compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    z = torch.zeros(2, 4).index_fill(0, torch.tensor(1), 1.0).requires_grad_()
+    y = unit(z)
+    (y * torch.arange(4.0)).sum().backward()
+    assert y[0].eq(0).all() and z.grad is not None and z.grad[0].eq(0).all()
+    assert z.grad[1].isfinite().all() and z.grad[1].any()
+    assert unit(torch.full((1, 4), math.nan)).isnan().all()
+    matrices = torch.randn(2, 3, 4)
+    matrices[0, 1] = 0
+    type(built("ngpt", 1).model.schemes[0]).project("q", matrices)
+    assert matrices[0, 1].eq(0).all() and matrices.isfinite().all()

@@ -1,0 +1,161 @@
+"""Starts and ramps that authors published: packed q, k, v, and the first step of a ramp."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.sampling import some
+from helpers.scheme_pieces import built
+from helpers.small_runs import rewrite_tensors, small, stop_at
+
+import deepstack
+from deepstack.config import Config, config_hash, with_overrides
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.model import build_model
+from deepstack.schemes import SCHEMES
+from deepstack.training.observer import Observer, Started
+
+PACKED = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "encoder": {},
+    "decoder": {"model.family": "decoder"},
+    "encoder_decoder": {"model.family": "encoder_decoder"},
+    "merged": {"model.family": "encoder_decoder", "model.decoder_attention": "merged"},
+    "apart": {"model.family": "encoder_decoder", "train.lr_factors": {"v": 0.5, "cross_v": 0.5}},
+}
+
+
+def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
+    """The drawn matrices of a model, by role."""
+    matrices: dict[str, list[torch.Tensor]] = {}
+    for bank in build_model(config, vocab_size=11).banks:
+        for role, tensors in bank.by_role():
+            if bank.start in ("matrix", "table"):
+                matrices.setdefault(role, []).extend(tensors)
+    return matrices
+
+
+def has_equations(name: str, family: str) -> bool:
+    """Whether the scheme has equations for one of FAMILIES."""
+    scheme, changes = SCHEMES[name], FAMILIES[family]
+    fits = changes.get("model.family", "encoder") in scheme.families
+    return fits and (family != "merged" or scheme.merges)
+
+
+# ngpt scales its matrices to vectors of norm 1 after they are drawn
+DRAWN = [
+    (name, family)
+    for name in SCHEMES.names()
+    for family in FAMILIES
+    if name != "ngpt" and has_equations(name, family)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("t_fixup", "encoder_decoder"), ("admin", "merged"), *some(DRAWN, 9)]
+)
+def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, family: str) -> None:
+    changes = {"model.scheme": name, "model.depth": 3} | FAMILIES[family]
+    config = with_overrides(Config(), changes)
+    separate = values_by_role(config)
+    packed = values_by_role(with_overrides(config, {"model.init.qkv": "packed"}))
+    assert separate.keys() == packed.keys()
+    undone = ("v", "cross_v") if name == "t_fixup" else ()
+    for role, tensors in separate.items():
+        ratio = math.sqrt(0.5) if role in PACKED and role not in undone else 1.0
+        for one, other in zip(tensors, packed[role], strict=True):
+            torch.testing.assert_close(other, ratio * one)
+
+
+def test_separate_matrices_are_the_default_and_keep_the_hash() -> None:
+    assert Config().model.init.qkv == "separate"
+    explicit = with_overrides(Config(), {"model.init.qkv": "separate"})
+    assert config_hash(explicit) == config_hash(Config())
+    packed = with_overrides(Config(), {"model.init.qkv": "packed"})
+    assert config_hash(packed) != config_hash(Config())
+
+
+@pytest.mark.parametrize(
+    "other", [{"model.init.distribution": "orthogonal"}, {"model.init.fan": "in"}], ids=str
+)
+def test_packed_is_refused_where_no_deviation_depends_on_n_out(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.init\.qkv: found packed, unused under"):
+        with_overrides(Config(), {"model.init.qkv": "packed"} | other)
+
+
+@pytest.mark.parametrize(("qkv", "low", "high"), [("packed", 8.2, 9.1), ("separate", 10.5, 11.5)])
+def test_admin_s_profile_is_near_the_published_one_with_packed_q_k_v(
+    qkv: str, low: float, high: float
+) -> None:
+    """Sublayer 200 of 100 layers: 8.84 in `example/profile.ratio.init` of microsoft/admin-torch."""
+    changes = {"model.scheme": "admin", "model.depth": 100, "model.init.qkv": qkv}
+    one = build_model(with_overrides(Config(), changes), vocab_size=257)
+    one.calibrate(torch.randint(257, (8, 64), generator=torch.Generator().manual_seed(0)))
+    omega = one.model.schemes[-1].each("omega")[-1]
+    assert low < omega.detach().mean().item() < high
+
+
+@pytest.mark.parametrize(("name", "first"), [("pro_res", 2), ("branch_norm", 1)])
+def test_the_first_step_whose_branches_are_trained(name: str, first: int, tmp_path: Path) -> None:
+    """ProRes's authors train their first batch with a = 0: steps.csv has no gradient there."""
+    config = small(
+        model__scheme=name, model__scheme_options={"ramp_steps": 10}, train__trainable=["w2"],
+        train__steps=3, task__name="copy",
+    )  # fmt: skip
+    gradients = deepstack.train(config, out=tmp_path).steps["grad_norm"]
+    assert next(step for step, norm in enumerate(gradients, start=1) if norm > 0) == first
+
+
+class FirstStep(Observer):
+    """Notes the first step that a call of `train` makes."""
+
+    def started(self, run: Started) -> None:
+        self.first_step = run.first_step
+
+
+def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_path: Path) -> None:
+    config = small(model__scheme="siamese_norm", task__name="copy", train__eval_every=0)
+    uninterrupted = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(5))
+
+    def earlier(key: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
+        for index, stream in enumerate("xy"):
+            now = f"encoder.stream_norms.{index}."
+            if key.startswith(now):
+                key = key.replace(now, f"encoder.layers.scheme.last_of_{stream}.")
+                if value.ndim > 1:
+                    value = torch.cat([torch.ones_like(value)] * 3 + [value])
+        return key, value
+
+    (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
+    rewrite_tensors(folder, earlier)
+    observer = FirstStep()
+    resumed = deepstack.train(config, out=tmp_path / "b", observer=observer)
+    assert observer.first_step == 6
+    logs = [(run.path / "steps.csv").read_bytes() for run in (uninterrupted, resumed)]
+    assert logs[0] == logs[1]
+
+
+def test_sandwich_ln_s_starts_are_one_function_and_take_steps_of_different_size(
+    tmp_path: Path,
+) -> None:
+    """The norm after G hides the factor of o and w2 in F_0, and not in the first Adam step."""
+    first = {}
+    for start in ("scaled", "plain"):
+        options = {"start": start}
+        one = built("sandwich_ln", 24, model__scheme_options=options, model__norm__eps=1e-12)
+        tokens = torch.arange(12).view(2, 6) % 11
+        config = small(
+            model__scheme="sandwich_ln", model__scheme_options=options, model__depth=24,
+            task__name="copy", train__steps=1, train__lr=1e-5, train__warmup_steps=0,
+        )  # fmt: skip
+        run = deepstack.train(config, out=tmp_path)
+        first[start] = one.model.hidden(tokens), run.steps["model_update"].iloc[0]
+    (F_scaled, update_scaled), (F_plain, update_plain) = first["scaled"], first["plain"]
+    torch.testing.assert_close(F_scaled, F_plain, rtol=1e-4, atol=1e-4)
+    assert update_scaled > 2 * update_plain

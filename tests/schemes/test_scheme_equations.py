@@ -1,0 +1,336 @@
+"""Every scheme's layer against its equation, written once more from the paper, number by number."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.sampling import some
+from helpers.scheme_literals import ALONE, HANDING, enter, norm, stream_into
+from helpers.scheme_pieces import HEADS, D, One, Pieces, built, config, perturbed
+from torch import Tensor
+
+import deepstack
+from deepstack.fast.fuse import fuse
+from deepstack.schemes import SCHEMES, find_scheme
+
+
+def twice(step: Callable[..., Tensor]) -> Callable[[Pieces, Tensor], Tensor]:
+    """The same wiring around attention and feed-forward: step(x, G, norms, p)."""
+    return lambda p, x: step(step(x, p.A, p.a, p), p.F, p.f, p)
+
+
+def two_vectors(
+    step: Callable[..., Tensor], attention: str, feed_forward: str
+) -> Callable[[Pieces, Tensor], Tensor]:
+    """The same, with a parameter of the scheme for each sublayer: step(x, G, norms, parameter)."""
+
+    def layer(p: Pieces, x: Tensor) -> Tensor:
+        x = step(x, p.A, p.a, getattr(p.s, attention))
+        return step(x, p.F, p.f, getattr(p.s, feed_forward))
+
+    return layer
+
+
+def post(x: Tensor, G: One, n: list[One], p: Pieces) -> Tensor:
+    return n[0](x + G(x))
+
+
+def pre(x: Tensor, G: One, n: list[One], p: Pieces) -> Tensor:
+    return x + G(n[0](x))
+
+
+def sub_ln(p: Pieces, x: Tensor) -> Tensor:
+    x = x + p.A(p.a[0](x), out=norm(p.slot("before_out")))
+    return x + p.F(p.f[0](x), hidden=norm(p.slot("after_activation")))
+
+
+def norm_former(p: Pieces, x: Tensor) -> Tensor:
+    scales = p.slot("heads").scale.view(1, HEADS, 1, 1)
+    x = x + norm(p.s.after_attention)(p.A(p.a[0](x), heads=lambda y: scales * y))
+    return x + p.F(p.f[0](x), hidden=norm(p.slot("after_activation")))
+
+
+def hybrid_norm(p: Pieces, x: Tensor) -> Tensor:
+    norms = [norm(p.slot(name)) for name in "qkv"]
+    y = x + p.A(x, qkv=lambda all_: [n(t) for n, t in zip(norms, all_, strict=True)])
+    y = norm(p.s.between)(y)
+    return y + p.F(y)
+
+
+def fixup(p: Pieces, x: Tensor) -> Tensor:
+    into, scale, out = p.s.attention_scalars
+    x = x + (1 + scale) * p.A(x + into, out=lambda y: y + p.slot("before_out").bias) + out
+    into, scale, out = p.s.feed_forward_scalars
+    before, after = (p.slot(f"{where}_activation").bias for where in ("before", "after"))
+    inner = p.F(x + into, hidden=lambda y: y + after, linear=lambda y: y + before)
+    return x + (1 + scale) * inner + out
+
+
+def b2t(p: Pieces, x: Tensor) -> Tensor:
+    u = p.a[0](x + p.A(x))
+    return p.f[0](x + u + p.F(u))
+
+
+def keel(p: Pieces, x: Tensor) -> Tensor:
+    alpha = 1 if p.l == 1 else 2 * p.N
+    x = alpha * x + p.A(p.a[0](x))
+    x = x if p.l == 1 else p.a[1](x)
+    return p.f[1](alpha * x + p.F(p.f[0](x)))
+
+
+def mix_ln(p: Pieces, x: Tensor) -> Tensor:
+    return twice(post if p.l <= p.N // 4 else pre)(p, x)
+
+
+def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    x, r = streams
+    for G, n in ((p.A, p.a), (p.F, p.f)):
+        f = G(x)
+        x, r = n[0](x + f), r + f
+    return x, r
+
+
+def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
+    x, outputs = stream
+    y = twice(pre)(p, x)
+    outputs = (*outputs, norm(p.s.output_norm)(y))
+    mean = sum(outputs) / (p.l + 1)
+    return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
+
+
+def deepnorm(alpha: Callable[[int], float]) -> Callable[[Pieces, Tensor], Tensor]:
+    return twice(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
+
+
+LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
+    "post_ln": twice(post),
+    "post_ln_init": twice(post),
+    "ds_init": twice(post),
+    "pre_ln": twice(pre),
+    "deepnorm": deepnorm(lambda N: (2 * N) ** 0.25),
+    "deepnorm_tight": deepnorm(lambda N: (2 * N) ** 0.25),
+    "deepnorm_rates": deepnorm(lambda N: (2 * N) ** 0.25),
+    "deepnorm_power": deepnorm(lambda N: (2 * N) ** 0.25),
+    "deepnorm_adam": deepnorm(lambda N: (2 * N) ** 0.5),
+    "deepnorm_runtime_beta": twice(
+        lambda x, G, n, p: n[0]((2 * p.N) ** 0.25 * x + G((8 * p.N) ** -0.25 * x))
+    ),
+    "branch_norm": twice(lambda x, G, n, p: n[0](x + 7 / 4000 * G(x))),  # at step 7
+    "b2t": b2t,
+    "keel": keel,
+    "mix_ln": mix_ln,
+    "hybrid_norm": hybrid_norm,
+    "residual": residual,
+    "dlcl": dlcl,
+    **HANDING,
+    **ALONE,
+    "pre_ln_scaled": twice(pre),
+    "parallel": lambda p, x: x + p.A(norm(p.s.before_both)(x)) + p.F(norm(p.s.before_both)(x)),
+    "res_post_norm": twice(lambda x, G, n, p: x + n[0](G(x))),
+    "gpas": twice(lambda x, G, n, p: (1 - F.silu(p.s.gate)) * (x + G(n[0](x)))),
+    "admin": two_vectors(
+        lambda x, G, n, omega: n[0](omega * x + G(x)), "attention_omega", "feed_forward_omega"
+    ),
+    "sub_ln": sub_ln,
+    "norm_former": norm_former,
+    "sandwich_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
+    "peri_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
+    "ln_scaling": twice(lambda x, G, n, p: x + G(n[0](x) / math.sqrt(p.l))),
+    "pro_res": twice(lambda x, G, n, p: x + 6 / (1000 * p.l) * G(n[0](x))),  # at step 7
+    "layer_scale": two_vectors(
+        lambda x, G, n, s: x + s * G(n[0](x)), "attention_scale", "feed_forward_scale"
+    ),
+    "depth_mup": twice(lambda x, G, n, p: x + (p.N / 2) ** -0.5 * G(n[0](x))),
+    "complete_p": twice(lambda x, G, n, p: x + (p.N / 2) ** -1 * G(n[0](x))),
+    "deep_scale_lm": twice(
+        lambda x, G, n, p: math.sqrt(1 - 2 / p.N) * x + math.sqrt(2 / p.N) * G(n[0](x))
+    ),
+    "rezero": twice(lambda x, G, n, p: x + p.s.scale * G(x)),
+    "skip_init": two_vectors(
+        lambda x, G, n, a: x + a * G(x), "attention_scale", "feed_forward_scale"
+    ),
+    "t_fixup": twice(lambda x, G, n, p: x + G(x)),
+    "fixup": fixup,
+}
+
+
+def test_every_scheme_has_a_literal_restatement() -> None:
+    assert set(SCHEMES.names()) == set(LITERAL)
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("depth", [4, 9])
+def test_a_layer_is_its_equation(name: str, depth: int) -> None:
+    model = perturbed(name, depth)
+    torch.manual_seed(2)
+    x = torch.randn(2, 6, D)
+    for index in {0, 1, 2, depth - 1}:
+        layer = model.layers[index]
+        s, stream = layer.scheme, stream_into(name, index + 1, x)
+        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
+        expected = LITERAL[name](Pieces(layer, s, *norms, index + 1, depth), stream)
+        for fused in (False, True):
+            if fused:
+                fuse([layer])
+            torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], int, Callable[[Pieces, Any], Any]]] = [
+    ("mix_ln", {"share": 0.5}, 6, lambda p, x: twice(post if p.l <= 3 else pre)(p, x)),
+    ("depth_mup", {"base": 1}, 6, twice(lambda x, G, n, p: x + 6**-0.5 * G(n[0](x)))),
+    ("complete_p", {"base": 3}, 6, twice(lambda x, G, n, p: x + 0.5 * G(n[0](x)))),
+    ("deepnorm_power", {"power": 0.5}, 6, deepnorm(lambda N: math.sqrt(12))),
+    ("branch_norm", {"ramp_steps": 14}, 3, twice(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
+    (
+        "deep_scale_lm",
+        {"k": 1.0},
+        4,
+        twice(lambda x, G, n, p: math.sqrt(0.75) * x + 0.5 * G(n[0](x))),
+    ),
+    (
+        "deep_scale_lm",  # k/N would be 2/3
+        {},
+        3,
+        twice(lambda x, G, n, p: math.sqrt(0.5) * x + math.sqrt(0.5) * G(n[0](x))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "depth", "literal"), OPTIONS)
+def test_an_option_changes_the_equation(
+    name: str, options: dict[str, Any], depth: int, literal: Callable[[Pieces, Any], Any]
+) -> None:
+    model = perturbed(name, depth, model__scheme_options=options)
+    x = torch.randn(2, 6, D)
+    for index, layer in enumerate(model.layers):
+        s = layer.scheme
+        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
+        expected = literal(Pieces(layer, s, *norms, index + 1, depth), x)
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_residuals_scale_is_that_of_the_second_stream() -> None:
+    model = perturbed("residual", 3, model__scheme_options={"s": 0.25})
+    x = torch.randn(2, 6, D)
+    _, one = model.layers[0]((x, torch.zeros_like(x)))
+    _, whole = perturbed("residual", 3).layers[0]((x, torch.zeros_like(x)))
+    torch.testing.assert_close(one, 0.25 * whole)
+
+
+@pytest.mark.parametrize(("share", "depth", "count"), [(0.29, 100, 29), (0.57, 200, 114)])
+def test_mix_lns_share_is_not_lost_to_rounding(share: float, depth: int, count: int) -> None:
+    model = built("mix_ln", depth, model__scheme_options={"share": share}).model
+    assert sum(scheme.is_post for scheme in model.schemes) == count
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
+    model = perturbed(name, 4)
+    tokens = torch.arange(12).view(2, 6) % 11
+    x = (model.embedding[tokens] + model.position[:6]) * math.sqrt(D / 2)
+    if name in ("peri_ln", "dlcl", "mv_split", "x0_lambdas"):
+        x = norm(model.last.entry_norm)(x)
+    else:
+        assert model.last.entry_norm is None
+    x = enter(name, x)
+    for layer in model.layers:
+        x = layer(x)
+    without = {
+        "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_tight", "deepnorm_power",
+        "deepnorm_adam", "deepnorm_rates", "deepnorm_runtime_beta", "branch_norm", "b2t", "keel",
+        "admin", "rezero", "skip_init", "t_fixup", "fixup", "real_former", "mv_split",
+        "ngpt",
+    }  # fmt: skip
+    assert (model.last.final_norm is None) == (name in without)
+    if name == "residual":
+        x = x[0] + norm(model.last.final_norm)(x[1])
+    elif name == "siamese_norm":
+        last_of_x, last_of_y = (norm(n) for n in model.last.stream_norms)
+        x = norm(model.last.final_norm)(last_of_x(x[0]) + last_of_y(x[1]))
+    elif name == "ngpt":
+        x = math.sqrt(D) * x
+    elif name in ("hyper_connections", "mhc"):
+        x = norm(model.last.final_norm)(sum(x[1]))
+    else:
+        x = x if torch.is_tensor(x) else x[0]
+        x = x if model.last.final_norm is None else norm(model.last.final_norm)(x)
+    torch.testing.assert_close(model.hidden(tokens), x, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["rezero", "skip_init", "fixup"])
+def test_the_stack_starts_as_the_identity(name: str) -> None:
+    model = built(name, 6).model
+    tokens = torch.arange(12).view(2, 6) % 11
+    *_, last = model.last.stream(model.start(tokens))
+    assert torch.equal(last, model.start(tokens))
+
+
+def test_branch_norm_starts_without_branches_and_becomes_post_ln() -> None:
+    slow, post_ln = built("branch_norm", 3), built("post_ln", 3)
+    tokens = torch.arange(12).view(2, 6) % 11
+    normed = slow.model.start(tokens)
+    for _ in range(6):
+        normed = torch.layer_norm(normed, (D,), torch.ones(D), torch.zeros(D), 1e-5)
+    torch.testing.assert_close(slow.model.hidden(tokens), normed)
+    slow.at_step(4000)
+    torch.testing.assert_close(slow.model.hidden(tokens), post_ln.model.hidden(tokens))
+
+
+def test_admin_is_profiled_as_its_code_does() -> None:
+    model = built("admin", 5)
+    tokens = torch.arange(12).view(2, 6) % 11
+    model.calibrate(tokens)
+    model.model.requires_grad_(False)
+    x, total = model.model.start(tokens), None
+    for layer in model.model.layers:
+        s = layer.scheme
+        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
+        p = Pieces(layer, s, *norms, 0, 0)
+        for G, n, omega in ((p.A, p.a, s.attention_omega), (p.F, p.f, s.feed_forward_omega)):
+            ratio = 1.0 if total is None else math.sqrt(total)
+            torch.testing.assert_close(omega, torch.full((D,), ratio), rtol=1e-5, atol=0)
+            f = G(x)
+            total = float((ratio * x).var(correction=0) + f.var(correction=0))
+            x = n[0](ratio * x + f)
+
+
+@pytest.mark.parametrize(
+    ("start", "value"),
+    [("log", math.sqrt(13 / math.log(13) - 1)), ("one", math.sqrt(12)), ("linear", 1.0)],
+)
+def test_admins_closed_forms(start: str, value: float) -> None:
+    model = built("admin", 6, model__scheme_options={"start": start})
+    model.calibrate(torch.arange(12).view(2, 6) % 11)
+    for layer in model.model.layers:
+        assert layer.scheme.attention_omega.tolist() == pytest.approx([value] * D)
+
+
+GIVEN = ("optimizer", "place", "qkv")  # from the configuration, not options of a scheme
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_options_default_to_the_same_everywhere(name: str) -> None:
+    """`gain`, `alpha`, … may be called without options: their defaults are the scheme's own."""
+    scheme, options = find_scheme(name, {})
+    for method in (scheme.alpha, scheme.beta, scheme.gain, scheme.optim):
+        for key, parameter in inspect.signature(method).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and key not in GIVEN:
+                assert parameter.default == options[key], (method, key)
+
+
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 3, 1))
+def test_snapshots_see_every_scheme(name: str, tmp_path: Path) -> None:
+    run = deepstack.train(config(name, 4, train__steps=2, runtime__device="cpu"), out=tmp_path)
+    for diagnostic in ("grad_norm", "param_norm", "stream_norm", "param_update_norm"):
+        assert np.isfinite(run.layers(diagnostic)[1]).all(), diagnostic
+    branches = [run.layers(f"branch_ratio_{part}")[1] for part in ("attention", "feed_forward")]
+    two_streams = name == "residual"  # its sublayers are joined to both at once, not by `residual`
+    assert np.isnan(branches).all() if two_streams else np.isfinite(branches).all()

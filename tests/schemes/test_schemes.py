@@ -1,0 +1,375 @@
+"""Every scheme against its paper: equation, coefficients, initial standard deviations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.sampling import some
+from torch import nn
+
+from deepstack.config import Config, with_overrides
+from deepstack.model import build_model
+from deepstack.model.initialise import IN_LAYERS
+from deepstack.schemes import SCHEMES
+from deepstack.training import make_optimizer
+
+# arXiv:2203.00555, Figure 2: depth -> alpha, beta of an encoder-only DeepNorm
+DEEPNORM = {
+    6: (1.8612, 0.37992),
+    12: (2.2134, 0.31947),
+    18: (2.4495, 0.28868),
+    100: (3.7606, 0.18803),
+    200: (4.4721, 0.15811),
+    1000: (6.6874, 0.10574),
+}
+
+
+@pytest.mark.parametrize(("depth", "alpha", "beta"), [(n, *v) for n, v in DEEPNORM.items()])
+def test_deepnorm_coefficients_are_the_published_ones(
+    depth: int, alpha: float, beta: float
+) -> None:
+    scheme = SCHEMES["deepnorm"]
+    assert scheme.alpha(depth) == pytest.approx(alpha, rel=2e-5)
+    assert scheme.beta(depth) == pytest.approx(beta, rel=3e-5)
+    gains = {role: scheme.gain(role, 1, depth) for role in IN_LAYERS}
+    assert gains == {r: scheme.beta(depth) if r in "v o w1 w2".split() else 1.0 for r in gains}
+
+
+# scheme -> gain of a matrix (role, l, N), from the papers; what is not here starts with gain 1
+GAINS: dict[str, Callable[[str, int, int], float]] = {
+    "post_ln_init": lambda r, l, N: 1 / (N - l + 1),
+    "ds_init": lambda r, l, N: l**-0.5,
+    "deepnorm": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_power": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_rates": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_tight": lambda r, l, N: (2 * N) ** -0.25 if r in VALUES else 1.0,
+    "deepnorm_adam": lambda r, l, N: (2 * N) ** -0.5 if r in VALUES else 1.0,
+    "sub_ln": lambda r, l, N: math.sqrt(math.log(2 * N)) if r in VALUES else 1.0,
+    "sandwich_ln": lambda r, l, N: 1 / math.sqrt(2 * N) if r in ("o", "w2") else 1.0,
+    "pre_ln_scaled": lambda r, l, N: 1 / math.sqrt(2 * N) if r in ("o", "w2") else 1.0,
+    "t_fixup": lambda r, l, N: 0.67 * N**-0.25 if r in VALUES else 1.0,
+    "fixup": lambda r, l, N: {
+        "o": 0.0, "w2": 0.0, "w1": (2 * N) ** -0.5,
+    }.get(r, (2 * N) ** (-1 / 6)),
+}  # fmt: skip
+VALUES = ("v", "o", "w1", "w2")
+
+# scheme -> alpha at N = 6, 12, 18, 100, 200, 1000
+ALPHAS = {
+    "deepnorm_adam": (3.4641, 4.8990, 6.0, 14.1421, 20.0, 44.7214),
+    "deepnorm_tight": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_rates": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_power": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "deepnorm_runtime_beta": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
+    "keel": (12, 24, 36, 200, 400, 2000),
+    "deep_scale_lm": (0.81650, 0.91287, 0.94281, 0.98995, 0.99499, 0.99900),
+}
+
+
+@pytest.mark.parametrize("name", ALPHAS)
+def test_alpha_is_the_published_one(name: str) -> None:
+    found = [SCHEMES[name].alpha(depth) for depth in (6, 12, 18, 100, 200, 1000)]
+    assert found == pytest.approx(ALPHAS[name], rel=2e-5)
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_gains_are_the_papers(name: str) -> None:
+    wanted = GAINS.get(name, lambda r, l, N: 1.0)
+    for depth in (6, 12, 18, 100, 200, 1000):
+        for layer in (1, 2, depth):
+            for role in IN_LAYERS:
+                found = SCHEMES[name].gain(role, layer, depth)
+                assert found == pytest.approx(wanted(role, layer, depth)), (role, layer, depth)
+    for role in ("position", "head"):
+        assert SCHEMES[name].gain(role, 0, 100) == 1.0
+    table = 900**-0.25 if name == "t_fixup" else 1.0
+    assert SCHEMES[name].gain("embedding", 0, 100) == pytest.approx(table)
+
+
+def test_options_choose_the_other_reading() -> None:
+    ds_init, post_ln_init = SCHEMES["ds_init"], SCHEMES["post_ln_init"]
+    assert ds_init.gain("v", 16, 20, exponent=0.25, scale=0.5) == pytest.approx(0.25)
+    assert post_ln_init.gain("q", 2, 9, matrices="value_path") == 1.0
+    assert post_ln_init.gain("v", 2, 9, matrices="value_path") == 1 / 8
+    sandwich_ln = SCHEMES["sandwich_ln"]
+    assert {sandwich_ln.gain(role, 1, 50, start="plain") for role in IN_LAYERS} == {1.0}
+    assert SCHEMES["b2t"].gain("q", 2, 16, rescale=True) == 0.25
+    power = SCHEMES["deepnorm_power"]
+    for p in (0.0, 0.3, 0.5):  # on the curve 2N (v² + w²) / alpha² = 1
+        alpha, beta = power.alpha(50, power=p), power.beta(50, power=p)
+        assert 2 * 50 * 2 * beta**2 / alpha**2 == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("name", "power"), [("depth_mup", 0.5), ("complete_p", 1.0)])
+def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> None:
+    m = 100 / 4
+    for role in ("q", "w2", "bias", "norm_gain"):
+        lr, decay, eps = SCHEMES[name].optim(role, 100, base=4)
+        assert (lr, decay, eps) == (pytest.approx(m ** (power - 1)), 1.0, pytest.approx(m**-power))
+    assert SCHEMES[name].optim("embedding", 100) == (1.0, 1.0, 1.0)
+    config = with_overrides(
+        Config(),
+        {"model.scheme": name, "model.depth": 100, "model.d_model": 8, "train.weight_decay": 0.1},
+    )
+    built = build_model(config, vocab_size=11)
+    groups = make_optimizer(config.train, built.trained, optim=built.optim).param_groups
+    assert {(g["factor"], g["eps"]) for g in groups} == {
+        (1.0, 1e-8),
+        (50 ** (power - 1), 1e-8 * 50**-power),
+    }
+
+
+@pytest.mark.parametrize(("name", "power"), [("depth_mup", 0.0), ("complete_p", 1.0)])
+def test_learning_rates_under_sgd(name: str, power: float) -> None:
+    keys = {"model.scheme": name, "model.depth": 100, "train.optimizer": "sgd"}
+    built = build_model(with_overrides(Config(), keys), vocab_size=11)
+    assert built.optim("w1") == (pytest.approx(50**power), 1.0, 1.0)
+    assert built.optim("head") == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "options", "value"),
+    [(18, {}, 0.1), (19, {}, 1e-5), (24, {}, 1e-5), (25, {}, 1e-6), (6, {"start": 0.3}, 0.3)],
+)
+def test_layer_scale_starts_by_depth(depth: int, options: dict[str, float], value: float) -> None:
+    keys = {"model.scheme": "layer_scale", "model.depth": depth, "model.scheme_options": options}
+    built = build_model(with_overrides(Config(), keys), vocab_size=11)
+    state = built.banks.state()
+    for part in ("attention", "feed_forward"):
+        assert (state[f"encoder.layers.scheme.{part}_scale"] == torch.tensor(value)).all()
+
+
+@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
+def test_schemes_without_coefficients(name: str) -> None:
+    scheme = SCHEMES[name]
+    assert scheme.alpha(100) is None and scheme.beta(100) is None
+    assert {scheme.gain(role, 3, 100) for role in IN_LAYERS} == {1.0}
+    assert scheme.final_norm is (name == "pre_ln")
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "fan", "distribution"),
+    some(
+        product(SCHEMES.names(), (6, 200), ("in_out", "in"), ("xavier_normal", "xavier_uniform")),
+        11,
+    ),
+)
+def test_initial_standard_deviations(name: str, depth: int, fan: str, distribution: str) -> None:
+    config = with_overrides(
+        Config(),
+        {
+            "model.scheme": name,
+            "model.depth": depth,
+            "model.d_model": 48,
+            "model.d_ff": 96,
+            "model.init.fan": fan,
+            "model.init.distribution": distribution,
+        },
+    )
+    banks = build_model(config, vocab_size=40).banks
+    shapes = {"w1": (48, 96), "w2": (96, 48)}  # n_in, n_out
+    for bank in banks:
+        for role, (values,) in bank.by_role():
+            if bank.start == "zero":
+                assert not values.any()
+            elif bank.start == "one":
+                assert (values == 1).all()
+            elif bank.start == "table":
+                std = SCHEMES[name].gain(role, 0, depth) * 48**-0.5
+                assert values.std().item() == pytest.approx(std, rel=6 / values.numel() ** 0.5)
+            elif isinstance(bank.start, float):
+                assert (values == torch.tensor(bank.start)).all()
+            else:
+                n_in, n_out = shapes.get(role, (48, 48))
+                variance = 2 / (n_in + n_out) if fan == "in_out" else 1 / n_in
+                if name == "ngpt":  # vectors along the stream have norm 1, however they started
+                    variance = 1 / 48
+                for layer in (1, depth):
+                    wanted = SCHEMES[name].gain(role, layer, depth) * math.sqrt(variance)
+                    row = values[layer - 1]
+                    if wanted == 0:
+                        assert not row.any()
+                        continue
+                    # the relative error of a standard deviation of n normal numbers is 1/sqrt(2n)
+                    tolerance = 5 / math.sqrt(2 * row.numel())
+                    assert row.std().item() == pytest.approx(wanted, rel=tolerance), (role, layer)
+                    assert abs(row.mean().item()) < 5 * wanted / math.sqrt(row.numel())
+                    if distribution == "xavier_uniform" and name != "ngpt":
+                        assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"deepnorm_runtime_beta"}))
+def test_beta_appears_in_no_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_overrides(Config(), {"model.scheme": name, "model.d_model": 16})
+    built = build_model(config, vocab_size=20)
+    tokens = torch.arange(12).view(1, 12)
+    before = built.model(tokens)
+    monkeypatch.setattr(SCHEMES[name], "beta", classmethod(lambda cls, depth: 1e9))
+    assert torch.equal(built.model(tokens), before)
+
+
+def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deepnorm = SCHEMES["deepnorm"]
+    monkeypatch.setattr(deepnorm, "alpha", classmethod(lambda cls, depth, **_: 1.0))
+    monkeypatch.setattr(deepnorm, "beta", classmethod(lambda cls, depth, **_: 1.0))
+    tokens = torch.arange(40).view(2, 20) % 11
+    outputs, gradients = [], []
+    for name in ("post_ln", "deepnorm"):
+        built = build_model(with_overrides(Config(), {"model.scheme": name}), vocab_size=11)
+        logits = built.model(tokens)
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        outputs.append(logits)
+        gradients.append(torch.cat([bank.gradients().flatten() for bank in built.banks]))
+    assert torch.equal(*outputs)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(("name", "norm_first"), [("post_ln", False), ("pre_ln", True)])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_layer_equals_torchs_own_encoder_layer(
+    name: str, norm_first: bool, activation: str
+) -> None:
+    """Forward and every gradient, with copied weights, to 1e-5."""
+    d, heads, d_ff, depth = 32, 4, 48, 3
+    config = with_overrides(
+        Config(),
+        {
+            "model.scheme": name,
+            "model.depth": depth,
+            "model.d_model": d,
+            "model.n_heads": heads,
+            "model.d_ff": d_ff,
+            "model.activation": activation,
+        },
+    )
+    model = build_model(config, vocab_size=20).model
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))  # biases, gains away from 0 and 1
+    reference = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(
+            d,
+            heads,
+            d_ff,
+            dropout=0.0,
+            activation=activation,
+            batch_first=True,
+            norm_first=norm_first,
+        ),
+        depth,
+        norm=nn.LayerNorm(d) if norm_first else None,
+        enable_nested_tensor=False,
+    )
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for ours, theirs in zip(model.layers, reference.layers, strict=True):
+        norms = [ours.scheme.attention_norms[0], ours.scheme.feed_forward_norms[0]]
+        pairs += [
+            (ours.attention.qkv, theirs.self_attn.in_proj_weight),
+            (ours.attention.qkv_bias, theirs.self_attn.in_proj_bias),
+            (ours.attention.o, theirs.self_attn.out_proj.weight),
+            (ours.attention.o_bias, theirs.self_attn.out_proj.bias),
+            (ours.feed_forward.w1, theirs.linear1.weight),
+            (ours.feed_forward.w1_bias, theirs.linear1.bias),
+            (ours.feed_forward.w2, theirs.linear2.weight),
+            (ours.feed_forward.w2_bias, theirs.linear2.bias),
+            *((n.gain, t.weight) for n, t in zip(norms, (theirs.norm1, theirs.norm2), strict=True)),
+            *((n.bias, t.bias) for n, t in zip(norms, (theirs.norm1, theirs.norm2), strict=True)),
+        ]
+    if norm_first:
+        pairs += [
+            (model.last.final_norm.gain, reference.norm.weight),
+            (model.last.final_norm.bias, reference.norm.bias),
+        ]
+    with torch.no_grad():
+        for ours, theirs in pairs:
+            theirs.copy_(ours.view_as(theirs))
+    tokens = torch.arange(24).view(2, 12) % 20
+    x0 = next(iter(model.last.stream(model.start(tokens)))).detach()
+    weights = torch.randn(2, 12, d)
+    expected = reference(x0)
+    found = model.hidden(tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    (expected * weights).sum().backward()
+    (found * weights).sum().backward()
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.grad.view_as(theirs), theirs.grad, rtol=1e-5, atol=2e-5)
+
+
+DEEP = [
+    *some([(name, 100) for name in SCHEMES.names()], 3, 1),
+    ("deepnorm", 1000),
+    *[pytest.param(name, 1000, marks=pytest.mark.slow) for name in SCHEMES.names()],
+]
+
+
+@pytest.mark.parametrize(("name", "depth"), DEEP)
+def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> None:
+    changes = {"model.scheme": name, "model.depth": depth, "model.d_model": 8, "model.d_ff": 8}
+    built = build_model(with_overrides(Config(), changes), vocab_size=11)
+    tokens = torch.arange(16).view(2, 8) % 11
+    loss = F.cross_entropy(built.model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    assert torch.isfinite(loss)
+    for bank in built.banks:
+        assert torch.isfinite(bank.gradients()).all(), bank.key
+
+
+def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:
+    assert SCHEMES["deepnorm"].equation == "x <- LN(alpha x + G(x)), alpha = (2N)^(1/4)"
+    assert SCHEMES["pre_ln"].equation == "x <- x + G(LN(x))"
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
+def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: str) -> None:
+    if family not in SCHEMES[name].families:
+        pytest.skip("no equations for this family")
+    given = {"model.scheme": name, "model.family": family, "model.depth": 3, "model.d_model": 8}
+    built = build_model(with_overrides(Config(), given), vocab_size=11, device="cpu")
+    torch.manual_seed(0)
+    x, g = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    found = [scheme.post_scale() for scheme in built.model.schemes]
+    for scheme, a in zip(built.model.schemes, found, strict=True):
+        if a is not None:
+            assert not scheme.changes_by_step
+            z = scheme.residual(x, lambda u: g if u is x else None, lambda z: z)
+            assert torch.allclose(z, a * x + g)
+    assert (found[0] is not None) == (name in POST)
+
+
+POST = (
+    "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_power", "deepnorm_rates",
+    "deepnorm_tight", "deepnorm_adam",
+)  # fmt: skip
+
+
+def test_a_residual_of_one_s_own_is_not_taken_for_that_of_its_parent() -> None:
+    class Half(SCHEMES["post_ln"], name="half", label="Half", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + G(x) / 2)."""
+
+        def residual(self, x: torch.Tensor, G: Any, norm: Any) -> torch.Tensor:
+            return norm(x + G(x) / 2)
+
+    class Same(SCHEMES["deepnorm"], name="same", label="Same", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha x + G(x))."""
+
+    class Grows(SCHEMES["deepnorm"], name="grows", label="Grows", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha_t x + G(x))."""
+
+        def at_step(self, step: int) -> None:
+            self.coefficient = 1.0 + step
+
+    given = {"model.depth": 2, "model.d_model": 8}
+    for name, same in (("half", False), ("same", True), ("grows", False)):
+        config = with_overrides(Config(), given | {"model.scheme": name})
+        (scheme, _) = build_model(config, vocab_size=11, device="meta").model.schemes
+        assert (scheme.post_scale() is not None) is same

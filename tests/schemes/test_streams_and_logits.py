@@ -1,0 +1,386 @@
+"""What is handed on besides x: RealFormer's logits and the streams of hyper-connections."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.sampling import some
+from helpers.scheme_literals import hyper_connections, norm, stream_into
+from helpers.scheme_pieces import HEADS, D, Pieces, config, perturbed
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
+from deepstack.fast import FastPaths, compiled, enable_fast_paths
+from deepstack.fast.fused_sublayers import FusedSublayer, ScaledProduct
+from deepstack.model import build_model
+from deepstack.model.initialise import IN_SUBLAYERS
+
+TOKENS = torch.arange(12).view(2, 6) % 11
+SIDES = torch.arange(24).view(2, 12) * 5 % 11  # source and target side by side
+PLAIN, FUSED = FastPaths(False, False, False), FastPaths(True, False, False)
+HANDING = ["real_former", "hyper_connections"]
+
+
+def built(name: str, depth: int, **changes: Any) -> Any:
+    return build_model(config(name, depth, **changes), vocab_size=11)
+
+
+def gradients(found: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of a sum of F with fixed weights, by key."""
+    found.banks.zero_gradients()
+    F_ = found.model.hidden(tokens)
+    torch.manual_seed(3)
+    (F_ * torch.randn_like(F_)).sum().backward()
+    return {bank.key: bank.gradients() for bank in found.banks}
+
+
+FAMILIES: list[dict[str, Any]] = [
+    {},
+    {"model__family": "decoder"},
+    {"model__family": "encoder_decoder"},
+    {"model__family": "encoder_decoder", "model__decoder_attention": "merged"},
+]
+
+
+# -- hyper-connections ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("streams", [1, 2, 4, 7])
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_hyper_connections_start_as_pre_ln(
+    family: dict[str, Any], streams: int, dynamic: bool
+) -> None:
+    """F and the gradients of all matrices: LN(n x) is LN(x) but for eps / n^2 in place of eps."""
+    options = {"streams": streams, "dynamic": dynamic}
+    many = built("hyper_connections", 5, model__scheme_options=options, **family)
+    one = built("pre_ln", 5, **family)
+    tokens = SIDES if one.model.source_len else TOKENS
+    torch.testing.assert_close(
+        many.model.hidden(tokens), one.model.hidden(tokens), rtol=1e-4, atol=2e-5
+    )
+    ours, pre_ln = gradients(many, tokens), gradients(one, tokens)
+    for bank in many.banks:
+        if bank.start in ("matrix", "table"):
+            expected = pre_ln[bank.key]
+            tolerance = 2e-5 * expected.abs().max().item()
+            torch.testing.assert_close(ours[bank.key], expected, rtol=1e-4, atol=tolerance)
+
+
+@pytest.mark.parametrize(("merged", "per_layer"), [(False, 3), (True, 2)])
+def test_sublayers_read_one_stream_after_the_other(merged: bool, per_layer: int) -> None:
+    family = FAMILIES[3 if merged else 2]
+    model = built("hyper_connections", 4, **family).model
+    for side, sublayers in (("encoder", 2), ("decoder", per_layer)):
+        made = [c for s in model.stacks[side].schemes for c in s.each("connections")]
+        read = [int(c.begin[:, 0, 0, 0].argmax()) for c in made]
+        assert read == [k % 4 for k in range(4 * sublayers)]
+
+
+@pytest.mark.parametrize("options", [{"dynamic": False}, {"streams": 3}, {"streams": 1}], ids=str)
+def test_options_change_the_equation_of_hyper_connections(options: dict[str, Any]) -> None:
+    model = perturbed("hyper_connections", 3, model__scheme_options=options)
+    for index, layer in enumerate(model.layers):
+        s = layer.scheme
+        _, H = stream_into("hyper_connections", 2, torch.randn(2, 6, D))
+        stream = (H[0], H[: s.streams])
+        norms = [[norm(n) for n in ns] for ns in s.each("norms")]
+        expected = hyper_connections(Pieces(layer, s, *norms, index + 1, 3), stream)
+        torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
+    names = {name.rpartition("connections.")[2] for name, _ in s.named_parameters()}
+    assert ("map" in names) is options.get("dynamic", True)
+
+
+def test_what_leaves_is_the_sum_of_the_streams() -> None:
+    scheme, H = built("hyper_connections", 3).model.schemes[-1], torch.randn(4, 2, 6, D)
+    torch.testing.assert_close(scheme.leave((H[0], H), None), H[0] + H[1] + H[2] + H[3])
+
+
+def test_the_outputs_gain_is_an_option() -> None:
+    usual = built("hyper_connections", 3).banks.state()
+    scaled = built("hyper_connections", 3, model__scheme_options={"output_gain": 2.0}).banks.state()
+    for key, values in usual.items():
+        factor = 2.0 if key.endswith((".o", ".w2")) else 1.0
+        torch.testing.assert_close(scaled[key], factor * values)
+
+
+def test_streams_are_not_rounded_under_autocast() -> None:
+    found = built("hyper_connections", 6)
+    with torch.no_grad():
+        for layer in found.model.layers:
+            layer.attention.o.zero_()
+            layer.feed_forward.w2.zero_()
+    x0 = found.model.start(TOKENS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        *_, (first, H) = found.model.last.stream(x0)
+    assert H.dtype is torch.float32 and torch.equal(first, x0)
+    assert torch.equal(H, x0.expand_as(H))
+
+
+# -- RealFormer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_a_real_former_is_its_equation_written_by_hand(family: str, mean: bool) -> None:
+    """All layers, head by head: S_l = sum over k <= l of Q_k K_kᵀ / sqrt(d_head)."""
+    options = {"model__family": family, "model__scheme_options": {"mean": mean}}
+    model = perturbed("real_former", 5, **options)
+    x = model.start(TOKENS)
+    allowed = torch.ones(6, 6).tril() if family == "decoder" else torch.ones(6, 6)
+    scores = [torch.zeros(2, 6, 6) for _ in range(HEADS)]
+    d = D // HEADS
+    for l, layer in enumerate(model.layers, start=1):
+        a, f, s = layer.attention, layer.feed_forward, layer.scheme
+        q, k, v = (x @ a.qkv.T + a.qkv_bias).chunk(3, dim=-1)
+        outputs = []
+        for h in range(HEADS):
+            own = slice(d * h, d * h + d)
+            scores[h] = scores[h] + q[..., own] @ k[..., own].transpose(1, 2) / math.sqrt(d)
+            weights = torch.exp(scores[h] / (l if mean else 1)) * allowed
+            outputs.append(weights / weights.sum(-1, keepdim=True) @ v[..., own])
+        x = norm(s.attention_norms[0])(x + torch.cat(outputs, -1) @ a.o.T + a.o_bias)
+        hidden = torch.relu(x @ f.w1.T + f.w1_bias)
+        x = norm(s.feed_forward_norms[0])(x + hidden @ f.w2.T + f.w2_bias)
+    torch.testing.assert_close(model.hidden(TOKENS), x, rtol=1e-4, atol=1e-4)
+    *_, (last, handed) = model.last.stream(model.start(TOKENS))
+    assert torch.equal(last, model.hidden(TOKENS))
+    torch.testing.assert_close(handed, torch.stack(scores, dim=1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_a_first_layer_is_post_lns(family: str) -> None:
+    tokens = [built(name, 1, model__family=family) for name in ("real_former", "post_ln")]
+    torch.testing.assert_close(*(b.model.hidden(TOKENS) for b in tokens))
+    deeper = [built(name, 2, model__family=family) for name in ("real_former", "post_ln")]
+    a, b = (found.model.hidden(TOKENS) for found in deeper)
+    assert (a - b).abs().max() > 1e-2
+
+
+def test_no_call_leaves_anything_to_the_next() -> None:
+    model = built("real_former", 4).model
+    before = model.hidden(TOKENS)
+    model.hidden(TOKENS[:1, :3])
+    assert torch.equal(model.hidden(TOKENS), before)
+
+
+def test_logits_are_handed_on_in_fp32() -> None:
+    model = built("real_former", 4, model__family="decoder").model
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        streams = list(model.last.stream(model.start(TOKENS)))
+    assert streams[0][1] is None
+    for _, logits in streams[1:]:
+        assert logits.dtype is torch.float32 and logits.isfinite().all()
+
+
+def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("real_former", 2, model__dropout=0.25).model.train()
+    dropped: list[tuple[torch.Size, float]] = []
+    plain = F.dropout
+
+    def watch(x: torch.Tensor, p: float) -> torch.Tensor:
+        dropped.append((x.shape, p))
+        if x.ndim == 4:
+            torch.testing.assert_close(x.sum(-1), torch.ones(x.shape[:3]))  # after the softmax
+        return plain(x, p)
+
+    monkeypatch.setattr(F, "dropout", watch)
+    model.hidden(TOKENS)
+    layer = [((2, HEADS, 6, 6), 0.25), ((2, 6, D), 0.25), ((2, 6, D), 0.25)]
+    assert [(tuple(shape), p) for shape, p in dropped] == 2 * layer
+    dropped.clear()
+    model.eval()
+    assert torch.equal(model.hidden(TOKENS), model.hidden(TOKENS)) and not dropped
+
+
+def test_its_attention_is_no_chain_and_its_feed_forward_is() -> None:
+    model = built("real_former", 3).model
+    enable_fast_paths(model, FUSED, 0, print)
+    for layer in model.layers:
+        assert layer.running[0] is layer.attention and isinstance(layer.running[1], FusedSublayer)
+
+
+def test_an_encoder_decoder_of_real_formers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.family: found encoder_decoder"):
+        built("real_former", 2, model__family="encoder_decoder")
+
+
+# -- both ----------------------------------------------------------------------------------------
+
+VARIANTS = [
+    ("real_former", {}),
+    ("real_former", {"mean": True}),
+    ("hyper_connections", {}),
+    ("hyper_connections", {"dynamic": False}),
+]
+
+
+@pytest.mark.parametrize("family", ["encoder", pytest.param("decoder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [VARIANTS[0], *(pytest.param(*v, marks=pytest.mark.slow) for v in VARIANTS[1:])],
+    ids=str,
+)
+def test_one_graph_for_the_first_layer_and_one_for_all_others(
+    name: str, options: dict[str, Any], family: str
+) -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    found = built(name, 12, model__scheme_options=options, model__family=family)
+    expected = found.model.hidden(TOKENS).detach()
+    found.model.last.through = compiled(print, count)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(found.model.hidden(TOKENS), expected, rtol=1e-5, atol=1e-5)
+        found.model.hidden(TOKENS).mean().backward()
+    assert len(graphs) == 2 * 2, "with gradients and without"
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "every"), some(product(HANDING, [True, False], [1, 3]), 3)
+)
+def test_recomputation_changes_no_number(
+    name: str, fused: bool, every: int, tmp_path: Path
+) -> None:
+    keys = {
+        "model.scheme": name, "model.depth": 5, "model.d_model": 16, "task.name": "markov",
+        "model.dropout": 0.0 if fused else 0.1, "task.seq_len": 8, "train.steps": 4,
+        "train.batch_size": 2, "train.eval_batches": 1, "runtime.device": "cpu",
+        "runtime.fused": fused,
+    }  # fmt: skip
+    given = with_overrides(Config(), keys)
+    whole = deepstack.train(given, out=tmp_path / "a")
+    again = deepstack.train(
+        with_overrides(given, {"runtime.recompute_every": every}), out=tmp_path / "b"
+    )
+    assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", HANDING)
+def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
+    """Chains have a backward pass only where what they read has a gradient."""
+    given = {"train__trainable": ["q", "k", "v", "w1"]}
+    fused, plain = built(name, 3, **given), built(name, 3, **given)
+    enable_fast_paths(fused.model, FUSED, 0, print)
+    enable_fast_paths(plain.model, PLAIN, 0, print)
+    ours, expected = gradients(fused, TOKENS), gradients(plain, TOKENS)
+    for bank in plain.trained:
+        assert (expected[bank.key].flatten(1).norm(dim=1) > 0).all()
+        torch.testing.assert_close(ours[bank.key], expected[bank.key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", HANDING)
+def test_every_sublayer_is_seen_by_the_diagnostics(name: str, tmp_path: Path) -> None:
+    """At the start the streams of hyper-connections are Pre-LN's x, and are charted as such."""
+    runs = {
+        scheme: deepstack.train(
+            config(scheme, 4, train__steps=1, runtime__device="cpu"), out=tmp_path
+        )
+        for scheme in (name, "pre_ln")
+    }
+    kinds = [
+        f"{k}_{g}" for k in ("branch_ratio", "ln_input") for g in ("attention", "feed_forward")
+    ]
+    for kind in [*kinds, "stream_norm"]:
+        found = runs[name].layers(kind)[1]
+        assert np.isfinite(found).all() and (found > 0).all()
+        if name == "hyper_connections":
+            np.testing.assert_allclose(found[0], runs["pre_ln"].layers(kind)[1][0], rtol=1e-5)
+
+
+# -- the NTK parameterisation --------------------------------------------------------------------
+
+NTK: list[dict[str, Any]] = [
+    *FAMILIES,
+    {"model__bias": False},
+    {"model__family": "encoder_decoder", "model__bias": False},
+    {"train__lr_factors": {"v": 0.5}},
+    {"model__head": "bert"},
+    {"model__head": "separate"},
+    {"model__scheme": "sub_ln"},
+    {"model__scheme": "real_former", "model__family": "decoder"},
+    {"model__scheme": "hyper_connections"},
+]
+
+
+@pytest.mark.parametrize("ways", [PLAIN, FUSED], ids=["plain", "fused"])
+@pytest.mark.parametrize("choice", NTK, ids=str)
+def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
+    choice: dict[str, Any], ways: FastPaths
+) -> None:
+    """Logits equal; gradients of matrices 1/sqrt(n_in) of the others, of all else the same."""
+    given = config("pre_ln", 4, **choice)
+    ntk = build_model(with_overrides(given, {"model.init.distribution": "ntk"}), vocab_size=11)
+    fan_in = build_model(with_overrides(given, {"model.init.fan": "in"}), vocab_size=11)
+    tokens = SIDES if ntk.model.source_len else TOKENS
+    found: list[dict[str, torch.Tensor]] = []
+    for one in (ntk, fan_in):
+        enable_fast_paths(one.model, ways, 0, print)
+        found.append(gradients(one, tokens))
+    torch.testing.assert_close(ntk.model(tokens), fan_in.model(tokens), rtol=1e-4, atol=1e-4)
+    matrices = set()
+    for ours, theirs in zip(ntk.banks, fan_in.banks, strict=True):
+        root = 1.0
+        if ours.roles[0] in IN_SUBLAYERS:
+            matrices |= set(ours.roles)
+            root = math.sqrt(ours.shape[1])
+            torch.testing.assert_close(ours.values(), root * theirs.values())
+        else:
+            assert torch.equal(ours.values(), theirs.values())
+        expected = found[1][ours.key] / root
+        # the gradient of the bias of k is zero but for rounding
+        tolerance = 1e-4 * expected.abs().max().item() + 1e-6
+        torch.testing.assert_close(found[0][ours.key], expected, rtol=1e-3, atol=tolerance)
+    both = choice.get("model__family") == "encoder_decoder"
+    crossing = both and "merged" not in choice.values()
+    crossed = {role for role in IN_SUBLAYERS if role.startswith("cross_")}
+    assert matrices == {"q", "k", "v", "o", "w1", "w2"} | (crossed if crossing else set())
+
+
+def test_ntk_weights_have_unit_variance_times_the_gain() -> None:
+    given = config("deepnorm", 8, model__d_model=48, model__init__distribution="ntk")
+    banks = build_model(given, vocab_size=11).banks
+    for bank in banks:
+        if bank.start == "matrix":
+            for role, (values,) in bank.by_role():
+                gain = 64**-0.25 if role in ("v", "o", "w1", "w2") else 1.0
+                assert values.std().item() == pytest.approx(gain, rel=0.02), role
+
+
+@pytest.mark.parametrize("ways", [PLAIN, FUSED], ids=["plain", "fused"])
+def test_a_product_preserves_second_moments_under_ntk(ways: FastPaths) -> None:
+    sizes = {"model__d_model": 384, "model__d_ff": 512}
+    f = built("pre_ln", 1, model__init__distribution="ntk", **sizes).model.layers[0].feed_forward
+    x = torch.randn(8, 16, 384)
+    y = f.linear(x, f.w1, f.w1_bias)
+    assert y.square().mean().item() == pytest.approx(1.0, rel=0.02)
+    if ways.fused:
+        product = ScaledProduct(f.w1, f.w1_bias)
+        torch.testing.assert_close(product.forward(x.flatten(0, 1), 16, []), y.flatten(0, 1))
+
+
+def test_without_ntk_no_product_is_scaled() -> None:
+    model = built("pre_ln", 2, model__family="encoder_decoder").model
+    for layer in model.layers:
+        assert all(m.linear is F.linear for m in layer.modules_in_order())
+    enable_fast_paths(model, FUSED, 0, print)
+    chains = [c for layer in model.layers for c in layer.running if isinstance(c, FusedSublayer)]
+    kinds = {type(operation).__name__ for chain in chains for operation in chain.operations}
+    assert chains and kinds == {"Product", "SelfAttention", "Relu"}
+
+
+def test_ntk_has_no_fan() -> None:
+    with pytest.raises(ConfigError, match=r"unused under model\.init\.distribution=ntk"):
+        with_overrides(Config(), {"model.init.distribution": "ntk", "model.init.fan": "in"})

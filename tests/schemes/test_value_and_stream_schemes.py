@@ -1,0 +1,285 @@
+"""Schemes whose values come from the first layer, whose stream is mapped, cut up or split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.scheme_literals import frac_connections, laurel
+from helpers.scheme_pieces import HEADS, TOKENS, D, Pieces, built, perturbed, pieces
+
+from deepstack.errors import ConfigError
+from deepstack.model import generate
+
+One = Callable[[torch.Tensor], torch.Tensor]
+
+
+def with_values(a: Any, b: Any, reads: Callable[[int, int], bool]) -> Callable[..., Any]:
+    """Value residuals in the layers that read v_1: a and b numbers, or given the slot."""
+
+    def layer(p: Pieces, stream: Any) -> Any:
+        x, first = stream
+        kept = []
+
+        def values(qkv: torch.Tensor) -> Any:
+            q, k, v = qkv
+            kept.append(v if p.l == 1 else first)
+            slot = p.slot("mixed_values")
+            of_first, of_own = (n(slot) if callable(n) else n for n in (a, b))
+            return q, k, of_first * kept[0] + of_own * v if reads(p.l, p.N) else v
+
+        x = x + p.A(p.a[0](x), qkv=values)
+        return x + p.F(p.f[0](x)), kept[0]
+
+    return layer
+
+
+def after_first(l: int, N: int) -> bool:
+    return l > 1
+
+
+VARIANTS: list[tuple[dict[str, Any], Callable[..., Any]]] = [
+    ({"first": 2.0, "own": 1.0}, with_values(2, 1, after_first)),
+    (
+        {"learnable": True},
+        with_values(lambda slot: slot.of_first, lambda slot: slot.of_own, after_first),
+    ),
+    ({"last": 2, "first": 5.0, "own": 1.0}, with_values(5, 1, lambda l, N: l > N - 2)),
+    ({"last": 9}, with_values(0.5, 0.5, after_first)),
+    ({"first": 1.0, "own": 0.0}, with_values(1, 0, after_first)),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "literal"), VARIANTS, ids=[str(options) for options, _ in VARIANTS]
+)
+def test_variants_of_value_residuals_are_their_equations(
+    options: dict[str, Any], literal: Callable[..., Any]
+) -> None:
+    model = perturbed("res_former", 5, model__scheme_options=options)
+    x = torch.randn(2, 6, D)
+    stream, expected = model.last.enter(x), (x, None)
+    for l, layer in enumerate(model.layers, start=1):
+        stream, expected = layer(stream), literal(pieces(layer, l, 5), expected)
+        for ours, theirs in zip(stream, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_learnable_coefficients_start_at_a_half_and_are_trained() -> None:
+    one = built("res_former", 4, model__scheme_options={"learnable": True})
+    torch.testing.assert_close(
+        one.model.hidden(TOKENS), built("res_former", 4).model.hidden(TOKENS)
+    )
+    one.model.hidden(TOKENS).square().mean().backward()
+    for l, layer in enumerate(one.model.layers, start=1):
+        slot = layer.scheme.slots["mixed_values"]
+        assert (slot.of_first.item(), slot.of_own.item()) == (0.5, 0.5)
+        assert bool(slot.of_first.grad) == bool(slot.of_own.grad) == (l > 1)
+
+
+def test_a_model_that_shares_its_values_does_not_read_the_other_w_v() -> None:
+    model = perturbed("res_former", 4, model__scheme_options={"first": 1.0, "own": 0.0})
+    before = model.hidden(TOKENS)
+    with torch.no_grad():
+        for layer in model.layers[1:]:
+            layer.attention.qkv[2 * D :].normal_()
+    assert torch.equal(model.hidden(TOKENS), before)
+
+
+@pytest.mark.parametrize("options", [{}, {"learnable": True}, {"last": 2}], ids=str)
+def test_values_of_a_position_are_mixed_once_where_positions_come_one_by_one(
+    options: dict[str, Any],
+) -> None:
+    changes = {"model__family": "decoder", "model__scheme_options": options}
+    model = perturbed("res_former", 4, **changes)
+    said = generate(model, TOKENS[:, :2], 4)
+    shown = TOKENS[:, :2]
+    for _ in range(4):
+        shown = torch.cat([shown, model(shown)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(said, shown[:, 2:])
+
+
+def test_value_residuals_drop_attention_weights_as_pre_ln_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: list[float] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(*args: Any, dropout_p: float, **more: Any) -> torch.Tensor:
+        rates.append(dropout_p)
+        return plain(*args, dropout_p=dropout_p, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    model = built("res_former", 2, model__dropout=0.25).model
+    model.train().hidden(TOKENS)
+    model.eval().hidden(TOKENS)
+    assert rates == [0.25, 0.25, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("laurel", {}),
+        ("laurel", {"rank": 5}),
+        ("frac_connections", {}),
+        ("frac_connections", {"fractions": 1, "dynamic": False}),
+        ("frac_connections", {"fractions": 6}),
+    ],
+)
+def test_the_stack_starts_as_pre_ln(name: str, options: dict[str, Any]) -> None:
+    one, pre_ln = built(name, 5, model__scheme_options=options), built("pre_ln", 5)
+    torch.testing.assert_close(one.model.hidden(TOKENS), pre_ln.model.hidden(TOKENS))
+
+
+OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
+    ("laurel", {"rank": 1}, laurel),
+    ("laurel", {"rank": 5}, laurel),
+    ("frac_connections", {"fractions": 2}, frac_connections),
+    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
+    ("frac_connections", {"fractions": 1}, frac_connections),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "literal"), OPTIONS)
+def test_an_option_changes_the_equation(
+    name: str, options: dict[str, Any], literal: Callable[..., Any]
+) -> None:
+    model = perturbed(name, 3, model__scheme_options=options)
+    for l, layer in enumerate(model.layers, start=1):
+        x = torch.randn(2, 6, D)
+        torch.testing.assert_close(layer(x), literal(pieces(layer, l, 3), x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_low_rank_map_starts_with_orthogonal_columns() -> None:
+    scheme = built("laurel", 1, model__scheme_options={"rank": 3}).model.schemes[0]
+    A = scheme.begin  # (rank, d): each of the 12 coordinates goes to one of 3
+    torch.testing.assert_close(A @ A.T, torch.eye(3) * (D / 3) / (3 * D))
+    assert ((A != 0).sum(0) == 1).all() and A[1, 4] == A[1, 7] == 1 / 6
+
+
+def test_the_stream_is_cut_into_equal_parts() -> None:
+    with pytest.raises(ConfigError, match=r"fractions: found 5, allowed a divisor of .*12"):
+        built("frac_connections", 2, model__scheme_options={"fractions": 5})
+
+
+def test_one_part_is_one_stream_of_hyper_connections() -> None:
+    """Both start alike, and so do their parameters' names: here they are moved alike."""
+    whole = perturbed("frac_connections", 4, model__scheme_options={"fractions": 1})
+    one = perturbed("hyper_connections", 4, model__scheme_options={"streams": 1})
+    ours, theirs = whole.hidden(TOKENS), one.hidden(TOKENS)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_the_stream_are_not_rounded_under_autocast() -> None:
+    model = built("frac_connections", 6).model
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.attention.o.zero_(), layer.feed_forward.w2.zero_()
+    x = model.start(TOKENS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        *_, last = model.last.stream(x)
+    assert last.dtype is torch.float32 and torch.equal(last, x)
+
+
+def test_layers_grow_in_one_after_the_other_and_end_as_pre_ln() -> None:
+    options = {"ramp_steps": 10}
+    slow, pre_ln = built("pro_res", 4, model__scheme_options=options), built("pre_ln", 4)
+    *_, last = slow.model.last.stream(slow.model.start(TOKENS))
+    assert torch.equal(last, slow.model.start(TOKENS))  # F_0: no branch is there yet
+    for step, wanted in ((1, [0.0] * 4), (16, [1.0, 15 / 20, 15 / 30, 15 / 40])):
+        slow.at_step(step)  # a = (t - 1) / (l ramp_steps): the first step trains with 0
+        assert [s.ramp.item() for s in slow.model.schemes] == pytest.approx(wanted)
+    slow.at_step(41)
+    torch.testing.assert_close(slow.model.hidden(TOKENS), pre_ln.model.hidden(TOKENS))
+
+
+def test_the_embedding_comes_in_again_before_every_layer() -> None:
+    """With silent sublayers and r = 1, layer l gives (1 + l s) LN(x_0)."""
+    model = built("x0_lambdas", 3, model__scheme_options={"start": 0.1}).model
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.attention.o.zero_(), layer.feed_forward.w2.zero_()
+    x = model.start(TOKENS)
+    normed = torch.layer_norm(x, (D,), eps=1e-5)
+    for l, (now, first) in enumerate(model.last.stream(x)):
+        assert torch.equal(first, normed)
+        torch.testing.assert_close(now, (1 + l / 10) * normed)
+
+
+def test_one_of_two_streams_is_a_plain_sum() -> None:
+    """y_N = x_0 + sum of u, as in Pre-LN, while x is normed on its way."""
+    model = perturbed("siamese_norm", 4)
+    given: list[torch.Tensor] = []
+    for layer in model.layers:
+        for module in layer.modules_in_order():
+            module.register_forward_hook(lambda _, inputs, output: given.append(output))
+    x = model.start(TOKENS)
+    *_, (now, y) = model.last.stream(x)
+    torch.testing.assert_close(y, x + sum(given))
+    assert now.norm() < y.norm()
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_siamese_norm_has_no_parameter_without_use(family: str) -> None:
+    """Six norms in each layer, and three at the end of the stack."""
+    depth = 5
+    one = built("siamese_norm", depth, model__family=family)
+    counts = one.banks.count()
+    assert counts["norm_gain"] == counts["norm_bias"] == (6 * depth + 2) * D
+    assert counts["final_norm"] == 2 * D
+    F = one.model.hidden(TOKENS)
+    (F * torch.randn_like(F)).sum().backward()
+    for bank in one.banks:
+        used = bank.gradients().flatten(1).any(dim=1)
+        assert used.all() or bank.key.startswith("head"), bank.key
+
+
+def test_means_and_what_differs_from_them_are_scaled_apart() -> None:
+    """b = a = 0 leaves LN(x); b = a = 1 puts the branch's mean in the place of the stream's."""
+    x = torch.randn(2, 6, D)
+    model = perturbed("mv_split", 2)
+    layer = model.layers[0]
+    scheme = layer.scheme
+    apart = [scheme.attention_mean, scheme.attention_centred]
+    found = []
+    for value in (0.0, 1.0):
+        with torch.no_grad():
+            [vector.fill_(value) for vector in apart]
+            a, b = apart
+            found.append(scheme.residual(x, layer.attention, lambda z: z, a=a, b=b))
+    assert torch.equal(found[0], x)
+    g = layer.attention(x)
+    centred = x - x.mean(1, keepdim=True)
+    torch.testing.assert_close(found[1], centred + g)
+
+
+def test_a_mean_over_the_sequence_is_refused_in_a_decoder() -> None:
+    with pytest.raises(ConfigError, match=r"model\.family: found decoder"):
+        built("mv_split", 2, model__family="decoder")
+
+
+def test_the_vectors_of_mv_split_start_where_they_are_told() -> None:
+    usual, other = built("mv_split", 2), built("mv_split", 2, model__scheme_options={"mean": 0.5})
+    for found, mean in ((usual, 0.0), (other, 0.5)):
+        state = found.banks.state()
+        for part in ("attention", "feed_forward"):
+            assert (state[f"encoder.layers.scheme.{part}_mean"] == mean).all()
+            centred = state[f"encoder.layers.scheme.{part}_centred"]
+            torch.testing.assert_close(centred, torch.full_like(centred, 0.03))
+
+
+@pytest.mark.parametrize("name", ["res_former", "real_former"])
+def test_what_is_handed_on_is_of_the_layer_s_heads(name: str) -> None:
+    model = built(name, 3).model
+    *_, (_, handed) = model.last.stream(model.start(TOKENS))
+    assert handed.shape[:2] == (2, HEADS)
+
+
+def test_matrices_apart_give_the_same_values() -> None:
+    """W_v as a parameter of its own, which an optimizer may treat apart."""
+    apart = built("res_former", 3, train__lr_factors={"v": 0.5})
+    torch.testing.assert_close(
+        apart.model.hidden(TOKENS), built("res_former", 3).model.hidden(TOKENS)
+    )

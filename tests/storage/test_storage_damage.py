@@ -1,0 +1,118 @@
+"""A flipped bit or a cut-off file of an interrupted run is never silently gone on from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers import storage_calls
+from helpers.storage_calls import KILL_BEFORE
+from helpers.storage_harness import LOGS, Harness, the_server
+from helpers.storage_trainers import INTERVAL, STEPS
+
+pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(the_server(), tmp_path, "command")
+
+
+def interrupted(harness: Harness) -> Path:
+    """A run that was killed with all rows on disk, as its last checkpoint was to be written."""
+    last = f".draft-{STEPS}"
+    (first, *_) = [call for call in harness.whole[1].calls if call.path.name == last]
+    out = harness.new()
+    assert harness.run(out, KILL_BEFORE, first.number).code == -9
+    return out
+
+
+def flipped(data: bytes, random: Random) -> bytes:
+    """One bit is another."""
+    changed = bytearray(data)
+    changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    return bytes(changed)
+
+
+def cut_off(data: bytes, random: Random) -> bytes:
+    """Something is missing at the end."""
+    return data[: random.randrange(len(data))]
+
+
+def files_of(run: Path) -> list[Path]:
+    """What a resume builds on: checkpoints and the logs that they vouch for."""
+    return sorted([*run.glob("checkpoint/*/*"), *(run / name for name in LOGS)])
+
+
+def silent(
+    harness: Harness, start: Path, damage: Callable[[bytes, Random], bytes], times: int
+) -> tuple[list[str], Counter[str]]:
+    """What went wrong after each of so many damages, and how many ended in which way."""
+    random, wrong, ways = Random(times), list[str](), Counter[str]()
+    harness.reference  # noqa: B018, made before the clock of the first trial
+    (found,) = start.glob("*/*/")
+    place = found.relative_to(start)
+    for _ in range(times):
+        out = harness.new()
+        shutil.copytree(start, out, dirs_exist_ok=True)
+        path = random.choice(files_of(out / place))
+        before = path.read_bytes()
+        path.write_bytes(damage(before, random))
+        now = path.read_bytes()
+        name = path.relative_to(out / place)
+        ended = harness.run(out, None)
+        log = out / place / "log.txt"
+        lines = (ended.said + (log.read_text() if log.exists() else "")).splitlines()
+        named = any(names(line, name) for line in lines)
+        same = harness.different(out) == []
+        if ended.code == 0 and same:
+            ways["equal, named" if named else "equal, harmless"] += 1
+            if not named and not harmless(name, before, now):
+                wrong.append(f"{name}: nothing was said of it")
+        elif ended.code in (5, 6) and named:
+            ways[f"exit {ended.code}, named"] += 1
+        else:
+            wrong.append(f"{name}: exit {ended.code}, equal {same}, named {named}: {ended.said}")
+        shutil.rmtree(out)
+    return wrong, ways
+
+
+def names(line: str, name: Path) -> bool:
+    """Whether a line names the damaged file: by itself, or the checkpoint that it belongs to."""
+    if name.parts[0] != "checkpoint":
+        return name.name in line
+    return re.search(rf"checkpoint[ /]{name.parts[1]}\b", line) is not None
+
+
+def harmless(name: Path, before: bytes, now: bytes) -> bool:
+    """Whether a resume may say nothing, as long as all ends equal.
+
+    Rows that no checkpoint vouches for may be missing: a kill leaves the same.
+    """
+    if name.parts[0] == "checkpoint":
+        return before.strip() == now.strip()
+    missing = before[now.rfind(b"\n") + 1 :].splitlines()
+    is_cut = before.startswith(now)
+    return is_cut and all(int(line.split(b",")[0]) > STEPS - INTERVAL for line in missing)
+
+
+def test_damage_is_noticed_and_named(harness: Harness) -> None:
+    start = interrupted(harness)
+    for damage, times in ((flipped, 4), (cut_off, 2)):
+        wrong, ways = silent(harness, start, damage, times)
+        assert wrong == [] and sum(ways.values()) == times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("damage", "times"), [(flipped, 300), (cut_off, 60)])
+def test_no_damage_is_silent(
+    damage: Callable[[bytes, Random], bytes], times: int, harness: Harness
+) -> None:
+    wrong, ways = silent(harness, interrupted(harness), damage, times)
+    print(dict(ways))
+    assert wrong == []

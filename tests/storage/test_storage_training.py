@@ -1,0 +1,191 @@
+"""`deepstack train` stopped, refused and cut off in every way: the same command ends the same."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers import storage_calls
+from helpers import storage_trials as trials
+from helpers.storage_harness import Ended, Harness, rows_of, the_server
+from helpers.storage_trainers import STEPS
+
+pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
+
+Trials = Callable[[Harness], Iterator[str]]
+FEW: dict[str, Trials] = {
+    "kills": lambda harness: trials.kills(harness, every=160),
+    "kills at the end": lambda harness: trials.kills_at_the_end(harness, 20),
+    "random kills": lambda harness: trials.random_kills(harness, 2),
+    "refusals": lambda harness: trials.refusals(harness, 150, kinds=trials.REFUSALS[1:3]),
+    "power cuts": lambda harness: trials.power_cuts(harness, every=180),
+}
+ALL: dict[str, Trials] = {
+    "kills": trials.kills,
+    "kills again": lambda harness: trials.kills_again(harness, 100),
+    "kills at the end": trials.kills_at_the_end,
+    "random kills": lambda harness: trials.random_kills(harness, 200),
+    "refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
+    "more refusals": lambda harness: trials.refusals(harness, every=12),
+    "power cuts": trials.power_cuts,
+    "power cuts after a kill": lambda harness: trials.power_cuts(harness, after=150),
+}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(the_server(), tmp_path_factory.mktemp("command"), "command")
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_training_goes_on_as_if_nothing_had_been(kind: str, harness: Harness) -> None:
+    assert list(FEW[kind](harness)) == []
+    assert harness.trials > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALL)
+def test_training_goes_on_as_if_nothing_had_been_everywhere(kind: str, harness: Harness) -> None:
+    assert list(ALL[kind](harness)) == []
+
+
+# --- signals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signal", "code"), [(2, 130), (15, 143)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
+    signal: int, code: int, times: int, harness: Harness
+) -> None:
+    out = harness.new()
+    sent = ",".join([f"3:{signal}"] * times)
+    ended = harness.run(out, environment={"STORAGE_SIGNALS": sent})
+    assert ended.code == code
+    assert rows_of(out) == 3
+    # Schedulers send SIGTERM more than once: so soon it is the same request.
+    assert ended.promised == (2 if (signal, times) == (2, 2) else 3)
+    assert harness.go_on(out, ended.promised) == []
+
+
+def signalled(harness: Harness, trials: int) -> None:
+    """One signal or two at random times; what comes before the handlers is not told apart."""
+    random, length = Random(0), harness.alone.seconds
+    for _ in range(trials):
+        out, number = harness.new(), random.choice((2, 15))
+        first, gap = random.uniform(0, length), random.choice((None, 0.0, 0.01))
+        times = [first] if gap is None else [first, first + gap]
+        ended = harness.run(out, signals=[[seconds, number] for seconds in times])
+        where = f"signal {number} after {times}"
+        if ended.first not in (None, STEPS + 1):  # training had begun
+            assert ended.code in (0, 128 + number), f"{where}: exit {ended.code}: {ended.said}"
+        wrong = harness.wrong_now(out) + harness.go_on(out, ended.promised)
+        assert wrong == [], where
+
+
+def test_signals_at_any_moment(harness: Harness) -> None:
+    signalled(harness, 2)
+
+
+@pytest.mark.slow
+def test_many_signals_at_any_moment(harness: Harness) -> None:
+    signalled(harness, 100)
+
+
+# --- one folder, several processes ----------------------------------------------------------
+
+
+def compete(harness: Harness, starters: int, rounds: int) -> list[float]:
+    """Start so many at once, so many times; the seconds of those that were refused.
+
+    The one that works is stopped once it is alone, and the next round goes on from there.
+    """
+    settings = ("train.steps=100000", "train.eval_every=0", "log.layers_every=0")
+    settings += ("log.attribution_every=0", "train.eval_batches=1")
+    harness = replace(harness, arguments=settings, scratch=harness.scratch / f"{starters}")
+    out, stop = harness.new(), {"STORAGE_SIGNALS": "1:15"}
+    assert harness.run(out, environment=stop).code == 143
+    seconds: list[float] = []
+    for number in range(rounds):
+        slow = {"STORAGE_PAUSE": "0.02"}
+        jobs = [harness.job(out, hold=True, environment=slow) for _ in range(starters)]
+        every = harness.run_all(jobs)
+        worked = [ended for ended in every if ended.first is not None]
+        assert [ended.code for ended in worked] == [143], number
+        refused = [ended for ended in every if ended.first is None]
+        for ended in refused:
+            assert ended.code == 5, (number, ended.said)
+            assert {call.kind for call in ended.calls} <= {"sync"}, ended.calls
+            assert re.search(r"^deepstack: /\S+ is in use by process \d+ on \S+$", ended.said)
+        seconds += [ended.seconds for ended in refused]
+    rows = rows_of(out)
+    alone = harness.new()
+    assert harness.run(alone, environment={"STORAGE_SIGNALS": f"{rows}:15"}).code == 143
+    logs = [next(folder.glob("*/*/steps.csv")).read_bytes() for folder in (out, alone)]
+    assert rows > rounds and logs[0] == logs[1]
+    return seconds
+
+
+def test_one_of_several_works_and_the_others_are_told_in_two_seconds(harness: Harness) -> None:
+    assert max(compete(harness, 3, 2)) < 2
+
+
+@pytest.mark.slow
+def test_one_of_twenty_works_and_nineteen_change_nothing(harness: Harness) -> None:
+    print(f"the last was refused after {max(compete(harness, 20, 20)):.1f} s")
+
+
+# --- a disk that is full ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """4 MB of memory as a disk of its own; needs root."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount a small disk here (needs root)")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def full_disk(harness: Harness, disk: Path, room: int) -> Ended:
+    """A run on a disk with so many KB free, and once more when there is space."""
+    out = disk / "results"
+    out.mkdir()
+    filler = disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(disk).free - 1024 * room))
+    ended = harness.run(out, None)
+    assert ended.code in (0, 5), ended.said
+    if ended.code == 5:
+        assert len(ended.said.strip().splitlines()) == 1
+        assert re.match(r"deepstack: .*\bMB\b", ended.said), ended.said
+    assert harness.wrong_now(out) == []
+    subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
+    again = harness.run(out, None)
+    assert again.code == 0, again.said
+    assert harness.different(out) == []
+    assert again.first is not None and again.first > max(0, rows_of(out) - STEPS)
+    shutil.rmtree(out)
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+    return ended
+
+
+def test_a_full_disk_is_refused_or_ends_the_run_and_space_lets_it_go_on(
+    small_disk: Path, harness: Harness
+) -> None:
+    codes = {full_disk(harness, small_disk, room).code for room in (0, 160)}
+    assert 5 in codes
+
+
+@pytest.mark.slow
+def test_a_disk_may_be_full_at_any_moment(small_disk: Path, harness: Harness) -> None:
+    codes = [full_disk(harness, small_disk, room).code for room in range(0, 400, 8)]
+    assert codes[0] == 5

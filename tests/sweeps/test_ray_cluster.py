@@ -1,0 +1,230 @@
+"""Sweeps over two Ray nodes on this host: one lost in the middle, with and without a shared folder.
+
+python -m pytest -m ray -n0 tests/sweeps/test_ray_cluster.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.cluster_results import results, runs_of
+
+from deepstack.records import Run, find_runs
+
+pytestmark = pytest.mark.ray
+
+STEPS = int(os.environ.get("CLUSTER_STEPS", "4000"))  # some seconds a run
+SETTINGS = {
+    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.eval_batches": 1,
+    "log.probe_sequences": 1, "log.layers_every": 40, "runtime.checkpoint_seconds": 1,
+}  # fmt: skip
+RAY = Path(sys.executable).with_name("ray")
+# A node in a mount namespace of its own does not see what the sweep writes in this folder.
+APART = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+
+
+class Cluster:
+    """A head and a second node, a core each; `unseen` is a folder that they do not see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.unseen = folder, folder / "unseen"
+        self.unseen.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        port = self.address.rpartition(":")[2]
+        # Ray's sockets need a short path.
+        self.session = Path("/tmp", f"ray-{os.getpid()}")
+        self.head = self._start(
+            "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats",
+            f"--temp-dir={self.session}",
+        )  # fmt: skip
+        self.node: subprocess.Popen[bytes] | None = None
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        command = ["unshare", "-m", "sh", "-c", APART, "sh", str(self.unseen), str(RAY), "start"]
+        command += ["--block", "--num-cpus=1", "--num-gpus=1", *words]
+        environment = dict(os.environ, RAY_worker_niceness="0")  # 15 is slow on a busy machine
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray gives none out that is hidden
+        with open(self.folder / "ray.out", "ab") as said:
+            process = subprocess.Popen(
+                command, env=environment, stdout=said, stderr=said, start_new_session=True
+            )
+        until(lambda: raylet(process) is not None, process)
+        return process
+
+    def second(self) -> None:
+        """Start the second node, in the place of one that was killed."""
+        if self.node is not None:
+            end(self.node)
+        self.node = self._start(f"--address={self.address}")
+        time.sleep(3)  # until the head has heard of it
+
+    def lose(self) -> None:
+        """Kill the second node's raylet, which takes its workers along."""
+        assert self.node is not None
+        pid = raylet(self.node)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for process in (self.node, self.head):
+            if process is not None:
+                end(process)
+        shutil.rmtree(self.session, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if importlib.util.find_spec("ray") is None or not RAY.exists():
+        pytest.skip("Ray is not installed")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    started = Cluster(tmp_path_factory.mktemp("ray"))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What a sweep on this machine alone gives."""
+    out = tmp_path_factory.mktemp("local")
+    done = subprocess.run(sweep(out), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return results(out, 4)
+
+
+def test_a_lost_node_costs_no_run(
+    cluster: Cluster, local: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    left = tmp_path / "s" / ".ray-of-a-killed-sweep"
+    left.parent.mkdir()
+    left.write_text("{}")
+    cluster.second()
+    driver = start(sweep(tmp_path, cluster.address))
+    until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
+    cluster.lose()
+    said, errors = driver.communicate(timeout=600)
+    assert driver.returncode == 0, errors
+    assert "raylet" not in said + errors
+    assert results(tmp_path, 4) == local
+    assert any("resumed" in run.meta for run in find_runs(tmp_path))
+    assert not list(tmp_path.glob("*/.ray-*"))
+
+
+def test_without_a_shared_folder_runs_are_sent_back(
+    cluster: Cluster, local: dict[str, dict[str, bytes]]
+) -> None:
+    cluster.second()
+    out = cluster.unseen / "results"
+    first = start(sweep(out, cluster.address))
+    until(lambda: underway(out), first)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=120)
+    assert first.returncode == 130
+    assert {run.status["state"] for run in find_runs(out)} <= {"done", "interrupted"}
+    saved = {run.name: run.folder.checkpoints() for run in find_runs(out)}
+    driver = start(sweep(out, cluster.address))
+    until(
+        lambda: any(run.folder.checkpoints() != saved.get(run.name, []) for run in runs_of(out)),
+        driver,
+    )
+    cluster.lose()
+    _, errors = driver.communicate(timeout=600)
+    assert driver.returncode == 0, errors
+    assert results(out, 4) == local
+    for run in find_runs(out):
+        assert "deepstack-ray-" in run.meta["command"]
+    assert any("resumed" in run.meta for run in find_runs(out))
+
+
+def test_runs_save_and_end_with_the_sweep_that_was_killed(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.second()
+    driver = start(sweep(tmp_path, cluster.address, steps=100_000))
+    until(lambda: len(underway(tmp_path)) == 2, driver)
+    driver.kill()
+    driver.communicate()
+    until(lambda: {run.status["state"] for run in find_runs(tmp_path)} == {"interrupted"})
+
+
+def sweep(out: Path, address: str | None = None, steps: int = STEPS) -> list[str]:
+    """The command of a sweep of four runs, here or on the cluster."""
+    words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
+    words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
+    words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": steps}).items()]
+    return words + ([] if address is None else ["--ray", address])
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def underway(out: Path) -> list[Run]:
+    """The runs that run and have a checkpoint to go on from."""
+    runs = [run for run in runs_of(out) if run.folder.checkpoints()]
+    return [run for run in runs if run.status["state"] == "running"]
+
+
+def raylet(process: subprocess.Popen[bytes]) -> int | None:
+    """The process id of the raylet among the descendants of `ray start --block`."""
+    for pid in descendants(process.pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
+                return pid
+    return None
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of all processes that a process has started, and of those that these have."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after = stat.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(after[1]), []).append(int(stat.parent.name))
+    found, ahead = [], [pid]
+    while ahead:
+        children = parents.get(ahead.pop(), [])
+        found += children
+        ahead += children
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End `ray start --block` and what it has started: nothing else of Ray on this host."""
+    started = descendants(process.pid)
+    process.terminate()
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pid in started:
+        with contextlib.suppress(OSError):
+            if b"ray" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+def until(
+    come: Callable[[], object],
+    process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None,
+) -> None:
+    """Wait for something that must come to pass while the process goes on."""
+    deadline = time.monotonic() + 400
+    while not come():
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,280 @@
+"""A sweep's plan: what is expanded, counted and ordered before anything runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.sampling import some
+
+import deepstack
+from deepstack import plugins
+from deepstack.config import Config, machine_memory, memory_estimate, with_overrides
+from deepstack.config.examples import example
+from deepstack.errors import ConfigError
+from deepstack.model import build_model
+from deepstack.records import find_runs
+from deepstack.schemes import SCHEMES, Scheme
+from deepstack.sweeps import Local, Pool, default_workers, expand, plan
+from deepstack.sweeps.fork_server import ForkServer
+from deepstack.sweeps.plan import Estimates
+from deepstack.training import run_name
+
+TINY = {
+    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 3,
+    "train.eval_batches": 1, "log.probe_sequences": 1,
+}  # fmt: skip
+BASE = with_overrides(Config(), TINY)
+
+
+def test_a_grid_is_every_combination_and_each_once() -> None:
+    grid = {"model.depth": [1, 2, 1], "seed": [0, 1]}
+    found = [(c.model.depth, c.seed) for c in expand(BASE, grid)]
+    assert found == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"model.depth": []}, "at least one"),
+        ({"model.depht": [1]}, "depth"),
+        ({"model.depth": [0]}, "model.depth"),
+        ({"seed": list(range(1000)), "model.depth": list(range(1, 1001))}, "1,000,000 runs"),
+    ],
+)
+def test_a_grid_that_cannot_be(grid: dict[str, list[int]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        expand(BASE, grid)
+
+
+def test_a_plan_is_cheap_first_and_knows_what_is_done(tmp_path: Path) -> None:
+    grid = {"model.depth": [30, 2, 1], "seed": [0, 1]}
+    deepstack.train(with_overrides(BASE, {"model.depth": 2}), study="s", out=tmp_path)
+    cells = plan(BASE, grid, study="s", out=tmp_path)
+    assert [c.config.model.depth for c in cells] == [1, 1, 2, 2, 30, 30]
+    assert [c.state for c in cells] == ["new", "new", "done", "new", "new", "new"]
+    assert default_workers(cells) >= 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "head"), some(product(SCHEMES.names(), ["tied", "separate", "bert"]), 4)
+)
+def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
+    config = with_overrides(BASE, {"model.scheme": scheme, "model.head": head, "model.depth": 13})
+    counted = sum(build_model(config, vocab_size=31).banks.count().values())
+    assert Estimates().parameters(config, 31) == counted
+
+
+def test_two_runs_that_are_called_alike_are_two_runs(tmp_path: Path) -> None:
+    base, rates = with_overrides(BASE, {"model.depth": 1}), [0.0809, 0.098]
+    names = {run_name(with_overrides(base, {"train.lr": rate})) for rate in rates}
+    assert len(names) == 1  # found by trying: the six digits are the same
+    runs = deepstack.sweep(base, {"train.lr": rates}, study="s", out=tmp_path, workers=2)
+    assert [(run.state, run.config["train"]["lr"]) for run in runs] == [("done", r) for r in rates]
+    (name,) = names
+    for turned in (rates, rates[::-1]):
+        cells = plan(base, {"train.lr": turned}, study="s", out=tmp_path)
+        assert [cell.state for cell in cells] == ["done", "done"]
+        found = {cell.config.train.lr: cell.folder.name for cell in cells}
+        assert found == {rates[0]: name, rates[1]: f"{name}-2"}
+
+
+def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
+    runs = deepstack.sweep(BASE, {"model.depth": [1, 2]}, study="lib", out=tmp_path, workers=2)
+    assert [run.state for run in runs] == ["done", "done"]
+    table = deepstack.load_runs(tmp_path)
+    assert list(table["model.depth"]) == [1, 2]
+    assert table["model_update"].gt(0).all()
+
+
+def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)).  In this process alone, as in a notebook."""
+
+    config = with_overrides(BASE, {"model.scheme": "own"})
+    with pytest.raises(ConfigError, match=r"scheme 'own' is known to this .*load_plugins"):
+        deepstack.sweep(config, {"seed": [0, 1]}, study="lib", out=tmp_path, workers=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path) -> None:
+    config = with_overrides(BASE, {"model.d_model": 2048})
+    said = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
+    with pytest.raises(ConfigError, match=said):
+        deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
+    one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
+    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
+    with pytest.raises(ConfigError, match=r"1 of 1 runs could not begin: .* are needed"):
+        deepstack.sweep(BASE, {"model.depth": [depth]}, study="lib", out=tmp_path, workers=1)
+
+
+PLUGIN = """
+import torch
+from deepstack.schemes import Scheme
+from deepstack.parameters import parameter
+
+class Buffered(Scheme, name="buffered", label="Buffered", paper="none"):
+    '''x <- x + c_l A G(x).  No norm, a constant a layer, a matrix of the scheme's own.'''
+
+    norms_per_sublayer = 0
+    normalised = False
+
+    def __init__(self, layer, depth, make_norm, *, c: float = 0.5):
+        super().__init__(layer, depth, make_norm)
+        self.register_buffer("c", torch.tensor(c / layer))
+        self.A = parameter(8, 8, role="scheme", start="matrix")
+
+    def residual(self, x, G):
+        return x + self.c * (G(x) @ self.A)
+
+class Whole(Scheme, name="whole", label="Whole", paper="none"):
+    '''x <- LN(x + A(x) + F(x)).  A layer of its own, which leaves one norm unused.'''
+
+    def layer(self, x, attention, feed_forward):
+        return self.attention_norms[0](x + attention(x) + feed_forward(x))
+"""
+
+
+@pytest.mark.parametrize("name", ["buffered", "whole"])
+def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "brings.py"
+    file.write_text(PLUGIN)
+    plugins.load_plugins([file])
+    run = deepstack.train(with_overrides(BASE, {"model.scheme": name}), out=tmp_path)
+    assert run.state == "done"
+    assert set(run.layer_names()) >= {"grad_norm", "stream_norm", "ln_input_attention"}
+    unseen = np.isnan(run.layers("ln_input_attention")[1]).all()
+    assert unseen  # neither scheme hands a norm to `residual`
+    assert np.isfinite(run.layers("grad_norm")[1]).all()
+    spelled = with_overrides(BASE, {"model.scheme": name})
+    if name == "buffered":
+        spelled = with_overrides(spelled, {"model.scheme_options.c": 0.5})
+    assert deepstack.train(spelled, out=tmp_path).path == run.path
+
+
+@pytest.mark.slow
+def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "brings.py"
+    file.write_text(PLUGIN)
+    words = ["sweep", "model.scheme=whole", "--depths", "1,2", "--out", str(tmp_path), "--plugin"]
+    words += [str(file), *(f"{key}={value}" for key, value in TINY.items())]
+    command = [sys.executable, "-m", "deepstack", *words]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    file.write_text(PLUGIN + "# changed\n")
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 2 and "brings.py" in second.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 700}).items()]
+    command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]
+    command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    runs = find_runs(tmp_path)
+    assert {run.state for run in runs} == {"interrupted"}
+    assert all(run.folder.checkpoints() for run in runs)
+    subprocess.run(command, check=True, capture_output=True)
+    for run in find_runs(tmp_path):
+        assert run.state == "done" and list(run.steps["step"]) == list(range(1, 701))
+
+
+def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 100_000}).items()]
+    words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2", *settings]
+    beside = tmp_path / "temporary"
+    beside.mkdir()
+    environment = os.environ | {"TMPDIR": str(beside)}
+    sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"], env=environment)
+    try:
+        until(lambda: [rows > 0 for rows in steps_made(tmp_path)] == [True, True])
+        assert list(beside.iterdir())
+    finally:
+        sweep.kill()
+        sweep.wait()
+    until(lambda: all(run.state == "interrupted" for run in find_runs(tmp_path)))
+    until(lambda: not list(beside.iterdir()))
+
+
+def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
+    (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
+    with Local([cell], "s", tmp_path, 1, budget=2 * 10**9) as local:
+        until(lambda: local.has_capacity(cell, []))
+        first = local.start(cell)
+        assert not local.has_capacity(cell, [cell])
+        until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
+        assert local._server is not None
+        local._server._server.kill()
+        until(lambda: first.poll() is not None)
+        assert first.poll() == 128 + signal.SIGTERM
+        until(lambda: find_runs(tmp_path)[0].state == "interrupted")
+        rows = steps_made(tmp_path)[0]
+        until(lambda: local.has_capacity(cell, []))
+        second = local.start(cell)
+        until(lambda: steps_made(tmp_path)[0] > rows)
+        second.send_signal(signal.SIGTERM)
+        until(lambda: second.poll() is not None)
+        assert second.poll() == 128 + signal.SIGTERM
+
+
+def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
+    runs = deepstack.sweep(BASE, study="one", out=tmp_path)
+    assert [run.state for run in runs] == ["done"]
+    cells = plan(BASE, study="one", out=tmp_path)
+    local = Local(cells, "one", tmp_path, 1)
+    assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
+    assert local._server is None
+
+
+def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
+    # What lies in the present folder is not imported.
+    (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
+    logs = [tmp_path / name for name in ("missing", "killed", "plan")]
+    missing = tmp_path / "missing.yaml"
+    with ForkServer(str(tmp_path)) as server:
+        first = server.start(["train", str(missing)], logs[0], {})
+        second = server.start([*words_of(tmp_path, 100_000)], logs[1], {})
+        until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
+        second.send_signal(signal.SIGKILL)
+        third = server.start(["list", "schemes"], logs[2], {})
+        until(lambda: None not in (first.poll(), second.poll(), third.poll()))
+    assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
+    assert "missing.yaml" in logs[0].read_text()
+    assert logs[1].read_text() == logs[2].read_text() == ""
+
+
+def words_of(out: Path, steps: int) -> list[str]:
+    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
+    return ["train", str(example("quick")), *settings, "--out", str(out), "--quiet"]
+
+
+def steps_made(out: Path) -> list[int]:
+    """Rows of every run's log of steps so far."""
+    return [log.read_text().count("\n") - 1 for log in out.glob("*/*/steps.csv")]
+
+
+def until(come: Callable[[], bool]) -> None:
+    """Wait for something that must come to pass."""
+    deadline = time.monotonic() + 60
+    while not come():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

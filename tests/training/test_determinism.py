@@ -1,0 +1,384 @@
+"""Same config, seed and environment: the same bytes, whatever else is different."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.small_runs import data_of
+
+import deepstack
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.records import Run, find_runs
+from deepstack.sweeps.fork_server import ForkServer, Process
+
+TINY = {
+    "model.depth": 3, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
+    "train.steps": 8, "train.eval_every": 4, "train.eval_batches": 1, "log.probe_sequences": 2,
+}  # fmt: skip
+BASE = with_overrides(Config(), TINY)
+CONFIGS = {
+    "plain": BASE,
+    "dropout": with_overrides(BASE, {"seed": 7, "model.dropout": 0.1, "task.name": "markov"}),
+}
+YEARS = 10 * 365 * 24 * 3600
+
+# Built with cc and preloaded: the clock of the wall is another, that of the machine goes on.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+
+static long shift(void) {
+    const char *given = getenv("CLOCK_SHIFT");
+    return given ? atol(given) : 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (!result && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        now->tv_sec += shift();
+    return result;
+}
+
+time_t time(time_t *to) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (to) *to = now.tv_sec;
+    return now.tv_sec;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+# C libraries see a locale only when a program asks for it: here every process does.
+LOCALE = """
+import locale, os
+locale.setlocale(locale.LC_ALL, "")
+with open(os.environ["LOCALE_SEEN"], "a") as file:
+    file.write(locale.localeconv()["decimal_point"] + "\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What each configuration gives in this process, with nothing else going on."""
+    out = tmp_path_factory.mktemp("references")
+    return {
+        name: data_of(deepstack.train(config, study=name, out=out))
+        for name, config in CONFIGS.items()
+    }
+
+
+def clock(folder: Path, years: int) -> dict[str, str]:
+    """Environment variables under which the date is `years` decades off."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (folder / "clock.c").write_text(CLOCK)
+    library = folder / "clock.so"
+    words = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "clock.c"), "-ldl"]
+    subprocess.run(words, check=True)
+    return {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(years * YEARS // 10)}
+
+
+def turkish(folder: Path) -> dict[str, str]:
+    """Environment variables of a Turkish user, and a process that takes them seriously."""
+    if shutil.which("localedef") is None:
+        pytest.skip("no localedef")
+    made = subprocess.run(
+        ["localedef", "-i", "tr_TR", "-f", "UTF-8", str(folder / "tr_TR.UTF-8")],
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("no source of the locale tr_TR")
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(LOCALE)
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    seen = str(folder / "locale")
+    return {"LOCPATH": str(folder), "LC_ALL": "tr_TR.UTF-8", "PYTHONPATH": path,
+            "LOCALE_SEEN": seen}  # fmt: skip
+
+
+def words_of(folder: Path, name: str, *more: str) -> list[str]:
+    file = folder / f"{name}.yaml"
+    file.write_text(to_yaml(CONFIGS[name]))
+    return ["train", str(file), "--out", str(folder / "out"), *more]
+
+
+def wait_for(processes: list[Process]) -> list[int | None]:
+    deadline = time.monotonic() + 120
+    while any(process.poll() is None for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [process.poll() for process in processes]
+
+
+BROKEN = """
+from deepstack.schemes import Scheme
+class Broken(Scheme, name="broken", label="Broken", paper="none"):
+    '''x <- an error.'''
+    def residual(self, x, G, norm):
+        raise RuntimeError("this scheme is broken")
+"""
+
+
+def check(folder: Path, references: dict[str, dict[str, bytes]]) -> list[Run]:
+    """The runs in a folder, which must be those of the references, byte for byte."""
+    runs = [run for run in find_runs(folder) if run.state == "done"]
+    assert {run.study for run in runs} == set(references)
+    for run in runs:
+        assert data_of(run) == references[run.study], run.path
+    return runs
+
+
+def test_everything_else_different_at_once(
+    references: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, hash seed, locale, time zone, year, order, a terminal, a run that fails.
+
+    All at the same time on the same cores; where this fails, the slow tests below say what it is.
+    """
+    changes = {"PYTHONHASHSEED": "4242", "TZ": "Pacific/Kiritimati"}
+    changes |= turkish(tmp_path) | clock(tmp_path, 10)
+    for key, value in changes.items():
+        monkeypatch.setenv(key, value)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    broken = words_of(tmp_path, "plain", "model.scheme=broken", "--study", "broken")
+    broken += ["--plugin", str(tmp_path / "broken.py")]
+    main, side = pty.openpty()
+    seen = bytearray()
+    reader = threading.Thread(target=drain, args=(main, seen), daemon=True)
+    reader.start()
+    with ForkServer() as server:
+        processes = [
+            server.start(broken, tmp_path / "broken.err", {}),
+            server.start(words_of(tmp_path, "dropout", "-q"), tmp_path / "dropout.err", {}),
+            server.start(words_of(tmp_path, "plain"), Path(os.ttyname(side)), {"TERM": "xterm"}),
+        ]
+        assert wait_for(processes) == [1, 0, 0], (tmp_path / "dropout.err").read_text()
+    os.close(side)
+    reader.join(timeout=10)
+    os.close(main)
+    runs = check(tmp_path / "out", {k: v for k, v in references.items()})
+    assert b"\x1b[" in seen  # it was shown as on a terminal
+    assert set((tmp_path / "locale").read_text().split()) == {","}
+    year = datetime.datetime.now(tz=datetime.UTC).year
+    assert all(abs(int(run.meta["created"][:4]) - year - 10) <= 1 for run in runs)
+    assert "this scheme is broken" in (tmp_path / "broken.err").read_text()
+
+
+def drain(terminal: int, into: bytearray) -> None:
+    """Read what is shown, as a terminal does; a full one would make its writer wait."""
+    try:
+        while chunk := os.read(terminal, 65536):
+            into += chunk
+    except OSError:  # the other end is closed
+        pass
+
+
+ENVIRONMENTS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "as it is": lambda folder: {},
+    "hash seed 0": lambda folder: {"PYTHONHASHSEED": "0"},
+    "hash seed 1": lambda folder: {"PYTHONHASHSEED": "1"},
+    "hash seed 4294967295": lambda folder: {"PYTHONHASHSEED": "4294967295"},
+    "locale C": lambda folder: {"LC_ALL": "C", "LANG": "C"},
+    "locale POSIX, no UTF-8": lambda folder: {
+        "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "locale tr_TR": turkish,
+    "time zone": lambda folder: {"TZ": "Asia/Kathmandu"},
+    "ten years later": lambda folder: clock(folder, 10),
+    "ten years before": lambda folder: clock(folder, -10),
+    "threads asked of others": lambda folder: {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"},
+    "a small terminal": lambda folder: {"COLUMNS": "20", "LINES": "5", "NO_COLOR": "1"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_one_thing_different(
+    name: str,
+    references: dict[str, dict[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for key, value in ENVIRONMENTS[name](tmp_path).items():
+        monkeypatch.setenv(key, value)
+    with ForkServer() as server:
+        for config in CONFIGS:
+            process = server.start(words_of(tmp_path, config), tmp_path / "err", {})
+            assert wait_for([process]) == [0], (tmp_path / "err").read_text()
+    check(tmp_path / "out", references)
+
+
+@pytest.mark.slow
+def test_beside_a_busy_machine(references: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for name, config in CONFIGS.items():
+            deepstack.train(config, study=name, out=tmp_path)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    check(tmp_path, references)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers_and_any_order(workers: int, tmp_path: Path) -> None:
+    """Six runs, one of which fails: as each of them alone in this process."""
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(BROKEN)
+    deepstack.plugins.load_plugins([plugin])
+    seeds = [0, 1, 2]
+    alone = {
+        f"{scheme}{seed}": data_of(
+            deepstack.train(
+                with_overrides(BASE, {"model.scheme": scheme, "seed": seed}),
+                study="alone",
+                out=tmp_path,
+            )
+        )
+        for scheme in ("deepnorm", "pre_ln")
+        for seed in seeds
+    }
+    order = seeds if workers < 4 else seeds[::-1]
+    grid = {"seed": order, "model.scheme": ["pre_ln", "broken", "deepnorm"]}
+    runs = deepstack.sweep(BASE, grid, study="swept", out=tmp_path, workers=workers)
+    states = sorted(run.state for run in runs)
+    assert states == ["done"] * 6 + ["failed"] * 3
+    for run in runs:
+        if run.state == "done":
+            assert data_of(run) == alone[f"{run.get('model.scheme')}{run.get('seed')}"]
+
+
+# what stdout and stderr are -> the exit code: what is lost is an answer, never a training
+STREAMS = {
+    ">&- 2>/dev/full": 0,
+    ">/dev/full 2>&-": 5,
+    ">&-": 0,
+    ">/dev/full": 5,
+    "2>&-": 0,
+    "2>/dev/full": 0,
+    "<&- >&- 2>&-": 0,
+    ">/dev/full 2>/dev/full": 5,
+    "| true": 0,
+    "2>&1 >/dev/null | true": 0,
+}
+
+
+def with_streams(streams: str, words: list[str]) -> subprocess.Popen[str]:
+    """`deepstack <words>` in a shell with other streams; its exit code, or that before a pipe."""
+    command = [sys.executable, "-m", "deepstack", *words]
+    line = f'"$@" {streams}' if "|" not in streams else f'set -o pipefail; "$@" {streams}'
+    shell = ["bash", "-c", line, "bash", *command]
+    return subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def assert_unharmed(
+    streams: str, folder: Path, process: subprocess.Popen[str], references: dict[str, bytes]
+) -> None:
+    said, complaint = process.communicate(timeout=120)
+    assert process.returncode == STREAMS[streams], complaint
+    assert "Traceback" not in complaint and "Exception" not in complaint
+    (run,) = find_runs(folder / "out")
+    assert run.state == "done" and data_of(run) == references
+    if "2>" in streams and "1" not in streams and ">/dev/full 2" not in streams:
+        assert said in ("", f"{run.path}\n")  # what is meant for stderr is not in the answer
+    if streams == ">/dev/full":
+        last = complaint.splitlines()[-1]
+        assert last == "deepstack: the output cannot be written: No space left on device"
+
+
+@pytest.mark.slow
+def test_closed_and_full_streams_stop_and_change_nothing(
+    references: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    started = {}
+    for number, streams in enumerate(list(STREAMS)[:2]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        started[streams] = folder, with_streams(streams, words_of(folder, "plain"))
+    for streams, (folder, process) in started.items():
+        assert_unharmed(streams, folder, process, references["plain"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", list(STREAMS)[2:])
+def test_each_stream_closed_or_full(
+    streams: str, references: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    process = with_streams(streams, words_of(tmp_path, "plain"))
+    assert_unharmed(streams, tmp_path, process, references["plain"])
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        (["--help"], ">/dev/full", 5),
+        (["--help"], ">&-", 0),
+        (["train", "nothing.yaml"], "2>/dev/full", 2),
+        (["train", "nothing.yaml"], "2>&-", 2),
+        (["train", "nothing.yaml"], ">&-", 2),
+    ],
+)
+def test_an_exit_code_survives_closed_and_full_streams(
+    words: list[str], streams: str, code: int
+) -> None:
+    process = with_streams(streams, words)
+    said, complaint = process.communicate(timeout=60)
+    assert process.returncode == code, complaint
+    assert len(complaint.splitlines()) <= 1 and "Traceback" not in said + complaint
+    assert "2>" in streams or code == 0 or complaint.startswith("deepstack: ")
+
+
+class Gone(io.StringIO):
+    """A terminal whose window was closed."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_goes_away_does_not_stop_the_run(
+    references: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepstack.cli.display import Display, observe
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Gone())
+        with observe(quiet=False) as observer:
+            assert isinstance(observer, Display)
+            run = deepstack.train(CONFIGS["plain"], out=tmp_path, observer=observer)
+    assert data_of(run) == references["plain"]

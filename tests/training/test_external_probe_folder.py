@@ -1,0 +1,286 @@
+"""`deepstack.probe`: the run folder that it writes, and models of other packages."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.probe_models import D, adamw, batch_of, encoder, loop, probed
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli.app import app
+from deepstack.errors import ConfigError, LockedError
+from deepstack.records import Run, problems
+
+# -- the run folder --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error, state",
+    [(None, "done"), (RuntimeError("no"), "failed"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_the_folder_says_how_the_loop_ended(
+    error: BaseException | None, state: str, tmp_path: Path
+) -> None:
+    model = encoder()
+    optimizer = adamw(model)
+
+    def once() -> Any:
+        with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+            loop(model, optimizer, 2, probe.step)
+            if error is not None:
+                raise error
+
+    if error is None:
+        once()
+    else:
+        with pytest.raises(type(error)):
+            once()
+    run = Run(tmp_path / "run")
+    assert (run.state, run.status["step"], len(run.steps)) == (state, 2, 2)
+
+
+def test_a_model_that_is_not_finite_at_first_has_diverged(tmp_path: Path) -> None:
+    model = encoder()
+    next(model.parameters()).data.fill_(float("nan"))
+    optimizer = adamw(model)
+    with deepstack.probe(model, batch_of(9), optimizer, out=tmp_path / "study" / "run") as probe:
+        loop(model, optimizer, 1, probe.step)
+    assert (probe.run.state, probe.run.status["step"]) == ("diverged", 1)
+
+
+def test_divergence_is_a_result(tmp_path: Path) -> None:
+    model = encoder()
+    optimizer = adamw(model)
+
+    def after(loss: Tensor) -> None:
+        probe.step(float("nan") if probe.at == 2 else loss)
+
+    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+        loop(model, optimizer, 5, after)
+    run = probe.run
+    assert run.state == "diverged" and run.status["quantity"] == "loss"
+    assert run.steps["step"].tolist() == [1, 2, 3]
+
+
+def test_rows_can_be_taken_more_rarely(tmp_path: Path) -> None:
+    run = probed(tmp_path / "run", 7, every=3, layers_every=0, attribution_every=0)
+    assert run.steps["step"].tolist() == [1, 3, 6]
+    assert not (run.path / "attribution.csv").exists() and run.layer_names() == []
+    assert run.state == "done" and run.folder.read_status()["step"] == 7
+    assert problems(run.folder) == []
+
+
+def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
+    """Of the steps since the row before, F_{t-1} and the time of a step are the last one's."""
+    model, pause = encoder(), 0.5
+    optimizer = adamw(model)
+    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run", every=3) as probe:
+        F = [probe.subject.hidden()]
+
+        def after(loss: Tensor) -> None:
+            probe.step(loss)
+            F.append(probe.subject.hidden())
+            time.sleep(pause if probe.at in (1, 3, 4) else 0)  # before steps 2, 4 and 5
+
+        loop(model, optimizer, 7, after)
+    run = probe.run
+    expected = [float((F[t] - F[t - 1]).norm(dim=-1).mean()) for t in (1, 3, 6)]
+    assert run.steps["model_update_step"].tolist() == pytest.approx(expected)
+    assert (run.timing["step_ms"] < 1000 * pause).all()
+
+
+def test_what_stands_between_rows_of_a_gpu_is_in_no_rows_time(tmp_path: Path) -> None:
+    """There rows are written ten at a time, with what they took together shared among them."""
+    model, pause = encoder(), 0.05
+    optimizer = adamw(model)
+    with deepstack.probe(
+        model, batch_of(0), optimizer, out=tmp_path / "run", layers_every=6, attribution_every=0
+    ) as probe:
+        assert probe._recorder is not None
+        probe._recorder.lag = 10
+
+        def after(loss: Tensor) -> None:
+            time.sleep(pause)
+            probe.step(loss)
+
+        loop(model, optimizer, 7, after)
+    assert (probe.run.timing["step_ms"] > 1000 * pause).all()  # a look takes none of it away
+
+
+@pytest.mark.parametrize("words", [["rerun", "--check"], ["export", "--to", "x"]])
+def test_a_probed_run_is_not_trained_again(words: list[str], tmp_path: Path) -> None:
+    probed(tmp_path / "run", 1)
+    result = CliRunner().invoke(app, [words[0], str(tmp_path / "run"), *words[1:]])
+    assert result.exit_code == 2
+    assert "measured by deepstack.probe, not trained by deepstack" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
+    given = {
+        "task.words": ["on", "1e-3", "null", "a: b", "ä\n"],
+        "task.grid": ((1, 2.5), (True, None)),
+        "task.long": list(range(20_000)),
+        "train.beta": np.float64(0.1),
+        "train.clip": float("inf"),
+    }
+    model = encoder()
+    with deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run", config=given):
+        pass
+    run = Run(tmp_path / "run")
+    found = {key: run.get(key) for key in given}
+    assert found == given | {"task.grid": [[1, 2.5], [True, None]], "train.clip": "inf"}
+
+
+def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
+    for depth in (2, 4):
+        for seed in (0, 1):
+            probed(
+                tmp_path / "mine" / f"d{depth}-s{seed}",
+                4,
+                encoder(depth, first=True),
+                seed=seed,
+                name="Pre-LN (torch)",
+                config={"task.name": "reversal", "model.d_ff": 24},
+            )
+    result = CliRunner().invoke(app, ["plot", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    written = {Path(line).name for line in result.stdout.splitlines()}
+    for chart in (
+        "update_vs_depth", "update_vs_step", "grad_norm_by_layer", "layer_step_heat_map",
+    ):  # fmt: skip
+        assert f"{chart}.png" in written, written
+    listed = CliRunner().invoke(app, ["ls", str(tmp_path / "mine"), "--json"])
+    rows = json.loads(listed.stdout)
+    assert [(row["model.depth"], row["seed"], row["state"]) for row in rows] == [
+        (depth, seed, "done") for depth in (2, 4) for seed in (0, 1)
+    ]
+    run = Run(tmp_path / "mine" / "d2-s0")
+    assert run.get("model.scheme") == "Pre_LN_torch_" and run.meta["layers"] == "layers"
+    assert run.columns["scheme"]["label"] == "Pre-LN (torch)"
+    assert set(run.columns["layers"]) == set(run.layer_names())
+    assert set(run.columns["columns"]) >= set(run.steps) | set(run.timing)
+
+
+def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
+    model = encoder()
+    optimizer = adamw(model)
+    probe = deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="outside of its context"):
+        probe.step(1.0)
+    with pytest.raises(ConfigError, match=r"no gradient: .*before optimizer.zero_grad"), probe:
+        probe.step(1.0)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run")
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    model = encoder()
+    one, two = (
+        deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run") for _ in range(2)
+    )
+    with one, pytest.raises(LockedError), two:
+        pass
+    with pytest.raises(ConfigError, match="holds a run already"), two:
+        pass
+
+
+def test_a_loss_is_one_number(tmp_path: Path) -> None:
+    model = encoder()
+    optimizer = adamw(model)
+    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+        loop(model, optimizer, 1, lambda loss: probe.step(loss.reshape(1, 1)))
+        with pytest.raises(ConfigError, match=r"loss: found a tensor \(2,\)"):
+            probe.step(torch.zeros(2))
+    assert len(probe.run.steps) == 1
+
+
+# -- other people's packages: python -m pytest -m others -------------------------------------------
+
+
+def trained(model: nn.Module, batch: Any, out: Path, **options: Any) -> Run:
+    """Three steps on the output's square, with the probe and without: the same, bit for bit."""
+    twin = copy.deepcopy(model)
+    ends = []
+    for subject in (model, twin):
+        optimizer = adamw(subject, 1e-3)
+
+        def train(
+            step: Callable[[Tensor], None], subject: Any = subject, optimizer: Any = optimizer
+        ) -> None:
+            for _ in range(3):
+                optimizer.zero_grad()
+                found = subject(**batch) if isinstance(batch, dict) else subject(batch)
+                found = found if isinstance(found, Tensor) else found[0]
+                loss = (found - 1).square().mean()
+                loss.backward()
+                optimizer.step()
+                step(loss)
+
+        torch.manual_seed(3)
+        if subject is model:
+            with deepstack.probe(subject, batch, optimizer, out=out, **options) as probe:
+                train(probe.step)
+        else:
+            train(lambda loss: None)
+        ends.append([p.detach() for p in subject.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    run = probe.run
+    assert run.state == "done" and len(run.steps) == 3 and (run.steps["model_update"] > 0).all()
+    for name in run.layer_names():
+        assert np.isfinite(run.layers(name)[1][1:]).all(), name
+    return run
+
+
+@pytest.mark.others
+def test_a_bert_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=D, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=16,
+    )  # fmt: skip
+    batch = {
+        "input_ids": torch.arange(10).view(2, 5),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    }
+    run = trained(transformers.BertModel(config), batch, tmp_path / "bert")
+    assert run.meta["layers"] == "encoder.layer" and run.get("model.depth") == 3
+    assert run.columns["scheme"]["normalised"]  # Post-LN: F leaves the last layer's norm
+    assert {"embeddings", "attention", "intermediate", "output"} <= set(run.meta["groups"])
+
+    masked = transformers.BertForMaskedLM(config)
+    with pytest.raises(ConfigError, match=r"hidden='.*cls|hidden='bert"):
+        deepstack.probe(masked, batch, adamw(masked), out=tmp_path / "masked")
+    run = trained(masked, batch, tmp_path / "masked", hidden="bert.encoder")
+    assert run.columns["scheme"]["normalised"]
+
+
+@pytest.mark.others
+def test_a_stack_of_x_transformers(tmp_path: Path) -> None:
+    x_transformers = pytest.importorskip("x_transformers")
+    torch.manual_seed(0)
+    model = x_transformers.TransformerWrapper(
+        num_tokens=50,
+        max_seq_len=8,
+        attn_layers=x_transformers.Encoder(dim=D, depth=3, heads=2, attn_dim_head=8),
+    )
+    batch = torch.arange(10).view(2, 5)
+    with pytest.raises(ConfigError, match="no hidden state of width 16; name the module"):
+        deepstack.probe(model, batch, adamw(model), out=tmp_path / "x")
+    run = trained(model, batch, tmp_path / "x", hidden="attn_layers")
+    # its ModuleList holds sublayers, attention and feed-forward in turn
+    assert run.get("model.depth") == 6 and run.meta["layers"] == "attn_layers.layers"
+    assert run.columns["scheme"]["normalised"]
+    result = CliRunner().invoke(app, ["plot", str(tmp_path)])
+    assert result.exit_code == 0, result.output

@@ -1,0 +1,123 @@
+"""Two numeric code paths of one machine are two environments; their names alone are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.small_runs import small, stop_at
+
+import deepstack
+from deepstack.config import Config, to_yaml
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.records import Run, RunFolder
+from deepstack.training.fingerprint import VARIABLES, cpu, fingerprint
+
+CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
+
+
+def interrupted(config: Config, out: Path) -> RunFolder:
+    with pytest.raises(Interrupted):
+        deepstack.train(config, study="s", out=out, stop=stop_at(6))
+    (path,) = (out / "s").iterdir()
+    return RunFolder(path)
+
+
+def other_path(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command where MKL takes the code path of the oldest processors."""
+    command = [sys.executable, "-m", "deepstack", *map(str, words), "--study", "s"]
+    environment = os.environ | {"MKL_CBWR": "COMPATIBLE"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
+def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(tmp_path: Path) -> None:
+    folder, file = interrupted(CONFIG, tmp_path), tmp_path / "config.yaml"
+    file.write_text(to_yaml(CONFIG))
+    rows = folder.steps_path.read_bytes()
+    swept = other_path("sweep", file, "--seeds", "0,1", "--workers", 1, "--out", tmp_path)
+    assert swept.returncode == 3, swept.stderr
+    states = {path.name: Run(path).state for path in (tmp_path / "s").iterdir() if path.is_dir()}
+    assert states.pop(folder.name) == "interrupted" and list(states.values()) == ["done"]
+    assert folder.steps_path.read_bytes() == rows
+    for words in ("fingerprint was", "MKL_CBWR was None, is 'COMPATIBLE'", "cpu_model is '"):
+        assert words in swept.stderr
+    resumed = other_path("train", file, "--allow-env-change", "--out", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    meta = folder.read_meta()
+    assert meta["environment_changed"] is True
+    assert meta["resumed"][0]["environment"]["variables"]["MKL_CBWR"] == "COMPATIBLE"
+
+
+def test_cpu_and_variables_alone_are_no_other_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(CONFIG, tmp_path)
+    meta = folder.read_meta()
+    meta["environment"] |= {"cpu_model": "another", "instruction_sets": "sse2"}
+    folder.write_meta(meta)
+    monkeypatch.setenv("OMP_SCHEDULE", "static")
+    run = deepstack.train(CONFIG, study="s", out=tmp_path)
+    assert run.state == "done" and "environment_changed" not in run.meta
+    assert run.meta["environment"]["variables"]["OMP_SCHEDULE"] == "static"
+
+
+def test_another_fingerprint_names_the_cpu_and_the_variables_that_differ(tmp_path: Path) -> None:
+    folder = interrupted(CONFIG, tmp_path)
+    meta = folder.read_meta()
+    meta["environment"] |= {"fingerprint": "0", "cpu_model": "old", "variables": {"KMP_X": "1"}}
+    folder.write_meta(meta)
+    with pytest.raises(ConfigError, match="fingerprint was '0'") as caught:
+        deepstack.train(CONFIG, study="s", out=tmp_path)
+    assert "cpu_model was 'old', is " in str(caught.value)
+    assert "KMP_X was '1', is None" in str(caught.value)
+
+
+def test_a_run_recorded_without_a_fingerprint_resumes_by_its_other_values(tmp_path: Path) -> None:
+    folder = interrupted(CONFIG, tmp_path)
+    meta = folder.read_meta()
+    for key in ("fingerprint", "cpu_model", "instruction_sets", "variables"):
+        del meta["environment"][key]
+    folder.write_meta(meta | {"environment": meta["environment"] | {"torch": "1.0"}})
+    with pytest.raises(ConfigError, match=r"torch was '1\.0'") as caught:
+        deepstack.train(CONFIG, study="s", out=tmp_path)
+    assert "fingerprint" not in str(caught.value)
+    folder.write_meta(meta)
+    run = deepstack.train(CONFIG, study="s", out=tmp_path)
+    assert run.state == "done" and "environment_changed" not in run.meta
+
+
+def test_only_the_listed_variables_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    run = deepstack.train(CONFIG, out=tmp_path)
+    variables = run.meta["environment"]["variables"]
+    assert variables["OMP_PLACES"] == "cores" and set(variables) <= set(VARIABLES)
+    assert "hunter2" not in json.dumps(run.meta)
+
+
+def test_the_fingerprint_is_the_same_again_cheap_and_leaves_random_numbers_alone() -> None:
+    before, device = torch.get_rng_state(), torch.device("cpu")
+    first = fingerprint(device, bf16=False)
+    began = time.process_time()
+    assert fingerprint(device, bf16=False) == first
+    assert time.process_time() - began < 0.05
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({first, fingerprint(device, bf16=True)}) == 2
+
+
+def test_model_and_instruction_sets_are_read_as_linux_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(
+        "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2 sse2 lm avx512_bf16\n"
+    )
+    assert cpu(file) == {"cpu_model": "A CPU", "instruction_sets": "avx2 avx512_bf16 sse2"}
+    assert cpu(tmp_path / "none")["cpu_model"]

@@ -1,0 +1,306 @@
+"""Checkpoints made to harm: refused soon, in one line, and nothing in them is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import small, stop_at
+from safetensors.torch import load_file, save_file
+
+import deepstack
+from deepstack.errors import Interrupted, ResourceError
+from deepstack.records import RunFolder
+from deepstack.training import checkpoint
+
+STEP = 6
+GIGABYTE = 10**9
+
+Harm = Callable[[Path], None]
+
+
+class Planted:
+    """Unpickled, it makes a file, which shows that code was run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (os.mkdir, (str(self.path / "planted"),))
+
+
+class Known(Exception):
+    """Ends a run at the moment when it looks for its checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, checkpoint.Owner]]:
+    """A run that was interrupted after six steps, and what its checkpoints must be."""
+    out = tmp_path_factory.mktemp("victim")
+    with pytest.raises(Interrupted):
+        deepstack.train(small(), out=out, stop=stop_at(STEP))
+    (path,) = (out / "runs").iterdir()
+    known: list[checkpoint.Owner] = []
+
+    def look(folder: RunFolder, said: Callable[[str], None], owner: checkpoint.Owner) -> None:
+        known.append(owner)
+        raise Known
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Known):
+        patch.setattr(checkpoint, "fitting", look)
+        shutil.copytree(out, out.with_name("look"))
+        deepstack.train(small(), out=out.with_name("look"))
+    yield path, known[0]
+
+
+def reseal(folder: Path) -> None:
+    """Give a checkpoint valid checksums of what it holds now."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != checkpoint.CHECKSUMS)
+    sums = {file.name: checkpoint.sha256(file) for file in files}
+    (folder / checkpoint.CHECKSUMS).write_text(json.dumps(sums))
+
+
+def weights_of(content: bytes) -> Harm:
+    """A weights.safetensors of these bytes, with a valid checksum."""
+
+    def harm(folder: Path) -> None:
+        (folder / "weights.safetensors").write_bytes(content)
+        reseal(folder)
+
+    return harm
+
+
+def header(value: object, length: int | None = None, data: bytes = bytes(64)) -> Harm:
+    """A weights.safetensors with this header, of this length as it says itself."""
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return weights_of(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def pickled(folder: Path) -> None:
+    weights_of(pickle.dumps(Planted(folder)))(folder)
+
+
+def saved_by_torch(folder: Path) -> None:
+    torch.save({"x": Planted(folder)}, folder / "weights.safetensors")
+    reseal(folder)
+
+
+def extra_pickle(folder: Path) -> None:
+    (folder / "more.safetensors").write_bytes(pickle.dumps(Planted(folder)))
+
+
+def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Harm:
+    """The weights changed, with a valid checksum."""
+
+    def harm(folder: Path) -> None:
+        held = change(load_file(folder / "weights.safetensors"))
+        save_file({k: v.contiguous() for k, v in held.items()}, folder / "weights.safetensors")
+        reseal(folder)
+
+    return harm
+
+
+def state(**changes: Any) -> Harm:
+    """Other values in state.json, with a valid checksum."""
+
+    def harm(folder: Path) -> None:
+        held = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps(held | changes))
+        reseal(folder)
+
+    return harm
+
+
+def text_in(name: str, text: str | bytes, sealed: bool = True) -> Harm:
+    def harm(folder: Path) -> None:
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        if sealed:
+            reseal(folder)
+
+    return harm
+
+
+def instead(name: str, make: Callable[[Path], None]) -> Harm:
+    """Something else in the place of a file."""
+
+    def harm(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return harm
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(10 * GIGABYTE)
+
+
+def link_to_zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+HARMS: dict[str, tuple[Harm, str]] = {
+    "a pickle": (pickled, "weights.safetensors"),
+    "what torch.save writes": (saved_by_torch, "weights.safetensors"),
+    "a pickle beside": (extra_pickle, "more.safetensors"),
+    "an empty file": (weights_of(b""), "weights.safetensors"),
+    "seven bytes": (weights_of(b"1234567"), "weights.safetensors"),
+    "a header of 2^63 bytes": (header({}, 2**63), "weights.safetensors"),
+    "a header of 2^64 - 1 bytes": (header({}, 2**64 - 1), "weights.safetensors"),
+    "a header longer than the file": (header({}, 4096), "weights.safetensors"),
+    "a header of 99 MB of zeros": (header({}, 99_000_000), "weights.safetensors"),
+    "a header that is no JSON": (header(b"\xff" * 64), "weights.safetensors"),
+    "a header that is a list": (header([]), "weights.safetensors"),
+    "a deep header": (header(b'{"a":' + b"[" * 50_000), "weights.safetensors"),
+    "a header of odd values": (header({"a": 3}), "weights.safetensors"),
+    "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), "weights.safetensors"),
+    "a shape whose size overflows": (
+        header({"a": tensor([2**32, 2**32], 0, 0)}, data=b""), "weights.safetensors"),
+    "a negative shape": (header({"a": tensor([-1, 16], 0, 64)}), "weights.safetensors"),
+    "an unknown type": (header({"a": tensor([16], 0, 64, "P64")}), "weights.safetensors"),
+    "offsets that overlap": (
+        header({"a": tensor([16], 0, 64), "b": tensor([8], 32, 64)}), "weights.safetensors"),
+    "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), "weights.safetensors"),
+    "offsets the wrong way": (header({"a": tensor([16], 64, 0)}), "weights.safetensors"),
+    "a hole": (header({"a": tensor([8], 32, 64)}), "weights.safetensors"),
+    "no tensors": (header({}, data=b""), "embedding"),
+    "a tensor less": (changed(lambda held: dict(list(held.items())[1:])), "not there"),
+    "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
+    "another type": (changed(lambda held: {k: v.double() for k, v in held.items()}), "float64"),
+    "other shapes": (changed(lambda held: {k: v[..., None] for k, v in held.items()}), "1)"),
+    "a link to a device": (instead("weights.safetensors", link_to_zero), "weights.safetensors"),
+    "a FIFO for the weights": (instead("weights.safetensors", os.mkfifo), "weights.safetensors"),
+    "a FIFO for the state": (instead("state.json", os.mkfifo), "state.json"),
+    "a FIFO for the checksums": (instead("checksums.json", os.mkfifo), "checksums.json"),
+    "a folder for the state": (instead("state.json", Path.mkdir), "state.json"),
+    "ten sparse gigabytes of weights": (
+        instead("weights.safetensors", sparse), "weights.safetensors"),
+    "ten sparse gigabytes of state": (instead("state.json", sparse), "state.json"),
+    "ten sparse gigabytes of checksums": (instead("checksums.json", sparse), "checksums.json"),
+    "nothing for the state": (lambda folder: (folder / "state.json").unlink(), "state.json"),
+    "deep checksums": (text_in("checksums.json", "[" * 100_000, sealed=False), "checksums.json"),
+    "checksums in a list": (text_in("checksums.json", "[1]", sealed=False), "checksums.json"),
+    "checksums that are nothing": (text_in("checksums.json", "null", False), "checksums.json"),
+    "checksums of other files": (
+        text_in("checksums.json", '{"state.json": "0", "../../x": "0"}', False), "checksums.json"),
+    "checksums that are no UTF-8": (text_in("checksums.json", b"\xff{}", False), "checksums.json"),
+    "a deep state": (text_in("state.json", "[" * 100_000), "state.json"),
+    "a state of a million digits": (text_in("state.json", '{"step": ' + "9" * 10**6), "state.json"),
+    "a state that is a number": (text_in("state.json", "3"), "state.json"),
+    "a state without a step": (text_in("state.json", "{}"), "state.json"),
+    "a step that is a word": (state(step="six"), "step"),
+    "a step that is no integer": (state(step=6.0), "step"),
+    "a step that is none": (state(step=None), "step"),
+    "another step": (state(step=7), "step 7"),
+    "another run": (state(run="0" * 64), "another run"),
+    "a run that is a list": (state(run=[[]]), "another run"),
+}  # fmt: skip
+
+
+def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+    """What a resuming run finds, and is told; soon, and within 200 MB."""
+    said: list[str] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin, processor = time.monotonic(), time.process_time()
+    found = checkpoint.fitting(RunFolder(path), said.append, owner)
+    assert time.process_time() - processor < 1
+    assert time.monotonic() - begin < 10  # of a busy machine; a FIFO would hold it for ever
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+    return found, said
+
+
+@pytest.mark.parametrize("name", HARMS)
+def test_a_hostile_checkpoint_is_refused(
+    name: str, victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    harm, named = HARMS[name]
+    path = tmp_path / "run"
+    shutil.copytree(victim[0], path)
+    harm(path / "checkpoint" / str(STEP))
+    found, said = answer(path, victim[1])
+    assert found is None
+    (line,) = [line for line in said if line.startswith(f"not used: checkpoint {STEP}: ")]
+    assert named in line, line
+    assert line.isprintable() and len(line) < 400
+    assert not list(tmp_path.rglob("planted"))
+
+
+def test_the_payload_of_these_tests_would_be_seen(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Planted(tmp_path)))
+    assert (tmp_path / "planted").is_dir()
+
+
+def test_the_checkpoint_that_was_not_touched_is_taken(
+    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    shutil.copytree(victim[0], tmp_path / "run")
+    found, said = answer(tmp_path / "run", victim[1])
+    assert found is not None and found.step == STEP and not said
+
+
+def test_a_checkpoint_that_is_a_link_deletes_nothing_elsewhere(
+    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(victim[0], path)
+    elsewhere.mkdir()
+    (elsewhere / "dear").write_text("mine")
+    (path / "checkpoint" / "9").symlink_to(elsewhere)
+    answer(path, victim[1])
+    assert (elsewhere / "dear").read_text() == "mine"
+
+
+def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(
+    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(victim[0], path)
+    forged = path / "checkpoint" / str(STEP + 3)
+    (path / "checkpoint" / str(STEP)).rename(forged)
+    state = json.loads((forged / "state.json").read_text())
+    (forged / "state.json").write_text(json.dumps(state | {"step": STEP + 3}))
+    reseal(forged)
+    found, said = answer(path, victim[1])
+    assert found is None or found.step < STEP
+    assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in said
+
+
+PARTS: dict[str, Harm] = {
+    "no probe": lambda folder: (folder / "probe.safetensors").unlink(),
+    "no snapshots": lambda folder: (folder / "layers.safetensors").unlink(),
+    "another probe": lambda folder: save_file({"x": torch.ones(3)}, folder / "probe.safetensors"),
+    "other snapshots": lambda f: save_file({"x": torch.ones(3)}, f / "layers.safetensors"),
+    "an empty optimizer": lambda folder: save_file({}, folder / "optimizer.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_do_not_belong_are_refused(
+    name: str, victim: tuple[Path, checkpoint.Owner], tmp_path: Path
+) -> None:
+    """With valid checksums: an error of one line, or a run that goes on without them."""
+    shutil.copytree(victim[0].parent, tmp_path / "runs")
+    (path,) = (tmp_path / "runs").iterdir()
+    folder = path / "checkpoint" / str(STEP)
+    PARTS[name](folder)
+    reseal(folder)
+    try:
+        deepstack.train(small(), out=tmp_path)
+    except ResourceError as error:
+        assert str(folder) in str(error) and str(error).isprintable()
+    else:
+        assert f"not used: checkpoint {STEP}" in (path / "log.txt").read_text()

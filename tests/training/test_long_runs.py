@@ -1,0 +1,130 @@
+"""What grows with the length of a run grows in proportion, counted in bytes and rows."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from helpers.record_runs import python
+from numpy.typing import ArrayLike
+
+from deepstack.errors import DifferenceError
+from deepstack.records import AppendLog, RunFolder
+from deepstack.training.layer_records import LayerRecords
+
+
+class Counting(RunFolder):
+    """A run folder that counts the records it is given to write."""
+
+    records = 0
+
+    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
+        self.records += len(np.asarray(steps))
+        super().write_layers(values, steps)
+
+
+def seen(step: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.tensor([step, step + 0.5]), "b": torch.tensor([-step, 1.0])}
+
+
+def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) -> None:
+    folder = Counting(tmp_path)
+    records = LayerRecords(folder)
+    written = {}
+    for step in range(1000):
+        records.add(step, seen(step))
+        steps, values = folder.read_layers("a")
+        assert step + 1 - len(steps) <= len(steps) / 32 and values[-1, 0] == steps[-1]
+        written[step + 1] = folder.records
+    assert written[1000] < 40 * 1000 and written[1000] < 2.5 * written[500]
+    records.write()
+    before = folder.records
+    records.write()
+    assert folder.records == before
+    for name in ("a", "b"):
+        steps, values = folder.read_layers(name)
+        assert steps.tolist() == list(range(1000))
+        assert torch.equal(torch.from_numpy(values), torch.stack([seen(s)[name] for s in steps]))
+
+
+@pytest.mark.parametrize("looks", [0, 3, 100])
+def test_records_of_layers_go_on_from_a_checkpoint(tmp_path: Path, looks: int) -> None:
+    folder, whole = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
+    records, alone = LayerRecords(folder), LayerRecords(whole)
+    for step in range(looks):
+        records.add(step, seen(step))
+    again = LayerRecords(folder)
+    again.load(records.state())
+    for step in range(looks, looks + 40):
+        again.add(step, seen(step))
+        assert step - folder.read_layers("a")[0][-1] <= step // 32
+    again.write()
+    for step in range(looks + 40):
+        alone.add(step, seen(step))
+    alone.write()
+    for path in whole.layers_dir.iterdir():
+        assert path.read_bytes() == (folder.layers_dir / path.name).read_bytes()
+
+
+def peak(action: Callable[[], object]) -> int:
+    """Bytes that Python allocates at most at once for an action."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_written_again_and_checksums_take_no_memory_of_the_whole_log(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    rows = [(step, step / 7, 1.0) for step in range(40_000)]
+    with AppendLog(path, ("step", "loss", "lr")) as log:
+        for row in rows:
+            log.write(row)
+    whole = path.read_bytes()
+    log = AppendLog(path, ("step", "loss", "lr")).open(9)
+    assert peak(lambda: [log.write(row) for row in rows[10:2000]]) < len(whole) / 4
+    assert len(log.remaining) == len(whole) - log.offset_after(1999)
+    with pytest.raises(DifferenceError, match="on disk: 2000,"):
+        log.write((2000, 0.5, 1.0))
+    log.close()
+    assert path.read_bytes() == whole
+    for step in (-1, 0, 5, 20_000, 39_999, 50_000):
+        end = whole.find(f"\n{step + 1},".encode()) + 1 or len(whole)
+        assert log.offset_after(step) == end and log.last_upto(step) in (min(step, 39_999), None)
+        assert log.sha256_upto(step) == hashlib.sha256(whole[:end]).hexdigest()
+    assert peak(lambda: log.sha256_upto(39_999)) < len(whole) / 2
+
+
+DEEP = """
+import threading, torch, deepstack
+from deepstack.diagnostics.snapshot import take
+from deepstack.model import build_model
+
+small = ["model.depth=1000", "model.d_model=2", "model.n_heads=1"]
+config = deepstack.load_config("configs/quick.yaml", small)
+built = build_model(config, vocab_size=5)
+banks = [bank for bank in built.banks if bank.in_layers]
+torch.set_num_threads(1)
+
+def look():
+    tokens, same = torch.zeros(1, 2, dtype=torch.long), [bank.values() for bank in banks]
+    print(len(take(built.model, banks, tokens, lambda z: z.mean(), before=None, initial=same)))
+
+threading.stack_size(2**19)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
+    process = python(DEEP, cwd=ROOT)
+    assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)

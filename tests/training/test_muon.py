@@ -1,0 +1,202 @@
+"""Muon: each update as its equation has it, matrix by matrix, and all layers' at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small, stop_at
+from torch import Tensor
+
+import deepstack
+from deepstack.config import Config, parse_config, with_overrides
+from deepstack.distributed import ShardedBank
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import make_step
+from deepstack.model import build_model
+from deepstack.training import make_optimizer, mean_loss, muon
+from deepstack.training.muon import Muon
+
+TOKENS = torch.arange(24).view(2, 12) % 17
+
+
+def quintic(singular: Tensor, steps: int = 5) -> Tensor:
+    """What the polynomial makes of singular values, one by one."""
+    for _ in range(steps):
+        singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
+    return singular
+
+
+def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
+    """Three steps of a small model: it, its optimizer, the gradients of each step, clipped."""
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    sizes = {"model.depth": 3, "model.d_model": 12, "model.d_ff": 40, "train.optimizer": "muon"}
+    config = with_overrides(Config(), sizes | dotted)
+    built = build_model(config, vocab_size=17)
+    optimizer = make_optimizer(config.train, built.trained, optim=built.optim)
+    assert isinstance(optimizer, Muon)
+    seen: list[dict[str, Tensor]] = []
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        return mean_loss(built.model(inputs), targets)
+
+    step = make_step(
+        loss, built.banks, built.trained, optimizer,
+        clip=config.train.clip, max_loss=config.train.max_loss, alive=torch.ones(()),
+    )  # fmt: skip
+    for t in range(3):
+        norm = step((TOKENS + t) % 17, TOKENS, 0.01).grad_norm
+        scale = 1.0 if config.train.clip is None else min(1.0, config.train.clip / norm.item())
+        gradients = {bank.key: bank.gradients().clone() for bank in built.trained}
+        seen.append({key: scale * gradient for key, gradient in gradients.items()})
+    return built, optimizer, seen
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (5, 24, 8), (3, 8, 24), (2, 1, 7)])
+def test_singular_values_go_through_the_polynomial(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, dtype=torch.float64)
+    u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
+    s = quintic(s / torch.linalg.vector_norm(s, dim=-1, keepdim=True))
+    expected = u @ torch.diag_embed(s) @ vt
+    torch.testing.assert_close(muon.orthogonalised(matrices), expected)
+    torch.testing.assert_close(
+        muon.orthogonalised(matrices.float()), expected.float(), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e-6, 1e12])
+def test_only_the_direction_of_a_gradient_counts(size: float) -> None:
+    matrices = torch.randn(4, 6, 9)
+    torch.testing.assert_close(
+        muon.orthogonalised(size * matrices), muon.orthogonalised(matrices), rtol=1e-4, atol=1e-5
+    )
+    assert muon.orthogonalised(torch.zeros(1, 3, 3)).eq(0).all()
+    assert muon.orthogonalised(1e-30 * matrices).isfinite().all()
+
+
+@pytest.mark.parametrize("adjust_lr", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("banks", [True, False])
+def test_updates_are_those_of_the_equation(adjust_lr: str, clip: float | None, banks: bool) -> None:
+    settings = {
+        "train__muon": {"adjust_lr": adjust_lr, "momentum": 0.9}, "train__clip": clip,
+        "train__weight_decay": 0.1, "runtime__banks": banks, "train__lr_factors": {"w1": 0.5},
+    }  # fmt: skip
+    built, optimizer, seen = updates(**settings)
+    start, _, _ = updates(**settings, train__trainable=["q"])  # all else stays as it began
+    before = start.banks.state()
+    moved = 0
+    for bank in built.trained:
+        if not (bank.in_layers and bank.start == "matrix"):
+            assert bank.parameters[0] in {
+                p for g in optimizer.others.param_groups for p in g["params"]
+            }
+            continue
+        if "q" in bank.roles:
+            continue
+        for layer in range(3):
+            w = before[bank.key][layer].double()
+            n_out, n_in = w.shape[0] // len(bank.roles), w.shape[1]
+            s = 0.2 * max(n_out, n_in) ** 0.5
+            if adjust_lr == "original":
+                s = max(1, n_out / n_in) ** 0.5
+            rate = 0.01 * (0.5 if "w1" in bank.roles else 1.0)
+            momentum = torch.zeros_like(w)
+            for gradients in seen:
+                g = gradients[bank.key][layer].double()
+                momentum = 0.9 * momentum + 0.1 * g
+                steps = [
+                    muon.orthogonalised(part[None])[0]
+                    for part in (0.1 * g + 0.9 * momentum).chunk(len(bank.roles))
+                ]
+                w = (1 - rate * 0.1) * w - rate * s * torch.cat(steps)
+            found = built.banks.state()[bank.key][layer].double()
+            torch.testing.assert_close(found, w, rtol=1e-3, atol=1e-4)
+            moved += 1
+    assert moved == 3 * 3  # o, w1, w2
+
+
+def test_torchs_muon_takes_the_same_steps() -> None:
+    """But for rounding to bf16, which it always does."""
+    matrices = torch.nn.Parameter(torch.randn(5, 24 * 8))
+    each = [torch.nn.Parameter(row.view(24, 8).clone()) for row in matrices.detach()]
+    shape = {"params": [matrices], "shape": (1, 24, 8), "weight_decay": 0.1}
+    ours = Muon([shape], None, lr=0.02, dtype=torch.bfloat16)
+    theirs = torch.optim.Muon(
+        each, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", momentum=0.95
+    )
+    for _ in range(4):
+        matrices.grad = torch.randn(5, 24 * 8)
+        for p, row in zip(each, matrices.grad, strict=True):
+            p.grad = row.view(24, 8).clone()
+        before = matrices.detach().clone()
+        ours.step()
+        theirs.step()
+        apart = matrices.detach() - torch.stack([p.detach().flatten() for p in each])
+        assert apart.norm() < 0.02 * (matrices.detach() - before).norm()
+
+
+def test_how_many_are_orthogonalised_at_a_time_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, _, _ = updates()
+    monkeypatch.setattr(muon, "AT_A_TIME", 2 * 3 * 12 * 12)
+    two, _, _ = updates()
+    for key, value in one.banks.state().items():
+        torch.testing.assert_close(two.banks.state()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_moves_after_divergence(tmp_path: Path) -> None:
+    run = deepstack.train(
+        small(train__optimizer="muon", train__lr=1e4, train__clip=None, train__max_loss=8.0,
+              train__weight_decay=1e-6),
+        out=tmp_path,
+    )  # fmt: skip
+    assert run.state == "diverged"
+    built, optimizer, _ = updates()
+    before = {key: value.clone() for key, value in built.banks.state().items()}
+    optimizer.found_inf = torch.ones(())
+    for bank in built.trained:
+        for p in bank.parameters:
+            assert p.grad is not None
+            p.grad.fill_(torch.nan)
+    kept = {
+        p: optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.matrices[0]["params"]
+    }
+    optimizer.step()
+    assert all(torch.equal(value, before[key]) for key, value in built.banks.state().items())
+    assert all(torch.equal(optimizer.state[p]["momentum_buffer"], b) for p, b in kept.items())
+
+
+def test_an_interrupted_run_goes_on_byte_for_byte(tmp_path: Path) -> None:
+    config = small(train__optimizer="muon")
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(7))
+    plain = with_overrides(config, {"runtime.banks": False})
+    resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
+    assert data_of(resumed) == data_of(whole)
+
+
+def test_only_norms_trained_is_adamw() -> None:
+    config = with_overrides(
+        Config(), {"train.optimizer": "muon", "train.trainable": ["norm_gain", "embedding"]}
+    )
+    built = build_model(config, vocab_size=17)
+    assert type(make_optimizer(config.train, built.trained)) is torch.optim.AdamW
+
+
+def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
+    built = build_model(Config(), vocab_size=17)
+    bank = next(b for b in built.trained if b.in_layers and b.start == "matrix")
+    cut = object.__new__(ShardedBank)
+    cut.__dict__.update(bank.__dict__)
+    train = with_overrides(Config(), {"train.optimizer": "muon"}).train
+    with pytest.raises(ConfigError, match="needs whole matrices"):
+        make_optimizer(train, [cut])
+    with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
+        parse_config("train: {muon: {momentum: 0.9}}")
+    with pytest.raises(ConfigError, match=r"is sgd's; allowed 0.0, and train\.muon\.momentum"):
+        parse_config("train: {optimizer: muon, momentum: 0.9}")

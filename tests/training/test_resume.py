@@ -1,0 +1,173 @@
+"""A run that was interrupted, killed or damaged goes on, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.sampling import some
+from helpers.small_runs import data_of, small, stop_at
+
+import deepstack
+from deepstack.config import to_yaml, with_overrides
+from deepstack.errors import Interrupted
+from deepstack.records import Run, RunFolder
+from deepstack.training import checkpoint
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("at", some([4, 1, 7, 11], 4))
+def test_interrupted_and_continued_is_uninterrupted(
+    at: int, dropout: float, tmp_path: Path
+) -> None:
+    config = small(model__dropout=dropout)
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted) as caught:
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
+    assert caught.value.exit_code == 143
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    assert Run(path).state == "interrupted"
+    assert data_of(whole)["steps.csv"].startswith((path / "steps.csv").read_bytes())
+    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
+    """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
+    config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
+    whole = deepstack.train(config, out=tmp_path / "a")
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    command = [sys.executable, "-m", "deepstack", "train", str(file), "--quiet"]
+    command += ["--out", str(tmp_path / "b"), "--study", "runs"]
+    steps = tmp_path / "b" / "runs" / whole.name / "steps.csv"
+    wanted = data_of(whole)["steps.csv"]
+    for number in range(6):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        seen = len(steps.read_bytes()) if steps.exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if steps.exists() and len(steps.read_bytes()) > seen + 100 * number:
+                break
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        assert wanted.startswith(steps.read_bytes())
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert data_of(Run(steps.parent)) == data_of(whole)
+
+
+def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
+    run = deepstack.train(small(), out=tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*") if p.is_file() and p.suffix}
+    again = deepstack.train(small(runtime__threads=1), out=tmp_path)
+    assert again.path == run.path
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+class Listener(deepstack.training.Observer):
+    """Remembers what a person should read."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def said(self, line: str) -> None:
+        self.lines.append(line)
+
+    def heard(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+
+def test_a_run_on_changed_data_is_a_new_one_and_says_so(tmp_path: Path) -> None:
+    text, listener = tmp_path / "my.txt", Listener()
+    config = small(task__name="text", task__path=str(text), train__steps=1)
+    for i, words in enumerate(("one way ", "another way ", "yet another ")):
+        text.write_text(words * 200, encoding="utf-8")
+        run = deepstack.train(config, out=tmp_path, observer=listener)
+        assert len(listener.lines) == i
+    first = run.path.with_name(run.name.removesuffix("-3"))
+    assert run.name.endswith("-3") and listener.lines == [
+        f"the data have changed since {first}: a new run {first.name}-2",
+        f"the data have changed since {first}-2: a new run {first.name}-3",
+    ]
+
+
+def test_a_changed_log_is_cut_back_to_the_last_good_checkpoint(tmp_path: Path) -> None:
+    config = with_overrides(small(), {"runtime.checkpoint_seconds": 0.0})
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    assert RunFolder(path).checkpoints() == [5, 6]
+    log = path / "steps.csv"
+    damaged = log.read_bytes().replace(b"\n6,", b"\n6,9")
+    log.write_bytes(damaged)
+    listener = Listener()
+    resumed = deepstack.train(config, out=tmp_path / "b", observer=listener)
+    assert data_of(resumed) == data_of(whole)
+    assert listener.heard("steps.csv is not the log that checkpoint 6 was saved with")
+    assert listener.heard("going on from checkpoint 5")
+    assert (path / "aside" / "1-steps.csv").read_bytes() == damaged
+
+
+def test_a_log_that_no_checkpoint_vouches_for_is_kept_aside_and_made_again(tmp_path: Path) -> None:
+    config = small()
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    log = path / "steps.csv"
+    log.write_bytes(log.read_bytes().replace(b"\n3,", b"\n3,9"))
+    listener = Listener()
+    assert data_of(deepstack.train(config, out=tmp_path / "b", observer=listener)) == data_of(whole)
+    assert listener.heard("starting again from step 0")
+    assert {p.name for p in (path / "aside").iterdir()} >= {"1-steps.csv", "1-evals.csv"}
+
+
+def test_another_runs_checkpoint_is_not_used(tmp_path: Path) -> None:
+    config = small()
+    whole = deepstack.train(config, out=tmp_path / "a")
+    for out, settings in (("b", {}), ("c", {"seed": 5}), ("d", {"model.d_ff": 24})):
+        with pytest.raises(Interrupted):
+            other = with_overrides(config, settings)
+            deepstack.train(other, out=tmp_path / out, stop=stop_at(6))
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    (seed,) = (tmp_path / "c" / "runs").iterdir()
+    (wide,) = (tmp_path / "d" / "runs").iterdir()
+    state = json.loads((path / "checkpoint" / "6" / "state.json").read_text())
+    for other, forged, said in ((seed, False, "another run's"), (wide, True, "another model's")):
+        shutil.rmtree(path / "checkpoint")
+        shutil.copytree(other / "checkpoint", path / "checkpoint")
+        if forged:
+            target = path / "checkpoint" / "6"
+            (target / "state.json").write_text(json.dumps(state))
+            sums = json.loads((target / "checksums.json").read_text())
+            sums["state.json"] = checkpoint.sha256(target / "state.json")
+            (target / "checksums.json").write_text(json.dumps(sums))
+        listener = Listener()
+        with pytest.raises(Interrupted):
+            deepstack.train(config, out=tmp_path / "b", observer=listener, stop=stop_at(6))
+        assert listener.heard(f"not used: checkpoint 6: is {said}")
+    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
+
+
+def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
+    config = small()
+    whole = deepstack.train(config, out=tmp_path / "a")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    weights = path / "checkpoint" / "6" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    listener = Listener()
+    resumed = deepstack.train(config, out=tmp_path / "b", observer=listener)
+    assert data_of(resumed) == data_of(whole)
+    assert listener.heard("weights.safetensors is not what was written")
+    assert listener.heard("starting again from step 0")

@@ -1,0 +1,372 @@
+"""Training: same config, same bytes, interrupted or not; divergence is a result."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tracemalloc
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.sampling import some
+from helpers.small_runs import data_of, small, stop_at
+
+import deepstack
+from deepstack.config import Config, disk_estimate, memory_terms, with_overrides
+from deepstack.errors import ConfigError, Interrupted, ResourceError
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import task_of
+from deepstack.training.evaluation import Evaluation
+from deepstack.training.intervals import evaluation_steps, snapshot_steps
+from deepstack.training.observer import Pace, validation
+from deepstack.training.recorder import Recorder
+from deepstack.training.schedule import learning_rate
+
+
+@pytest.mark.parametrize("task", ["text", "markov", "copy", "reverse"])
+def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> None:
+    config = small(task__name=task)
+    one = deepstack.train(config, out=tmp_path / "a")
+    two = deepstack.train(config, out=tmp_path / "b")
+    assert one.state == "done"
+    assert len(one.steps) == 12
+    assert data_of(one) == data_of(two)
+    other = deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path / "c")
+    assert data_of(other)["steps.csv"] != data_of(one)["steps.csv"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "masked", "said"),
+    [
+        (2.2412, 2.24120002, "loss 2.241 (unigram 3)"),
+        (2.2412, 2.2512, "loss 2.241 (on [MASK] 2.251; unigram there 3)"),
+        (2.2412, None, "loss 2.241 (unigram 3)"),
+    ],
+)
+def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: str) -> None:
+    assert validation({"loss": loss, "loss_masked": masked, "unigram_loss": 3.0}) == said
+
+
+def test_the_pace_is_that_of_plain_steps() -> None:
+    pace = Pace(few=3)
+    for seconds in (9.0, 5.0):
+        pace.add({"step_ms": 1000 * seconds})
+        assert pace.text(100) == ""
+    for _ in range(3):
+        pace.add({"step_ms": 20.0})
+        pace.add({"loss": 1.0})
+    assert pace.text(100) == "20 ms/step  2 s left"
+    for _ in range(50):
+        pace.add({"step_ms": 1234.5})
+    assert pace.text(100) == "1234 ms/step  123 s left"
+
+
+def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
+    run = deepstack.train(small(), out=tmp_path, command="deepstack train x.yaml")
+    assert list(run.steps.columns) == [
+        "step", "loss", "lr", "grad_norm", "model_update", "model_update_step",
+        "model_update_fro", "model_update_rel",
+    ]  # fmt: skip
+    assert list(run.steps["step"]) == list(range(1, 13))
+    assert run.meta["command"] == "deepstack train x.yaml"
+    assert run.meta["data"]["sha256"] and run.meta["references"]["unigram_entropy"] > 3
+    parameters = run.meta["parameters"]
+    assert parameters["total"] == sum(v for k, v in parameters.items() if k != "total")
+    assert set(run.steps.columns) <= set(run.columns["columns"])
+    assert set(run.layer_names()) <= set(run.columns["layers"])
+    assert run.columns["defaults"]["task.mask_rate"] == 0.15
+    assert run.columns["scheme"]["equation"] == SCHEMES["deepnorm"].equation
+    assert list(run.evals["step"]) == [0, 4, 8, 12]
+    steps, values = run.layers("grad_norm")
+    assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 4)
+    assert (run.path / "log.txt").read_text().count("validation") == 4
+    assert [p.name for p in (run.path / "checkpoint" / "12").glob("*.safetensors")] == [
+        "weights.safetensors"
+    ]
+    kept = deepstack.load_config(run.path / "config.yaml")
+    assert kept.task.options()["mask_rate"] == 0.15  # fully resolved, the task's options as well
+    assert deepstack.train(kept, study="runs", out=tmp_path).path == run.path
+    spelled_out = small(task__mask_rate=0.15)
+    assert deepstack.train(spelled_out, study="runs", out=tmp_path).path == run.path
+
+
+def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: Path) -> None:
+    """steps.csv against F computed once more from the weights that the run kept."""
+    from safetensors.torch import load_file
+
+    from deepstack.tasks import build_task
+
+    config = small(train__steps=5)
+    run = deepstack.train(config, out=tmp_path)
+    task = build_task("text", {}, seq_len=16, seed=0)
+    tokens = torch.from_numpy(task.probe_batch(2).inputs)
+    built = deepstack.build_model(config, vocab_size=257)
+    with torch.no_grad():
+        first = built.model.hidden(tokens)
+        built.banks.load(load_file(run.path / "checkpoint" / "5" / "weights.safetensors"))
+        last = built.model.hidden(tokens)
+    moved = (last - first).double()
+    row = run.steps.iloc[-1]
+    assert row["model_update"] == pytest.approx(moved.norm(dim=-1).mean().item(), rel=1e-5)
+    assert row["model_update_fro"] == pytest.approx(moved.norm().item(), rel=1e-5)
+    relative = moved.norm().item() / first.double().norm().item()
+    assert row["model_update_rel"] == pytest.approx(relative, rel=1e-5)
+    assert run.columns["f0_norm"] == pytest.approx(first.norm(dim=-1).mean().item(), rel=1e-5)
+    steps = run.steps
+    assert steps["model_update"].iloc[0] == steps["model_update_step"].iloc[0]
+
+
+UNSEEN: list[dict[str, Any]] = [
+    {"log.layers_every": 0},
+    {"log.layers_every": 1},
+    {"log.probe_sequences": 5},
+    {"train.eval_every": 0},
+    {"runtime.checkpoint_seconds": 0.0},
+    {"runtime.banks": False},
+]
+
+
+@pytest.mark.parametrize(("change", "dropout"), some(product(UNSEEN, [0.0, 0.1]), 3))
+def test_looking_does_not_disturb(change: dict[str, Any], dropout: float, tmp_path: Path) -> None:
+    config = small(model__dropout=dropout)
+    plain = deepstack.train(config, out=tmp_path / "a").steps
+    other = deepstack.train(with_overrides(config, change), out=tmp_path / "b").steps
+    assert plain[["loss", "grad_norm"]].equals(other[["loss", "grad_norm"]])
+
+
+def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> None:
+    from deepstack.fast import make_step
+    from deepstack.tasks import build_task
+    from deepstack.training import make_optimizer, mean_loss, to_device
+
+    config = small()
+    logged = deepstack.train(config, out=tmp_path).steps["loss"]
+    built = deepstack.build_model(config, vocab_size=257)
+    step = make_step(
+        lambda x, y: mean_loss(built.model(x), y),
+        built.banks,
+        built.trained,
+        make_optimizer(config.train, built.trained),
+        clip=1.0,
+        max_loss=100.0,
+        alive=torch.ones(()),
+    )
+    task, cpu = build_task("text", {}, seq_len=16, seed=0), torch.device("cpu")
+    for t in range(1, 13):
+        loss = step(*to_device(task.train_batch(t, 4), cpu), learning_rate(config.train, t)).loss
+        assert np.float32(loss.item()) == np.float32(logged[t - 1])
+
+
+def test_another_environment_is_refused_by_name(tmp_path: Path) -> None:
+    config = small()
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, stop=stop_at(6))
+    (path,) = (tmp_path / "runs").iterdir()
+    meta = json.loads((path / "meta.json").read_text())
+    meta["environment"]["torch"] = "1.0"
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ConfigError, match=r"torch was '1\.0'"):
+        deepstack.train(config, out=tmp_path)
+    run = deepstack.train(config, out=tmp_path, allow_env_change=True)
+    assert run.state == "done" and run.meta["environment_changed"] is True
+
+
+@pytest.mark.parametrize(
+    ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 5)
+)
+def test_divergence_is_a_result_however_late_it_is_seen(
+    lag: int,
+    checkpoint_seconds: float,
+    stop: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several good rows, then a bad one, which is the last: also where rows are read late."""
+    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
+    config = with_overrides(small(train__steps=30, train__max_loss=20.0), blow_up)
+    first = deepstack.train(config, out=tmp_path / "a")
+    assert first.state == "diverged"
+    losses = first.steps["loss"]
+    assert 3 < len(losses) < 30
+    assert (losses.iloc[:-1] <= 20).all() and not losses.iloc[-1] <= 20
+    assert first.status["quantity"] == "loss" and first.status["step"] == len(losses)
+    assert not first.folder.checkpoints()
+
+    original = Recorder.__init__
+
+    def lagging(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.lag = lag
+
+    monkeypatch.setattr(Recorder, "__init__", lagging)
+    late = with_overrides(config, {"runtime.checkpoint_seconds": checkpoint_seconds})
+    try:
+        deepstack.train(late, out=tmp_path / "b", stop=stop_at(stop or 10**6))
+    except Interrupted:
+        deepstack.train(late, out=tmp_path / "b")
+    (path,) = (tmp_path / "b" / "runs").iterdir()
+    ends = [dict(run.status) for run in (Run(path), first)]
+    for end in ends:  # of timing.csv and meta.json too, which differ
+        assert end.pop("checksums")
+    assert ends[0] == ends[1]
+    assert data_of(Run(path)) == data_of(first)
+
+
+@pytest.mark.parametrize(
+    "change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}]
+)
+def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
+    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
+    assert run.state == "diverged" and len(run.steps) <= 3
+
+
+def test_a_folder_in_use_is_refused_by_the_holders_name(tmp_path: Path) -> None:
+    config = small()
+    folder = deepstack.train(config, out=tmp_path).folder
+    with folder.lock(), pytest.raises(ResourceError, match=str(os.getpid())):
+        deepstack.train(config, out=tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ResourceError, match=r"use runtime\.device=cpu"):
+        deepstack.train(small(runtime__device="cuda"), out=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["copy", "text"])
+def test_validation_batches_are_held_once(name: str) -> None:
+    settings = {"task.name": name, "train.batch_size": 4, "train.eval_batches": 300}
+    config = with_overrides(Config(), settings)
+    task = task_of(config)
+    expected = [task.validation_batch(i, 4) for i in range(300)]
+    size = sum(part.nbytes for batch in expected for part in batch)
+    tracemalloc.start()
+    found = Evaluation(task, config.train, torch.device("cpu"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert {len(batch.inputs) for batch in found.batches[:-1]} == {32}  # 2048 tokens at once
+    for key in ("inputs", "targets", "masked"):
+        both = [[getattr(b, key) for b in batches] for batches in (found.batches, expected)]
+        assert np.array_equal(*map(np.concatenate, both))
+    terms = memory_terms(with_overrides(config, {"runtime.device": "cpu"}), task.vocab_size)
+    assert size == terms["validation batches"] and peak < 1.7 * size
+
+
+def test_snapshots_are_at_log_spaced_steps() -> None:
+    assert sorted(snapshot_steps("log", 40)) == [0, 1, 2, 3, 5, 8, 13, 21, 34, 40]
+    assert sorted(snapshot_steps(15, 40)) == [0, 15, 30, 40]
+    assert snapshot_steps(0, 40) == set()
+    assert sorted(evaluation_steps(0, 40)) == [0, 40] and len(evaluation_steps(15, 40)) == 4
+    for steps in (snapshot_steps(2, 10**9 - 1), evaluation_steps(2, 10**9 - 1)):
+        assert len(steps) == 5 * 10**8 + 1 and {0, 2, 10**9 - 1} <= steps  # and no memory for them
+        assert 3 not in steps and 10**9 not in steps
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "deepnorm", "deepnorm_adam", "ds_init"])
+def test_snapshot_diagnostics_against_slow_literal_versions(name: str, tmp_path: Path) -> None:
+    config = small(model__scheme=name, train__steps=3)
+    run = deepstack.train(config, out=tmp_path)
+    from deepstack.tasks import build_task
+    from deepstack.training import mean_loss
+
+    batch = build_task("text", {}, seq_len=16, seed=0).probe_batch(2)
+    tokens, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    built = deepstack.build_model(config, vocab_size=257)
+    model = built.model
+    mean_loss(model(tokens), targets).backward()
+    x = next(iter(model.last.stream(model.start(tokens))))
+    for index, layer in enumerate(model.layers):
+        wanted = sum(p.grad.square().sum() for p in layer.parameters()) ** 0.5
+        assert run.layers("grad_norm")[1][0, index] == pytest.approx(wanted.item(), rel=1e-4)
+        wanted = sum(p.detach().square().sum() for p in layer.parameters()) ** 0.5
+        assert run.layers("param_norm")[1][0, index] == pytest.approx(wanted.item(), rel=1e-4)
+        alpha = SCHEMES[name].alpha(4) or 1.0
+        for part in ("attention", "feed_forward"):
+            G = getattr(layer, part)
+            norm = getattr(layer.scheme, f"{part}_norms")[0]
+            branch = G(norm(x)) if name == "pre_ln" else G(x)
+            z = x if name == "pre_ln" else alpha * x + branch
+            ratio = (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item()
+            assert run.layers(f"branch_ratio_{part}")[1][0, index] == pytest.approx(ratio, rel=1e-4)
+            size = z.norm(dim=-1).mean().item()
+            assert run.layers(f"ln_input_{part}")[1][0, index] == pytest.approx(size, rel=1e-4)
+            x = x + branch if name == "pre_ln" else norm(z)
+        size = x.norm(dim=-1).mean().item()
+        assert run.layers("stream_norm")[1][0, index] == pytest.approx(size, rel=1e-4)
+    moved = run.layers("param_update_norm")[1]
+    assert (moved[0] == 0).all() and (moved[1:] > 0).all()
+
+
+def test_lack_of_memory_is_a_result_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr("deepstack.training.job.make_optimizer", greedy)
+    with pytest.raises(ResourceError, match="out of memory") as caught:
+        deepstack.train(small(), out=tmp_path)
+    assert caught.value.exit_code == 5
+    (path,) = (tmp_path / "runs").iterdir()
+    status = Run(path).status
+    assert Run(path).state == "out_of_memory"
+    assert (status["phase"], status["step"]) == ("building the model", 0)
+    assert 100 < status["estimate_mb"] < status["limit_mb"]
+    assert "in building the model after step 0 (estimate" in str(caught.value)
+
+
+def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = disk_estimate(small())[1]
+    parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
+    assert 3 * 3 * 4 * parameters < needed < 3e6
+    for free, refused in ((needed - 2000, True), (needed, False)):
+        usage = shutil._ntuple_diskusage(2**40, 2**40 - free, free)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        if refused:
+            with pytest.raises(ResourceError, match=r"needs about .* MB on the disk") as caught:
+                deepstack.train(small(), out=tmp_path)
+            assert caught.value.exit_code == 5
+            assert not list(tmp_path.glob("*/*/config.yaml"))
+        else:
+            assert deepstack.train(small(), out=tmp_path).state == "done"
+
+
+def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
+    config = small(runtime__checkpoint_seconds=0.0, train__steps=40)
+    kept, most = disk_estimate(config)
+    seen = []
+
+    def look() -> None:
+        files = [p for p in tmp_path.rglob("*") if p.is_file()]
+        seen.append(sum(p.stat().st_size for p in files))
+
+    run = deepstack.train(config, out=tmp_path, stop=look)
+    look()
+    # The draft of a third checkpoint is gone by the time of each look.
+    assert 0.5 * kept < seen[-1] < kept
+    assert max(seen) < most < 3 * max(seen)
+    assert run.state == "done"
+
+
+def test_an_error_of_our_own_is_kept_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("deepstack.training.job.Job.evaluate", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        deepstack.train(small(), out=tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Run(path).state == "failed"
+    assert "Traceback" in (path / "log.txt").read_text()
