@@ -37,14 +37,31 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
+# `pytest -m fast`: equations, configurations, run folders, tasks, and one file that trains.
+FAST = ("analysis", "config", "records", "schemes", "tasks", "training/test_training.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked gpu where there is none, or where it was not asked for."""
+    """Mark the fast tests, and skip tests of a GPU if there is none or if it is hidden."""
+    folder = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(folder).as_posix()
+        if path.startswith(FAST) and not any(map(item.get_closest_marker, ("slow", "others"))):
+            item.add_marker("fast")
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
         reason = "GPUs are hidden: pytest -m gpu" if hidden else "no CUDA device"
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run in one process under --pdb, whose prompt needs the terminal."""
+    if config.getoption("usepdb") and hasattr(config.option, "numprocesses"):
+        config.option.numprocesses = None
 
 
 @pytest.fixture(autouse=True)
