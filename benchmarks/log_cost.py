@@ -2,9 +2,11 @@
 
 python benchmarks/log_cost.py [--depths 48,1000] [--d-model 32,64] [--steps 5]
 
-step: median seconds of a training step without the time in AppendLog.write.
-log: median time in AppendLog.write of a step's rows of steps.csv and timing.csv.
-checkpoint: one `save`, with its verification, over the default interval between two.
+Columns:
+
+- step: median seconds of a training step without the time in AppendLog.write.
+- log: median time in AppendLog.write of a step's rows of steps.csv and timing.csv.
+- checkpoint: one `save`, with its verification, over the default interval between two.
 The run folder is a temporary folder in --out. CPU, one thread, and the narrowest shapes: wider ones
 have longer steps and the same rows.
 """

@@ -3,8 +3,8 @@
 python benchmarks/memory.py
 
 Each of eight shapes runs in its own process on the CPU: five steps of training, the last two
-replayed, with snapshots, an evaluation and a checkpoint. measured: the highest resident set of the
-process, from timing.csv. The ratio should lie between 0.7 and 1.5.
+replayed, with snapshots, an evaluation and a checkpoint. The measured peak is the highest resident
+set of the process, from timing.csv. The ratio should lie between 0.7 and 1.5.
 """
 
 from __future__ import annotations
