@@ -28,8 +28,7 @@ import torch
 from deepstack.bench import bench, report
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
-from deepstack.training import Observer, memory_limit, train
-from deepstack.training.preflight import open_job
+from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
@@ -61,16 +60,13 @@ def correctness() -> dict[str, Any]:
 @contextmanager
 def stepping(config: Config) -> Iterator[Callable[[], None]]:
     """Yield a function that makes one training step of a run and leaves its row on the device."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_job(config, "trial", Path(folder), Observer(), False, "", saves=False) as job,
-    ):
+    with temporary_run(config, saves=False) as run:
         count = 0
 
         def step() -> None:
             nonlocal count
             count += 1
-            job.step(*job.batch(1), job.learning_rate(1))
+            run.step(*run.batch(1), run.learning_rate(1))
 
         yield step
 

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from deepstack.config import Config, with_overrides
 from deepstack.records import AppendLog
-from deepstack.training import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training import temporary_run
 
 SHAPE = {
     "task.seq_len": 32, "train.batch_size": 8, "train.eval_every": 0, "train.eval_batches": 1,
@@ -57,23 +55,20 @@ def measure(depth: int, d_model: int, steps: int, clock: Clock, out: Path | None
     size = {"model.depth": depth, "model.d_model": d_model, "train.steps": steps}
     config = with_overrides(Config(), SHAPE | size)
     every, logs = list[float](), list[float]()
-    with (
-        tempfile.TemporaryDirectory(prefix="deepstack-", dir=out) as folder,
-        open_job(config, "cost", Path(folder), Observer(), False, "") as job,
-    ):
-        job.begin()
+    with temporary_run(config, folder=out) as run:
+        run.begin()
         clock.lap()
         for step in range(1, steps + 1):
             began = time.perf_counter()
-            measured = job.step(*job.batch(step), job.learning_rate(step))
-            job.record(step, measured)
-            job.recorder.flush()
+            measured = run.step(*run.batch(step), run.learning_rate(step))
+            run.record(step, measured)
+            run.recorder.flush()
             logs.append(clock.lap())
             every.append(time.perf_counter() - began - logs[-1])
         began = time.perf_counter()
-        job.save(steps)
+        run.save(steps)
         saving = time.perf_counter() - began
-        saved = job.folder.checkpoint_path(steps)
+        saved = run.folder.checkpoint_path(steps)
         size_mb = sum(path.stat().st_size for path in saved.iterdir()) / 1e6
     # The first step touches all of its memory for the first time.
     step_s, log_s = statistics.median(every[1:]), statistics.median(logs[1:])

@@ -10,14 +10,12 @@ set-up.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 
 from deepstack.config import load_config
-from deepstack.training import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training import temporary_run
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
 LEFT = ("train.eval_every=0", "log.layers_every=1", "runtime.replay=false")
@@ -33,18 +31,15 @@ def main() -> None:
     config = load_config(arguments.config, [*LEFT, *arguments.settings])
     names = ("step ms", "snapshot ms", "step CPU ms", "snapshot CPU")
     print("".join(f"{name:>14}" for name in names))
-    with (
-        tempfile.TemporaryDirectory(prefix="deepstack-") as folder,
-        open_job(config, "look", Path(folder), Observer(), False, "") as job,
-    ):
-        job.begin()
+    with temporary_run(config) as run:
+        run.begin()
         for step in range(1, arguments.looks + 2):
             clocks = [(time.perf_counter(), time.process_time())]
-            measured = job.step(*job.batch(step), job.learning_rate(step))
+            measured = run.step(*run.batch(step), run.learning_rate(step))
             measured.loss.item()  # waits for a GPU
             clocks.append((time.perf_counter(), time.process_time()))
-            job.record(step, measured)
-            job.snapshots.take(step)
+            run.record(step, measured)
+            run.snapshots.take(step)
             clocks.append((time.perf_counter(), time.process_time()))
             times = [1e3 * (b[k] - a[k]) for k in (0, 1) for a, b in pairwise(clocks)]
             print("".join(f"{value:14.0f}" for value in times), flush=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from deepstack.gc_control import gc_paused  # noqa: E402, the script times the i
 
 with gc_paused():  # as `deepstack train` imports them
     from deepstack.config import load_config
-    from deepstack.training import Observer
-    from deepstack.training.preflight import open_job
+    from deepstack.training import temporary_run
 
     gc.freeze()
 
@@ -37,15 +35,12 @@ def main() -> None:
     """Print each part and the time at which the first step begins and ends."""
     times = [BEGAN, time.perf_counter()]
     config = load_config(Path(sys.argv[1]) if len(sys.argv) > 1 else CONFIG, LEFT_OUT)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_job(config, "start", Path(folder), Observer(), False, "") as job,
-    ):
+    with temporary_run(config) as run:
         times.append(time.perf_counter())
-        job.begin()
+        run.begin()
         times.append(time.perf_counter())
-        measured = job.step(*job.batch(1), job.learning_rate(1))
-        job.record(1, measured)
+        measured = run.step(*run.batch(1), run.learning_rate(1))
+        run.record(1, measured)
         times.append(time.perf_counter())
     names = ("imports", "building", "begin", "first step")
     for name, start, end in zip(names, times, times[1:], strict=False):

@@ -35,10 +35,13 @@ class FrozenError(ConfigError, ValueError):
 
 
 class PluginError(ConfigError):
-    """A plugin file is missing, has changed, or cannot be used.
+    """A plugin file is missing, has changed, or cannot be used."""
 
-    exit_code is 1 where that came out after steps were made: the run has failed.
-    """
+
+class PluginFailure(PluginError):
+    """A plugin could not be used any more after steps were made: the run has failed."""
+
+    exit_code = 1
 
 
 class ResourceError(DeepstackError):

@@ -110,7 +110,7 @@ def bug_in(error: BaseException) -> str | None:
     """Return 'my_file.py:12, in Mine.residual: NameError: …' for an error in a plugin's code.
 
     It has the innermost plugin line of the traceback, the message in one line, and the file of the
-    traceback (`kept_in`).  None if no plugin is in the traceback.
+    traceback (a note of the error).  None if no plugin is in the traceback.
     """
     trace, at = error.__traceback__, ""
     while trace is not None:
@@ -122,8 +122,7 @@ def bug_in(error: BaseException) -> str | None:
         return None
     said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     said = said if len(said) <= LONGEST else f"{said[:LONGEST]} …"
-    kept = vars(error).get("kept_in")
-    log = f" (the traceback: {kept})" if kept else ""
+    log = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return f"{at}: {type(error).__name__}{said and ': '}{said}{log}"
 
 

@@ -104,7 +104,7 @@ class Display(Observer):
     def evaluated(self, step: int, row: Row) -> None:
         self.last_evaluation = row
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.console.print(printable(line))
 
     def finished(self, state: str, step: int) -> None:

@@ -1,15 +1,25 @@
-"""Several processes that train one model: their group, and parameters sharded over them."""
+"""The ranks that train one model together: their group, and parameters sharded over them."""
 
-from deepstack.distributed.group import Processes, join, local_rank, lost, started_by_torchrun
+from deepstack.distributed.group import (
+    ALONE,
+    RankGroup,
+    join_ranks,
+    local_rank,
+    lost_rank,
+    parallelism,
+    started_by_torchrun,
+)
 from deepstack.distributed.sharded import ShardedBank, ShardedBanks, sharded_norm, sharded_sum
 
 __all__ = [
-    "Processes",
+    "ALONE",
+    "RankGroup",
     "ShardedBank",
     "ShardedBanks",
-    "join",
+    "join_ranks",
     "local_rank",
-    "lost",
+    "lost_rank",
+    "parallelism",
     "sharded_norm",
     "sharded_sum",
     "started_by_torchrun",

@@ -1,13 +1,13 @@
-"""Several processes that train one model: who takes part, and what they tell each other.
+"""The ranks of one training run and their communication.
 
-`torchrun` starts them and says in the environment who each one is.  They take equal shares of the
-same batch, and what must be decided once (the folder, where to go on, when to stop) the first one
-decides.
+`torchrun` starts the processes and tells each one its rank in the environment.  They take equal
+shares of every batch.  Rank 0 makes the decisions that must be made once: the folder, the
+checkpoint to resume from, when to stop.
 
-torch's DistributedDataParallel is not used: it hooks the nodes where autograd accumulates the
+torch's DistributedDataParallel is not used: it hooks the autograd nodes that accumulate the
 gradient of each parameter.  Fused sublayers write gradients in place and have no such node, and a
-stack of a thousand layers has twelve thousand parameters but a dozen banks.  So the gradients of
-the banks themselves are summed, after the backward pass.
+stack of a thousand layers has twelve thousand parameters but a dozen banks.  The gradients of the
+banks are summed after the backward pass instead.
 """
 
 from __future__ import annotations
@@ -24,45 +24,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack import config as conf
 from deepstack.errors import ConfigError, DeepstackError, ResourceError
 from deepstack.parameters.banks import Bank
 
-# Others wait in silence while the first process looks at every layer or writes a checkpoint.
-PATIENCE = timedelta(minutes=30)
+# Other ranks wait while rank 0 takes a snapshot of every layer or writes a checkpoint.
+TIMEOUT = timedelta(minutes=30)
 
-# Gradients of fewer numbers travel together: a message costs about as much as so many of them
-# (two processes, gloo on one host: 1 ms for each of 15 small banks, 0.6 ms for all in one).
-WORTH_A_MESSAGE = 2**16
+# Smaller gradients share one message: a message costs about as much as so many numbers
+# (two ranks, gloo on one host: 1 ms for each of 15 small banks, 0.6 ms for all in one).
+SMALLEST_MESSAGE = 2**16
 
 Tensors = dict[str, dict[str, Tensor]]
 
 
-class LedError(DeepstackError):
-    """The first process met an error and says so; this one ends with the same exit code."""
+class Rank0Error(DeepstackError):
+    """Rank 0 has raised and reports an error; this rank ends with the same exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
         self.exit_code = exit_code
 
 
-class Processes:
-    """One process that trains alone; what several do together comes for nothing here.
+class RankGroup:
+    """The group of a process that trains alone, without communication.
 
-    rank: 0 <= rank < size, 0 the process that writes, prints and decides; local_rank: its number
-    on this host, which is the number of its GPU; on_host: how many there are on this host.
+    rank: 0 <= rank < size; rank 0 writes, prints and decides.  on_host: number of ranks on this
+    host.
     """
 
-    rank, size, local_rank, on_host = 0, 1, 0, 1
+    rank, size, on_host = 0, 1, 1
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes, prints and decides."""
+    def is_rank0(self) -> bool:
+        """Return whether this rank writes, prints and decides."""
         return self.rank == 0
 
     def share(self, batch_size: int) -> slice:
-        """This process's sequences of a batch, the same number for each process.
+        """Return this rank's sequences of a batch, the same number for each rank.
 
-        Raises ConfigError when there is no such number.
+        Raises ConfigError if the batch cannot be divided equally.
         """
         each, left = divmod(batch_size, self.size)
         if left:
@@ -74,31 +75,37 @@ class Processes:
             )
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def led(self, ask: Callable[[], Any]) -> Any:
-        """What the first process finds when it asks, on every process; JSON values only.
+    def from_rank0(self, function: Callable[[], Any]) -> Any:
+        """Call the function on rank 0 and return its result, a JSON value, on every rank.
 
-        What it raises there is a LedError on the others.
+        If it raises an error on rank 0, the other ranks raise Rank0Error.
         """
-        return ask()
+        return function()
 
-    def largest(self, number: int) -> int:
-        """The largest of the numbers that the processes give."""
+    def max_over_ranks(self, number: int) -> int:
+        """Return the largest of the ranks' numbers."""
         return number
 
-    def spread(self, parts: Tensors) -> Tensors:
-        """Groups of tensors of the first process, on every process (on the CPU)."""
+    def broadcast(self, parts: Tensors) -> Tensors:
+        """Return rank 0's groups of tensors on every rank (on the CPU)."""
         return parts
 
-    def wait(self) -> None:
-        """Return when every process has come here."""
+    def barrier(self) -> None:
+        """Return when every rank has called this."""
 
-    def summing(self, banks: Sequence[Bank]) -> Callable[[Tensor], Tensor] | None:
-        """What makes the gradients of these banks, and a loss, their sum over the processes."""
+    def gradient_sum(self, banks: Sequence[Bank]) -> Callable[[Tensor], Tensor] | None:
+        """Return a function that sums the gradients of these banks, and a loss, over the ranks.
+
+        None for a single rank.
+        """
         return None
 
 
-class Together(Processes):
-    """One of several processes that torchrun started: gloo between CPUs, NCCL between GPUs."""
+ALONE = RankGroup()
+
+
+class TorchRankGroup(RankGroup):
+    """The group of a rank that torchrun started: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, device: torch.device) -> None:
         import torch.distributed as dist
@@ -106,23 +113,23 @@ class Together(Processes):
         self.dist = dist
         if not dist.is_initialized():
             # Imported later (optimizers do), its functions would keep the group as a default
-            # argument, and its threads would outlive `leave`.
+            # argument, and its threads would outlive the group.
             import_module("torch.distributed.nn.functional")
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             which = device if device.type == "cuda" else None
-            dist.init_process_group(backend, timeout=PATIENCE, device_id=which)
-            atexit.register(leave)
+            dist.init_process_group(backend, timeout=TIMEOUT, device_id=which)
+            atexit.register(destroy_group)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_rank, self.on_host = local_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
-    def led(self, ask: Callable[[], Any]) -> Any:
-        if not self.first:
+    def from_rank0(self, function: Callable[[], Any]) -> Any:
+        if not self.is_rank0:
             answer = json.loads(self._broadcast(b""))
             if "exit_code" in answer:
-                raise LedError(answer["exit_code"])
+                raise Rank0Error(answer["exit_code"])
             return answer["value"]
         try:
-            value = ask()
+            value = function()
             message = json.dumps({"value": value}).encode()
         except BaseException as error:
             code = error.exit_code if isinstance(error, DeepstackError) else 1
@@ -140,20 +147,20 @@ class Together(Processes):
         self.dist.broadcast(data, 0)
         return data.numpy().tobytes()
 
-    def largest(self, number: int) -> int:
-        tensor = torch.tensor([number])  # on the CPU: a GPU is not waited for
+    def max_over_ranks(self, number: int) -> int:
+        tensor = torch.tensor([number])  # on the CPU: no wait for a GPU
         self.dist.all_reduce(tensor, self.dist.ReduceOp.MAX)
         return int(tensor)
 
-    def spread(self, parts: Tensors) -> Tensors:
-        names = self.led(
+    def broadcast(self, parts: Tensors) -> Tensors:
+        names = self.from_rank0(
             lambda: [
                 [part, key, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
                 for part, tensors in parts.items()
                 for key, tensor in tensors.items()
             ]
         )
-        if not self.first:
+        if not self.is_rank0:
             parts = {}
             for part, key, shape, dtype in names:
                 parts.setdefault(part, {})[key] = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -163,16 +170,15 @@ class Together(Processes):
                 self.dist.broadcast(tensor, 0)
         return parts
 
-    def wait(self) -> None:
-        self.largest(0)
+    def barrier(self) -> None:
+        self.max_over_ranks(0)
 
-    def summing(self, banks: Sequence[Bank]) -> Callable[[Tensor], Tensor] | None:
+    def gradient_sum(self, banks: Sequence[Bank]) -> Callable[[Tensor], Tensor] | None:
         if self.size == 1:
             return None
         gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
-
-        large = [g for g in gradients if g.numel() >= WORTH_A_MESSAGE]
-        small = [g for g in gradients if g.numel() < WORTH_A_MESSAGE]
+        large = [g for g in gradients if g.numel() >= SMALLEST_MESSAGE]
+        small = [g for g in gradients if g.numel() < SMALLEST_MESSAGE]
 
         def share(loss: Tensor) -> Tensor:
             loss = loss.clone()
@@ -190,42 +196,47 @@ class Together(Processes):
         return share
 
 
-def join(device: torch.device) -> Processes:
-    """This process among those that torchrun started, or alone where it did not start it."""
-    return Together(device) if started_by_torchrun() else Processes()
+def join_ranks(device: torch.device) -> RankGroup:
+    """Join the group of ranks that torchrun started; return a group of one without torchrun."""
+    return TorchRankGroup(device) if started_by_torchrun() else ALONE
+
+
+def parallelism(config: conf.Config, ranks: RankGroup) -> str | None:
+    """Return the parallelism of the ranks ('data' or 'fully_sharded'); None for one rank."""
+    return config.runtime.parallel if ranks.size > 1 else None
 
 
 def started_by_torchrun() -> bool:
-    """Whether the environment says who this process is, as torchrun does."""
+    """Return whether the environment holds this process's rank, as torchrun sets it."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def local_rank() -> int:
-    """The number of this process on its host; 0 without torchrun."""
+    """Return the rank of this process on its host, the number of its GPU; 0 without torchrun."""
     return int(os.environ["LOCAL_RANK"]) if started_by_torchrun() else 0
 
 
-def leave() -> None:
-    """Part from the other processes, all of which have come to their end."""
+def destroy_group() -> None:
+    """Leave the group at the end of the process, after the last message."""
     import torch.distributed as dist
 
     if dist.is_initialized():
-        # gloo's threads may still be releasing the tensors of the last message, for which they need
-        # the interpreter: torch joins them while it holds that, and they wait for each other.
+        # torch joins gloo's threads while it holds the interpreter lock.  Without a pause they may
+        # still need that lock to release the tensors of the last message: a deadlock.
         time.sleep(0.1)
         dist.destroy_process_group()
 
 
-def lost(error: Exception) -> ResourceError | None:
-    """What to say when an error means that another process is gone; None for any other error.
+def lost_rank(error: Exception) -> ResourceError | None:
+    """Return the error to report if `error` means that another rank has ended, else None.
 
-    Nothing is said goodbye to any more: that could wait for a process that never answers.
+    Skips the group's shutdown: it could block on a dead process.
     """
     import torch.distributed as dist
 
     if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
         return None
-    atexit.unregister(leave)
+    atexit.unregister(destroy_group)
     return ResourceError(
         "another process of this run has ended, and says why\n"
         "the same command goes on from the last checkpoint"

@@ -1,7 +1,7 @@
-"""Parameters of which every process holds a part (FSDP2), behind the interface of the banks.
+"""Parameters sharded over the ranks (FSDP2), behind the interface of the banks.
 
 torch's `fully_shard` cuts each parameter along its first axis, gathers a layer when it is needed
-and scatters its gradient.  The optimizer is given the parts as ordinary tensors: what it does is
+and scatters its gradient.  The optimizer receives the parts as ordinary tensors: its update is
 elementwise, so a part may be updated alone, and the step stays the one that `make_step` defines.
 """
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.distributed.group import Processes
+from deepstack.distributed.group import RankGroup
 from deepstack.parameters.banks import Bank, Banks, padded_size
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class ShardedBank(Bank):
-    """One parameter of every layer, of which this process holds some rows of each.
+    """One parameter of every layer; this rank holds some rows of each.
 
     parameters: these rows, one tensor (rows, …) a layer, the storage that FSDP2 gathers from.
-    held: what the model has in their place, distributed tensors.
+    held: the distributed tensors that the model has in their place.
     """
 
-    def __init__(self, plain: Bank, held: Sequence[nn.Parameter], processes: Processes) -> None:
-        self.held, self.processes = held, processes
+    def __init__(self, plain: Bank, held: Sequence[nn.Parameter], ranks: RankGroup) -> None:
+        self.held, self.ranks = held, ranks
         rows = plain.shape[0]
         # As torch.chunk cuts: all parts equal but the last ones, which may be smaller or empty.
-        self.chunk = -(-rows // processes.size)
-        start = min(processes.rank * self.chunk, rows)
+        self.chunk = -(-rows // ranks.size)
+        start = min(ranks.rank * self.chunk, rows)
         self.mine = slice(start, min(start + self.chunk, rows))
         self.key, self.roles, self.start = plain.key, plain.roles, plain.start
         self.starts, self.stack, self.shape = plain.starts, plain.stack, plain.shape
@@ -43,29 +43,29 @@ class ShardedBank(Bank):
         ]
 
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """Tensors like `parameters`, put together over the processes: (depth, padded size).
+        """Return tensors like `parameters` joined over the ranks, (depth, padded size).
 
-        On the CPU of the first process; on the others a tensor that has a shape and no storage.
-        All processes must ask for it.
+        On rank 0 the result is on the CPU; on the others it has a shape and no storage.  All ranks
+        must call this.
         """
         flat = self.gathered(parts).flatten(1)
         flat = F.pad(flat, (0, padded_size(self.shape) - flat.shape[1]))
-        return flat.to("cpu" if self.processes.first else "meta")
+        return flat.to("cpu" if self.ranks.is_rank0 else "meta")
 
     def gathered(self, parts: Sequence[Tensor]) -> Tensor:
-        """Tensors like `parameters`, joined over the processes, on each of them: (depth, …)."""
+        """Return tensors like `parameters`, joined over the ranks, on each of them: (depth, …)."""
         import torch.distributed as dist
 
         local = parts[0].new_zeros(len(parts), self.chunk, *parts[0].shape[1:])
         for row, part in zip(local, parts, strict=True):
             row[: len(part)] = part
-        gathered = [torch.empty_like(local) for _ in range(self.processes.size)]
+        gathered = [torch.empty_like(local) for _ in range(self.ranks.size)]
         dist.all_gather(gathered, local)
         return torch.cat(gathered, dim=1)[:, : self.shape[0]]
 
     @torch.no_grad()
     def change(self, by: Callable[[str, Tensor], None]) -> None:
-        """Every process changes whole matrices, one bank at a time, and keeps its rows of them."""
+        """Change whole matrices on every rank, one bank at a time, and keep this rank's rows."""
         whole = self.gathered([p.detach() for p in self.parameters])
         for role, values in zip(self.roles, whole.chunk(len(self.roles), dim=1), strict=True):
             by(role, values)
@@ -73,7 +73,7 @@ class ShardedBank(Bank):
             part.copy_(new)
 
     def parts(self, whole: Tensor) -> list[Tensor]:
-        """This process's parts of what `whole` put together, (depth, padded size or less)."""
+        """Return this rank's parts of a result of `whole`, (depth, padded size or less)."""
         rows = whole.reshape(len(whole), -1)[:, : math.prod(self.shape)]
         return [row.view(self.shape)[self.mine] for row in rows]
 
@@ -92,34 +92,34 @@ class ShardedBank(Bank):
 
 
 class ShardedBanks(Banks):
-    """The banks of a model whose parameters `fully_shard` has cut.
+    """The banks of a model whose parameters `fully_shard` has sharded.
 
-    named: key of a bank -> its parameter in every layer, as the model now has them.
+    named: key of a bank -> its sharded parameter in every layer.
     """
 
     def __init__(
-        self, plain: Banks, named: dict[str, list[nn.Parameter]], processes: Processes
+        self, plain: Banks, named: dict[str, list[nn.Parameter]], ranks: RankGroup
     ) -> None:
         self._count = plain.count()
-        self.all = [ShardedBank(bank, named[bank.key], processes) for bank in plain]
+        self.all = [ShardedBank(bank, named[bank.key], ranks) for bank in plain]
 
     def zero_gradients(self) -> None:
-        """Nothing: the backward pass makes new ones."""
+        """Do nothing: the backward pass creates new gradients."""
 
     def count(self) -> dict[str, int]:
         return self._count
 
 
-def sharded_sum(banks: Sequence[Bank], processes: Processes) -> Callable[[Tensor], Tensor]:
-    """What collects the gradients after the backward pass, and makes a loss the whole batch's.
+def sharded_sum(banks: Sequence[Bank], ranks: RankGroup) -> Callable[[Tensor], Tensor]:
+    """Return a function that collects the gradients after the backward pass and averages a loss.
 
-    FSDP2 takes the mean of gradients over the processes.  So must a loss be a mean over them: its
-    sum over this process's positions by the mean number of positions a process.
+    FSDP2 takes the mean of gradients over the ranks.  The loss is therefore a mean over ranks too:
+    the sum over this rank's positions, divided by the mean number of positions per rank.
     """
     import torch.distributed as dist
 
     def share(loss: Tensor) -> Tensor:
-        loss = loss / processes.size
+        loss = loss / ranks.size
         dist.all_reduce(loss)
         for bank in banks:
             assert isinstance(bank, ShardedBank)
@@ -130,7 +130,7 @@ def sharded_sum(banks: Sequence[Bank], processes: Processes) -> Callable[[Tensor
 
 
 def sharded_norm(banks: Sequence[Bank]) -> Tensor:
-    """The norm of all gradients of these banks, by layer and then over the layers."""
+    """Return the norm of all gradients of these banks, by layer and then over the layers."""
     import torch.distributed as dist
 
     squares = []
@@ -143,5 +143,5 @@ def sharded_norm(banks: Sequence[Bank]) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The rows of a distributed tensor that this process holds: a view, not a copy."""
+    """Return the rows of a distributed tensor that this rank holds, as a view."""
     return cast("DTensor", tensor).to_local()

@@ -3,55 +3,50 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 import torch
 from torch import nn
 
 from deepstack import config as conf
-from deepstack.distributed import Processes
-from deepstack.errors import ConfigError
+from deepstack.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.gpu.nodes import heads_fit
 from deepstack.fast.rule import FastPaths, choose_fast_paths, has_triton
-from deepstack.model import Transformer, build_model
+from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.sublayers import Attention, FeedForward
 from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
 
-ALONE = Processes()
-
-
-def parallel_of(config: conf.Config, processes: Processes) -> str | None:
-    """Return the parallelism of the processes ('data' or 'fully_sharded'); None for one."""
-    return config.runtime.parallel if processes.size > 1 else None
-
 
 def fast_paths_of(
-    config: conf.Config, device: torch.device, processes: Processes = ALONE
+    config: conf.Config,
+    device: torch.device,
+    ranks: RankGroup = ALONE,
+    model: Transformer | None = None,
 ) -> FastPaths:
-    """Return the fast paths that this run uses on this device."""
+    """Return the fast paths that this run uses on this device.
+
+    model: the configuration's model, with few layers or without storage, where there is one.
+    """
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
     gpu = device.type == "cuda"
-    shallow = two_layers(config) if gpu else None
-    if config.model.norm.kind == "batch" and processes.size > 1:
-        key = "model.norm.kind"
-        raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
+    if gpu and model is None:
+        model = two_layers(config)
     return choose_fast_paths(
         steps=config.train.steps,
         gpu=gpu,
         bf16=config.train.precision == "bf16",
         dropout=config.model.dropout > 0,
-        sharded=parallel_of(config, processes) == "fully_sharded",
-        processes=processes.size,
+        sharded=parallelism(config, ranks) == "fully_sharded",
+        processes=ranks.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         static=SCHEMES[config.model.scheme].static,
         recompute=runtime.recompute_every > 0,
-        inside=shallow is not None and has_more_inside(shallow),
-        nodes=shallow is not None and (layer <= SMALL_LAYER or is_nodes(shallow)),
+        inside=gpu and model is not None and has_more_inside(model),
+        nodes=gpu and model is not None and (layer <= SMALL_LAYER or is_nodes(model)),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,
@@ -65,12 +60,8 @@ def triton_version() -> str | None:
 
 
 def two_layers(config: conf.Config) -> Transformer:
-    """Build the model with two layers per stack on the meta device, without storage."""
-    few: dict[str, Any] = {"model.depth": 2}
-    if config.model.decoder_depth:
-        few["model.decoder_depth"] = 2
-    built = build_model(conf.with_overrides(config, few), vocab_size=2, device="meta")
-    return built.model
+    """Build the model with at most two layers per stack on the meta device, without storage."""
+    return build_model(shallow(config), vocab_size=2, device="meta").model
 
 
 def has_more_inside(model: Transformer) -> bool:

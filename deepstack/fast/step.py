@@ -55,7 +55,21 @@ class Update:
 
 Made = Callable[[Tensor, Tensor], Measured]
 Probe = Callable[[], dict[str, Tensor]]
-Step = Callable[[Tensor, Tensor, float], Measured]
+
+
+class Step:
+    """A training step, (inputs, targets, lr) -> Measured."""
+
+    def __init__(self, update: Made, optimizer: torch.optim.Optimizer) -> None:
+        self.update, self.optimizer = update, optimizer
+
+    def __call__(self, inputs: Tensor, targets: Tensor, lr: float) -> Measured:
+        set_learning_rate(self.optimizer, lr)
+        return self.update(inputs, targets)
+
+    def release(self) -> None:
+        """Free captured graphs and recorded memory, also while this object is referenced."""
+        del self.update
 
 
 def probed(update: Update, probe: Probe | None) -> Made:
@@ -143,13 +157,8 @@ def make_step(
             moved.copy_(found["model_update"])
         return found
 
-    run = capture(Update(gradients, apply), probe and partial(watched, probe))
-
-    def step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
-        set_learning_rate(optimizer, lr)
-        return run(inputs, targets)
-
-    return step
+    update = capture(Update(gradients, apply), probe and partial(watched, probe))
+    return Step(update, optimizer)
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

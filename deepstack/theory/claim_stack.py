@@ -13,7 +13,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.config.schema import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.diagnostics.snapshot import matrices
-from deepstack.distributed import Processes
+from deepstack.distributed import ALONE
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.parameters import Bank
@@ -69,7 +69,7 @@ class Trial:
         after: called with the step, after each of them.
         """
         train = self.config.train
-        penalty = SpectralPenalty(self.config, self.built, Processes())
+        penalty = SpectralPenalty(self.config, self.built, ALONE)
         step = make_step(
             lambda inputs, targets: penalty(self.loss(inputs, targets)),
             self.built.banks,

@@ -1,4 +1,4 @@
-"""Training: the main loop and what it stands on."""
+"""Training: preflight, run and loop, with checkpoints, optimizers and the external probe."""
 
 from deepstack.training.environment import (
     choose_device,
@@ -10,16 +10,16 @@ from deepstack.training.environment import (
 )
 from deepstack.training.evaluation import mean_loss, to_device
 from deepstack.training.loop import train
-from deepstack.training.meta import (
+from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
+from deepstack.training.optimizer import make_optimizer
+from deepstack.training.preflight import (
     choose_folder,
     free_folder,
     refuse_missing_plugins,
     refuse_probed,
     run_name,
 )
-from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
-from deepstack.training.optimizer import make_optimizer
-from deepstack.training.timing import timed_steps
+from deepstack.training.timing import temporary_run, timed_steps
 
 __all__ = [
     "Observer",
@@ -39,6 +39,7 @@ __all__ = [
     "refuse_missing_plugins",
     "refuse_probed",
     "run_name",
+    "temporary_run",
     "timed_steps",
     "to_device",
     "torch_settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from deepstack.errors import PluginError
 from deepstack.fast import Measured, Step
 
+StepFunction = Callable[[Tensor, Tensor, float], Measured]
 
-def refuse_buffer_writes(step: Step, model: nn.Module) -> Step:
-    """The step, whose first call raises PluginError if it writes into a buffer of a plugin.
+
+def refuse_buffer_writes(step: Step, model: nn.Module) -> StepFunction:
+    """Return the step; its first call raises PluginError if it writes into a plugin's buffer.
 
     A checkpoint keeps parameters only, and each measurement would change the buffer again.  Only
     `Scheme.at_step` may set buffers: it derives them from the number of the step.

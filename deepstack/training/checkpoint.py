@@ -230,18 +230,18 @@ def newest(
     return None
 
 
-def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Checkpoint | None:
+def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> Checkpoint | None:
     """Return the newest checkpoint that is whole and whose logs have not changed, or None.
 
     Changed logs are copied aside and truncated to the step of that checkpoint.  Without a usable
     checkpoint, or after a log changed during the run, training restarts from step 0.
-    Checkpoints after the returned one are removed.  said: receives a line for each of these.
+    Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
     put_back(folder)
     before: int | None = None
     changed: dict[str, None] = {}
     if "changed_log" in folder.read_status():
-        said("a log changed while this run worked: no checkpoint is used")
+        notify("a log changed while this run worked: no checkpoint is used")
         before, changed = 0, dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
     found, damaged = None, list[str]()
     while (found := newest(folder, damaged, owner, before)) is not None:
@@ -249,7 +249,7 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
         if not wrong:
             break
         for name in wrong:
-            said(f"{name} is not the log that checkpoint {found.step} was saved with")
+            notify(f"{name} is not the log that checkpoint {found.step} was saved with")
         changed |= dict.fromkeys(wrong)
         before = found.step
     if found is not None:
@@ -260,19 +260,19 @@ def fitting(folder: RunFolder, said: Callable[[str], None], owner: Owner) -> Che
             and (problem := damage(folder.checkpoint_path(step), owner.largest))
         ]
     for problem in damaged:
-        said(f"not used: {problem}")
+        notify(f"not used: {problem}")
     if not changed and not damaged:
         return found
     step = -1 if found is None else found.step
     if found is None:
-        said("no checkpoint is left to go on from: starting again from step 0")
+        notify("no checkpoint is left to go on from: starting again from step 0")
         if changed:  # no checkpoint verifies any of the logs
             changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
     else:
-        said(f"going on from checkpoint {step}")
+        notify(f"going on from checkpoint {step}")
     for name in changed:
         kept = folder.set_aside(name)
-        said(f"{name} as it was found is kept in {kept.relative_to(folder.path)}")
+        notify(f"{name} as it was found is kept in {kept.relative_to(folder.path)}")
         with trouble(folder.path / name):
             if found is None:
                 (folder.path / name).unlink(missing_ok=True)

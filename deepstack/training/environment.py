@@ -1,4 +1,4 @@
-"""Where a run takes place: device, threads, versions, git: everything its numbers may depend on."""
+"""The environment of a run: device, threads, versions, git, and torch's settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,24 +17,21 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.distributed import Processes, local_rank, started_by_torchrun
+from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
 from deepstack.errors import ResourceError
-from deepstack.fast import fast_paths_of, parallel_of, triton_version
+from deepstack.fast import FastPaths, triton_version
 from deepstack.training.fingerprint import numeric_path
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
-# than it brings (measured on two cores; see choose_threads).
+# time than it saves (measured on two cores; see choose_threads).
 SMALL_PRODUCT = 2**27
 
 
-ALONE = Processes()
-
-
 def choose_device(runtime: conf.Runtime) -> torch.device:
-    """The device of the run; 'auto' is the first GPU, or the CPU where there is none.
+    """Return the device of the run; 'auto' is the first GPU, or the CPU without one.
 
-    Of several processes on a host that torchrun started, each takes the GPU of its number.
-    Raises ResourceError when a GPU is asked for and there is none.
+    Each rank takes the GPU with its number on the host.  Raises ResourceError if the GPU that is
+    asked for does not exist.
     """
     has_gpu = torch.cuda.is_available()
     if runtime.device == "cuda" and not has_gpu:
@@ -54,42 +52,45 @@ def choose_device(runtime: conf.Runtime) -> torch.device:
 
 
 def device_is_here(runtime: conf.Runtime) -> bool:
-    """Whether this machine has the device that a run asks for."""
+    """Return whether this machine has the device that a run asks for."""
     return runtime.device != "cuda" or torch.cuda.is_available()
 
 
 def memory_limit(device: torch.device) -> int:
-    """Bytes that a run may take: of the GPU, the process's own limit, or the machine's memory."""
+    """Return the bytes a run may use: the GPU's, the process's limit, or the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     own = resource.getrlimit(resource.RLIMIT_DATA)[0]
     return conf.machine_memory() if own == resource.RLIM_INFINITY else own
 
 
-def choose_threads(config: conf.Config, processes: Processes = ALONE) -> int:
-    """Number of CPU threads: what the configuration says, else 1 for small matrices.
+def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
+    """Return the number of CPU threads: the configured one, else 1 for small matrices.
 
-    One thread is several times faster than two for narrow models on a busy machine.  Processes on
-    one host divide its cores among themselves.
+    One thread is several times faster than two for narrow models on a busy machine.  Ranks on one
+    host divide its cores.
     """
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
-    tokens = config.train.batch_size * config.task.seq_len / processes.size
+    tokens = config.train.batch_size * config.task.seq_len / ranks.size
     if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
-    return max(1, cores() // processes.on_host)
+    return max(1, cores() // ranks.on_host)
 
 
 def cores() -> int:
-    """The processor's cores that this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = hasattr(os, "sched_getaffinity")
     return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
 
 
-def use_deterministic(on: bool, compiling: bool) -> None:
-    """Allow deterministic kernels only, or all; told to torch's compiler only where it is used,
-    since importing it takes seconds."""
-    if compiling:
+def use_deterministic(on: bool) -> None:
+    """Allow deterministic kernels only, or all.
+
+    torch's compiler has its own flag.  Importing it takes seconds, so it is set only where a fast
+    path has imported the compiler.
+    """
+    if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
@@ -97,51 +98,54 @@ def use_deterministic(on: bool, compiling: bool) -> None:
 
 @contextmanager
 def torch_settings(
-    config: conf.Config, device: torch.device, processes: Processes = ALONE
+    config: conf.Config, device: torch.device, ranks: RankGroup = ALONE
 ) -> Iterator[int]:
-    """Set threads and determinism for a run, and put the process back as it was afterwards."""
-    threads, before = choose_threads(config, processes), torch.get_num_threads()
-    compiling = device.type == "cuda" and fast_paths_of(config, device, processes).compiled
+    """Set threads and determinism for a run, yield the threads, and restore both afterwards."""
+    threads, before = choose_threads(config, ranks), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    memory: Any = torch.utils.deterministic  # a module that makes its switch as it is imported
+    memory: Any = torch.utils.deterministic  # a module whose setting is created at import
     fill = memory.fill_uninitialized_memory
-    if device.type == "cuda":  # cuBLAS looks once, at its first product, whatever comes later
+    if device.type == "cuda":  # cuBLAS reads it once, at its first product
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
-        use_deterministic(config.runtime.deterministic, compiling)
+        use_deterministic(config.runtime.deterministic)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         memory.fill_uninitialized_memory = False
         yield threads
     finally:
         torch.set_num_threads(before)
-        use_deterministic(deterministic, compiling)
+        use_deterministic(deterministic)
         memory.fill_uninitialized_memory = fill
 
 
-def environment(
-    config: conf.Config, device: torch.device, threads: int, processes: Processes = ALONE
+def environment_of(
+    config: conf.Config,
+    device: torch.device,
+    threads: int,
+    paths: FastPaths,
+    ranks: RankGroup = ALONE,
 ) -> dict[str, Any]:
-    """The environment of a run as meta.json records it: `environment_changes` compares two.
+    """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
     Call it within `torch_settings`: the fingerprint depends on the number of threads.
     """
-    ways = fast_paths_of(config, device, processes)
+    on_gpu = device.type == "cuda"
     return {
         **versions(device),
         **numeric_path(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "deterministic": config.runtime.deterministic,
-        "processes": processes.size,
-        "parallel": parallel_of(config, processes),
-        **asdict(ways),
-        **({"triton": triton_version()} if device.type == "cuda" and ways.fused else {}),
+        "processes": ranks.size,
+        "parallel": parallelism(config, ranks),
+        **asdict(paths),
+        **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Versions of deepstack, Python and torch, and the device."""
+    """Return the versions of deepstack, Python and torch, and the device."""
     return {
         "deepstack": metadata.version("deepstack"),
         "python": platform.python_version(),
@@ -152,7 +156,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit and dirty flag of the checkout that deepstack runs from; empty outside of one."""
+    """Return commit and dirty flag of deepstack's own checkout; empty outside of one."""
     folder = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str | None:
@@ -171,7 +175,7 @@ def git_state() -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Largest memory held so far, in MB: the GPU's allocations, or the process's resident set."""
+    """Return the peak memory in MB: the GPU's allocations, or the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

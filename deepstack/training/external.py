@@ -26,7 +26,7 @@ from deepstack.training.intervals import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING, f0_norm
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import is_out_of_memory
+from deepstack.training.outcome import is_out_of_memory
 from deepstack.training.recorder import Recorder
 
 Beat = int | Literal["log"]

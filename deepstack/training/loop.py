@@ -8,7 +8,8 @@ from deepstack import config as conf
 from deepstack.interrupts import Stop, stop_requests
 from deepstack.records import Run
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training.preflight import preflight
+from deepstack.training.run import open_run
 
 
 def train(
@@ -38,25 +39,31 @@ def train(
     Raises, all of them in `deepstack.errors`, ConfigError, ResourceError (memory, disk, a folder in
     use), DifferenceError (a resumed run whose recomputed rows differ from its log), Interrupted.
     """
-    with open_job(
-        config, study, Path(out), observer or Observer(), allow_env_change, command
-    ) as job:
-        if job.finished:
-            return job.result()
-        job.begin()
-        with stop_requests(stop) as asked:
-            for step in job.remaining_steps():
-                inputs, targets = job.batch(step)
-                measured = job.step(inputs, targets, job.learning_rate(step))
-                job.record(step, measured)
-                if job.diverged():
-                    break
-                if job.snapshot_is_due(step):
-                    job.snapshot(step)
-                if step in job.evaluation_steps:
-                    job.evaluate(step)
-                if job.checkpoint_is_due(step):
-                    job.save(step)
-                if signal := job.agreed(asked()):
-                    job.interrupt(step, signal)
-            return job.finish()
+    with preflight(
+        config,
+        study,
+        Path(out),
+        observer or Observer(),
+        allow_env_change=allow_env_change,
+        command=command,
+    ) as prepared:
+        if isinstance(prepared, Run):
+            return prepared
+        with open_run(prepared) as run:
+            run.begin()
+            with stop_requests(stop) as stop_signal:
+                for step in run.remaining_steps():
+                    inputs, targets = run.batch(step)
+                    measured = run.step(inputs, targets, run.learning_rate(step))
+                    run.record(step, measured)
+                    if run.diverged():
+                        break
+                    if run.snapshot_is_due(step):
+                        run.snapshot(step)
+                    if step in run.evaluation_steps:
+                        run.evaluate(step)
+                    if run.checkpoint_is_due(step):
+                        run.save(step)
+                    if signal := run.common_signal(stop_signal()):
+                        run.interrupt(step, signal)
+                return run.finish()

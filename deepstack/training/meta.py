@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,10 +12,8 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
-from deepstack.errors import ConfigError, PluginError
-from deepstack.model import option_defaults, places, without_defaults
+from deepstack.model import option_defaults, places
 from deepstack.model.build import Built
-from deepstack.records import RunFolder, removal
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.tasks import Task
 from deepstack.training.environment import git_state
@@ -39,111 +36,6 @@ TIMING = {
     "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
     "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
 }
-
-
-def run_name(config: conf.Config) -> str:
-    """The name of a run's folder, the same whether defaults are spelled out or not."""
-    return conf.run_name(without_defaults(config))
-
-
-def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
-    """Raise PluginError when this very configuration was trained here with a plugin not loaded."""
-    for path in study.glob(f"{run_name(config)}*"):
-        folder = RunFolder(path)
-        known = folder.read_meta().get("plugins", [])
-        if known and folder.exists() and is_same_experiment(folder, config):
-            try:
-                plugins.require_plugins(known, str(path))
-            except PluginError as error:
-                raise PluginError(
-                    f"{error}, or, to train with the file that is there: {removal(path)}"
-                ) from None
-
-
-def choose_folder(
-    config: conf.Config, study: Path, task: Task, taken: Collection[str] = ()
-) -> RunFolder:
-    """The folder of this very run: where it was trained before, else the first free name.
-
-    taken: the names that other runs will have.
-    """
-    name = run_name(config)
-    for folder in folders_called(study, name):
-        if folder.exists():
-            if is_same_run(folder, config, task):
-                return folder
-            refuse_changed_data(folder, config, task)
-    return free_folder(study, name, taken)
-
-
-def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
-    """The folder of that name and those of the same name with a number, in their order."""
-    yield RunFolder(study / name)
-    numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
-    for number in sorted(int(text) for text in numbers if text.isascii() and text.isdigit()):
-        yield RunFolder(study / f"{name}-{number}")
-
-
-def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
-    """The first folder of that name, or of it with a number, which is no run's and not taken."""
-    for number in range(1, 1000):
-        numbered = name if number == 1 else f"{name}-{number}"
-        if numbered not in taken and not (folder := RunFolder(study / numbered)).exists():
-            return folder
-    raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
-
-
-def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> None:
-    """Raise ConfigError when a run could go on here but for its data, which are not what they were.
-
-    A run that has ended stays what it is, and another is begun beside it.
-    """
-    ended = folder.read_status().get("state") in ("done", "diverged")
-    if ended or not folder.checkpoints() or not is_same_experiment(folder, config):
-        return
-    was = folder.read_meta().get("data", {}).get("sha256", "")
-    raise ConfigError(
-        f"{task.data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
-        f"was {was[:12]}…, is {str(task.data.get('sha256'))[:12]}…; put the old one back, or begin "
-        "another run with --study",
-        key="task.path",
-    )
-
-
-def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
-    """A sentence where a new run is begun beside one of the same configuration on other data."""
-    name = run_name(config)
-    number = folder.path.name.removeprefix(f"{name}-")
-    for before in range(int(number) - 1 if number.isdigit() else 0, 0, -1):
-        other = RunFolder(folder.path.with_name(name if before == 1 else f"{name}-{before}"))
-        if is_same_experiment(other, config):
-            return f"the data have changed since {other.path}: a new run {folder.path.name}"
-    return None
-
-
-def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
-    """Whether a folder holds this configuration (runtime and names apart) on the same data."""
-    data = folder.read_meta().get("data", task.data)
-    same_data = data.get("sha256") == task.data.get("sha256")
-    return same_data and is_same_experiment(folder, config)
-
-
-def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
-    """Whether a folder's config equals this one but for names, runtime, spelled-out defaults."""
-    try:
-        stored = conf.load_config(folder.config_path)
-    except ConfigError:
-        return False  # written by another version, whose settings are not ours
-    return conf.same_experiment(without_defaults(stored), without_defaults(config))
-
-
-def refuse_probed(folder: RunFolder) -> None:
-    """Raise ConfigError for a run that `deepstack.probe` has made, of a model not deepstack's."""
-    if "hidden" in folder.read_meta():
-        raise ConfigError(
-            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
-            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
-        )
 
 
 def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -173,16 +65,6 @@ def flattened(environment: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]
     values = dict(variables) if isinstance(variables, dict) else {}
     explaining = {"cpu_model", "instruction_sets", *values}
     return values | {k: v for k, v in environment.items() if k != "variables"}, explaining
-
-
-def refuse_other_environment(known: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise ConfigError, naming every difference, unless a run goes on where it was begun."""
-    changes = environment_changes(known, now)
-    if changes:
-        raise ConfigError(
-            f"this run was begun in another environment: {'; '.join(changes)}\n"
-            "its log could not go on byte for byte; to go on all the same: --allow-env-change"
-        )
 
 
 def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

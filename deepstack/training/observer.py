@@ -46,7 +46,7 @@ class Observer:
     def evaluated(self, step: int, row: Row) -> None:
         """A row of evals.csv was written."""
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         """Something that a person should read."""
 
     def finished(self, state: str, step: int) -> None:
@@ -71,9 +71,9 @@ class Observers(Observer):
         for observer in self.observers:
             observer.evaluated(step, row)
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         for observer in self.observers:
-            observer.said(line)
+            observer.notify(line)
 
     def finished(self, state: str, step: int) -> None:
         for observer in self.observers:
@@ -140,7 +140,7 @@ class PlainLines(Observer):
     def evaluated(self, step: int, row: Row) -> None:
         self.line(f"step {step}  validation {validation(row)}")
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.line(line)
 
     def finished(self, state: str, step: int) -> None:

@@ -15,7 +15,7 @@ from deepstack.diagnostics.spectral import (
     tall,
     top_singular_vectors,
 )
-from deepstack.distributed import Processes
+from deepstack.distributed import RankGroup
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
 from deepstack.parameters.banks import joined
@@ -36,9 +36,9 @@ class SpectralPenalty:
     the weights alone, and nothing has to be saved for a run to go on byte for byte.
     """
 
-    def __init__(self, config: conf.Config, built: Built, processes: Processes) -> None:
-        # Gradients are summed over the processes, each of which has the whole penalty.
-        self.strength = config.train.spectral_penalty / processes.size
+    def __init__(self, config: conf.Config, built: Built, ranks: RankGroup) -> None:
+        # Gradients are summed over the ranks, each of which has the whole penalty.
+        self.strength = config.train.spectral_penalty / ranks.size
         self.scaled = config.model.init.distribution == "ntk"
         self.banks: list[Bank] = []
         if not self.strength:

@@ -1,55 +1,144 @@
-"""Opening a run: its folder held, its model built; and how it ended, whatever ended it."""
+"""Checks a run before it starts: every refusal, in the order in which `preflight` makes them.
+
+Two refusals remain for later: a checkpoint or log that is damaged shows when it is read, and a
+plugin that writes into a buffer shows in its first step (`buffer_writes`).
+"""
 
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from deepstack import config as conf
-from deepstack.distributed import join, lost
-from deepstack.errors import (
-    ChangedLogError,
-    ConfigError,
-    DeepstackError,
-    OutOfMemoryError,
-    PluginError,
-    ResourceError,
-)
-from deepstack.gc_control import gc_paused
-from deepstack.model import build_model, check_scheme, shallow, with_defaults
-from deepstack.plugins import bug_in, refuse_while_loading
-from deepstack.records import RunFolder, removal
-from deepstack.tasks import task_of
+from deepstack import plugins
+from deepstack.distributed import RankGroup, join_ranks
+from deepstack.errors import ConfigError, PluginError, ResourceError
+from deepstack.fast import FastPaths, fast_paths_of
+from deepstack.model import build_model, check_scheme, shallow, without_defaults
+from deepstack.records import ENDED, Run, RunFolder, removal
+from deepstack.tasks import Task, task_of
 from deepstack.training.environment import (
     choose_device,
-    environment,
+    environment_of,
     memory_limit,
     torch_settings,
 )
-from deepstack.training.job import Job
-from deepstack.training.meta import changed_data, refuse_missing_plugins
+from deepstack.training.meta import environment_changes
 from deepstack.training.observer import LogFile, Observer, Observers
-from deepstack.training.ranks import held_folder
+from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.ranks import SilentFolder
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
+# System errors of a disk that cannot be written to.
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    )
+@dataclass(frozen=True)
+class Prepared:
+    """A checked run: its settings, device and locked folder.
+
+    paths: the fast paths.  environment: as meta.json records it.  observer: also writes log.txt;
+    silent on other ranks than 0.
+    """
+
+    config: conf.Config
+    folder: RunFolder
+    task: Task
+    device: torch.device
+    ranks: RankGroup
+    paths: FastPaths
+    environment: dict[str, Any]
+    observer: Observer
+    command: str
+
+
+@contextmanager
+def preflight(
+    config: conf.Config,
+    study: str | None,
+    out: Path,
+    observer: Observer,
+    *,
+    allow_env_change: bool = False,
+    command: str = "",
+    saves: bool = True,
+) -> Iterator[Prepared | Run]:
+    """Check everything that can stop a run, lock its folder and yield what the run needs.
+
+    Yields the finished run instead if the folder has one.  Inside the block the folder is locked
+    and torch has the run's threads and determinism.  A refused run leaves no folder behind.
+
+    saves: whether the run saves checkpoints, which must fit on the disk.  Raises ConfigError,
+    PluginError and ResourceError.
+    """
+    plugins.refuse_while_loading("deepstack.train")
+    study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
+    refuse_non_utf8_path(out)
+    refuse_missing_plugins(config, study_folder)
+    task = task_of(config)
+    model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
+    refuse_broken_scheme(config)
+    device = choose_device(config.runtime)
+    ranks = join_ranks(device)
+    ranks.share(config.train.batch_size)
+    refuse_batch_norm(config, ranks)
+    with (
+        locked_folder(config, study_folder, task, ranks) as (folder, state),
+        torch_settings(config, device, ranks) as threads,
+    ):
+        outer = observer if ranks.is_rank0 else Observer()
+        if state in ENDED:
+            again = removal(folder.path)
+            outer.notify(f"{state} already, left as it is; to train it anew, first: {again}")
+            yield Run(folder.path)
+            return
+        observer = Observers(outer, LogFile(folder)) if ranks.is_rank0 else outer
+        if ranks.is_rank0 and saves:
+            refuse_full_disk(config, folder, task.vocab_size)
+        if ranks.size == 1:
+            refuse_short_memory(config, device, task.vocab_size, observer.notify)
+        paths = fast_paths_of(config, device, ranks, model)
+        environment = environment_of(config, device, threads, paths, ranks)
+        if not allow_env_change:
+            ranks.from_rank0(lambda: refuse_other_environment(folder, environment))
+        if not folder.exists() and (news := changed_data(folder, config)):
+            observer.notify(news)
+        yield Prepared(config, folder, task, device, ranks, paths, environment, observer, command)
+
+
+def refuse_non_utf8_path(out: Path) -> None:
+    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
+    try:
+        os.fsencode(out).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{out}: this path is not UTF-8, as that of weights must be; give another with --out"
+        ) from None
+
+
+def refuse_broken_scheme(config: conf.Config) -> None:
+    """Raise PluginError for a plugin's scheme that cannot be used (see `check_scheme`)."""
+    try:
+        check_scheme(config)
+    except Exception as error:
+        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
+            raise
+
+
+def refuse_batch_norm(config: conf.Config, ranks: RankGroup) -> None:
+    """Raise ConfigError for batch norm over several ranks, each of which has a part of a batch."""
+    if config.model.norm.kind == "batch" and ranks.size > 1:
+        key = "model.norm.kind"
+        raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
@@ -65,15 +154,16 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
 
 
 def refuse_short_memory(
-    config: conf.Config, device: torch.device, vocab_size: int, said: Callable[[str], None]
+    config: conf.Config, device: torch.device, vocab_size: int, notify: Callable[[str], None]
 ) -> None:
     """Raise ResourceError if the machine's memory cannot suffice; warn if it may not suffice.
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
-    needed, limit = conf.memory_estimate(config, vocab_size), memory_limit(device)
-    here = min(limit, conf.machine_memory()) if on_cpu else limit
+    needed, here = conf.memory_estimate(config, vocab_size), memory_limit(device)
+    if on_cpu:
+        here = min(here, conf.machine_memory())
     if needed <= here:
         return
     short = (
@@ -82,116 +172,147 @@ def refuse_short_memory(
     )
     if on_cpu and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)
-    said(short)
+    notify(short)
 
 
-def refuse_other_letters(out: Path) -> None:
-    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
-    try:
-        os.fsencode(out).decode()
-    except UnicodeDecodeError:
+def refuse_other_environment(folder: RunFolder, environment: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming every difference, if the folder's run began in another one."""
+    changes = environment_changes(folder.read_meta().get("environment", environment), environment)
+    if changes:
         raise ConfigError(
-            f"{out}: this path is not UTF-8, as that of weights must be; give another with --out"
-        ) from None
+            f"this run was begun in another environment: {'; '.join(changes)}\n"
+            "its log could not go on byte for byte; to go on all the same: --allow-env-change"
+        )
+
+
+def refuse_probed(folder: RunFolder) -> None:
+    """Raise ConfigError for a run of an external model, which `deepstack.probe` has measured."""
+    if "hidden" in folder.read_meta():
+        raise ConfigError(
+            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
+            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+        )
 
 
 @contextmanager
-def open_job(
-    config: conf.Config,
-    study: str | None,
-    out: Path,
-    observer: Observer,
-    allow_env_change: bool,
-    command: str,
-    *,
-    saves: bool = True,
-) -> Iterator[Job]:
-    """Yield a job on its folder, which this process locks until the end of the block.
+def locked_folder(
+    config: conf.Config, study: Path, task: Task, ranks: RankGroup
+) -> Iterator[tuple[RunFolder, str | None]]:
+    """Yield the run's folder, which rank 0 locks until the end of the block, and its state."""
+    with ExitStack() as stack:
 
-    status.json records how a run ended: done, diverged, interrupted, failed or out_of_memory.
-    A preflight error or a full disk leaves it unchanged, and the same command resumes the run.
-    A PluginError after the first step of this process marks the run as failed.
+        def lock() -> list[str | None]:
+            folder = choose_folder(config, study, task)
+            try:
+                stack.enter_context(folder.lock())
+            except ResourceError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                    with suppress(ResourceError):
+                        if (state := folder.read_state()) in ENDED:  # nothing to write
+                            return [str(folder.path), state]
+                    raise ResourceError(f"{error}; give another folder with --out") from error
+                raise
+            try:
+                return [str(folder.path), folder.read_state()]
+            except ResourceError as error:
+                away = "`deepstack rm` puts the run away, and the same command trains it anew"
+                raise ResourceError(f"{error}; {away}") from error
 
-    saves: whether the job saves checkpoints, which must fit on the disk.
+        path, state = ranks.from_rank0(lock)
+        yield (RunFolder(path) if ranks.is_rank0 else SilentFolder(path)), state
+
+
+def run_name(config: conf.Config) -> str:
+    """Return the name of a run's folder, with or without default options in the config."""
+    return conf.run_name(without_defaults(config))
+
+
+def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
+    """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
+    for path in study.glob(f"{run_name(config)}*"):
+        folder = RunFolder(path)
+        known = folder.read_meta().get("plugins", [])
+        if known and folder.exists() and is_same_experiment(folder, config):
+            try:
+                plugins.require_plugins(known, str(path))
+            except PluginError as error:
+                raise PluginError(
+                    f"{error}, or, to train with the file that is there: {removal(path)}"
+                ) from None
+
+
+def choose_folder(
+    config: conf.Config, study: Path, task: Task, taken: Collection[str] = ()
+) -> RunFolder:
+    """Return the folder where this run was trained before, else the first free one.
+
+    taken: names reserved for other runs.
     """
-    refuse_while_loading("deepstack.train")
-    study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
-    refuse_other_letters(out)
-    refuse_missing_plugins(config, study_folder)
-    task = task_of(config)
-    # Build two layers without storage, so that an invalid model fails before a folder exists.
-    build_model(shallow(config), vocab_size=task.vocab_size, device="meta")
+    name = run_name(config)
+    for folder in folders_called(study, name):
+        if folder.exists():
+            if is_same_run(folder, config, task):
+                return folder
+            refuse_changed_data(folder, config, task)
+    return free_folder(study, name, taken)
+
+
+def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
+    """Yield the folder of that name, then those of the name with a number, in order."""
+    yield RunFolder(study / name)
+    numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
+    for number in sorted(int(text) for text in numbers if text.isascii() and text.isdigit()):
+        yield RunFolder(study / f"{name}-{number}")
+
+
+def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
+    """Return the first folder of that name, or with a number, that no run has or reserves."""
+    for number in range(1, 1000):
+        numbered = name if number == 1 else f"{name}-{number}"
+        if numbered not in taken and not (folder := RunFolder(study / numbered)).exists():
+            return folder
+    raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
+
+
+def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> None:
+    """Raise ConfigError if an unfinished run here could resume but its data have changed.
+
+    A run that has ended stays, and a new one starts beside it.
+    """
+    ended = folder.read_status().get("state") in ENDED
+    if ended or not folder.checkpoints() or not is_same_experiment(folder, config):
+        return
+    was = folder.read_meta().get("data", {}).get("sha256", "")
+    raise ConfigError(
+        f"{task.data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
+        f"was {was[:12]}…, is {str(task.data.get('sha256'))[:12]}…; put the old one back, or begin "
+        "another run with --study",
+        key="task.path",
+    )
+
+
+def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
+    """Return a notice if a new run starts beside one of the same config on other data."""
+    name = run_name(config)
+    number = folder.path.name.removeprefix(f"{name}-")
+    for before in range(int(number) - 1 if number.isdigit() else 0, 0, -1):
+        other = RunFolder(folder.path.with_name(name if before == 1 else f"{name}-{before}"))
+        if is_same_experiment(other, config):
+            return f"the data have changed since {other.path}: a new run {folder.path.name}"
+    return None
+
+
+def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
+    """Return whether a folder holds this config (except runtime and names) on the same data."""
+    data = folder.read_meta().get("data", task.data)
+    same_data = data.get("sha256") == task.data.get("sha256")
+    return same_data and is_same_experiment(folder, config)
+
+
+def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
+    """Return whether a folder's config equals this one except names, runtime and defaults."""
     try:
-        check_scheme(config)
-    except Exception as error:
-        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
-            raise
-    device = choose_device(config.runtime)
-    processes = join(device)
-    processes.share(config.train.batch_size)
-    with (
-        held_folder(config, study_folder, task, processes) as held,
-        torch_settings(config, device, processes) as threads,
-    ):
-        folder, state = held
-        tell = observer.said if processes.first else Observer().said
-        observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
-        job = Job(config, folder, task, device, observer, processes)
-        if state in ("done", "diverged"):
-            job.finished = True
-            again = removal(folder.path)
-            tell(f"{state} already, left as it is; to train it anew, first: {again}")
-            yield job
-            return
-        if processes.first and saves:
-            refuse_full_disk(config, folder, task.vocab_size)
-        if processes.size == 1:
-            refuse_short_memory(config, device, task.vocab_size, observer.said)
-        where = environment(config, device, threads, processes)
-        if not folder.exists():
-            if processes.first and (changed := changed_data(folder, config)):
-                observer.said(changed)
-            folder.write_config(conf.to_yaml(with_defaults(config)))
-        begun = float("inf")
-        try:
-            with gc_paused():
-                job.build(where, command, allow_env_change)
-            begun = job.last_step
-            gc.freeze()  # the model lives until the end: exclude it from collections
-            yield job
-        except ChangedLogError as error:
-            folder.write_status("failed", job.last_step, error=str(error), changed_log=True)
-            again = "training it again keeps its logs in aside/ and starts from step 0"
-            raise ChangedLogError(f"{error}\nthe run has failed; {again}") from error
-        except DeepstackError as error:
-            if isinstance(error, PluginError) and job.last_step > begun:
-                folder.write_status("failed", job.last_step, error=str(error))
-                error.exit_code = DeepstackError.exit_code
-            raise
-        except Exception as error:
-            if processes.size > 1 and (gone := lost(error)):
-                raise gone from error
-            if is_out_of_memory(error):
-                about = {
-                    "phase": job.phase,
-                    "estimate_mb": round(conf.memory_estimate(config, task.vocab_size) / 1e6),
-                    "limit_mb": round(memory_limit(device) / 1e6),
-                }
-                folder.write_status("out_of_memory", job.last_step, error=str(error), **about)
-                raise OutOfMemoryError(
-                    f"{folder.path}: out of memory in {job.phase} after step {job.last_step} "
-                    f"(estimate {about['estimate_mb']:,} MB, limit {about['limit_mb']:,} MB): "
-                    f"{str(error).splitlines()[0]}"
-                ) from error
-            LogFile(folder).line(traceback.format_exc())
-            reason = bug_in(error) or repr(error)
-            folder.write_status("failed", job.last_step, error=reason)
-            vars(error)["kept_in"] = folder.log_path  # shown with the error, in one line
-            raise
-        finally:
-            job.close()
-            gc.unfreeze()
-            if device.type == "cuda":  # a step refers to its job: free both before the next job
-                job.__dict__.pop("step", None)
-                gc.collect()
-                torch.cuda.empty_cache()
+        stored = conf.load_config(folder.config_path)
+    except ConfigError:
+        return False  # written by another version, whose settings are not ours
+    return conf.same_experiment(without_defaults(stored), without_defaults(config))

@@ -17,6 +17,7 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.distributed import started_by_torchrun
 from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
+from deepstack.fast import fast_paths_of
 from deepstack.interrupts import Stop
 from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
 from deepstack.records.comparison import (
@@ -30,10 +31,16 @@ from deepstack.records.comparison import (
 )
 from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import choose_device, environment, git_state, torch_settings
+from deepstack.training.environment import (
+    choose_device,
+    environment_of,
+    git_state,
+    torch_settings,
+)
 from deepstack.training.loop import train
-from deepstack.training.meta import environment_changes, refuse_probed
+from deepstack.training.meta import environment_changes
 from deepstack.training.observer import Observer, Row, Started
+from deepstack.training.preflight import refuse_probed
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,7 @@ def described(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, l
         )
     device = choose_device(config.runtime)
     with torch_settings(config, device) as threads:
-        now = environment(config, device, threads)
+        now = environment_of(config, device, threads, fast_paths_of(config, device))
     changes = environment_changes(meta["environment"], now)
     if "environment_changed" in meta:
         changes.append("parts of it were made in different ones (environment_changed)")
@@ -244,12 +251,12 @@ class Watch(Observer):
         self.inner.evaluated(step, row)
         self.compare("evals.csv", self.evals, step, row)
 
-    def said(self, line: str) -> None:
-        self.inner.said(line)
+    def notify(self, line: str) -> None:
+        self.inner.notify(line)
 
     def finished(self, state: str, step: int) -> None:
         if self.reached:
-            self.inner.said(f"the record goes to step {step}")
+            self.inner.notify(f"the record goes to step {step}")
         else:
             self.inner.finished(state, step)
 

@@ -14,7 +14,7 @@ from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
 from deepstack.diagnostics.snapshot import Pass, pass_through
-from deepstack.distributed import Processes
+from deepstack.distributed import RankGroup
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
@@ -31,7 +31,8 @@ class SnapshotWriter:
     """Takes snapshots of every layer and role on the probe batch, without disturbing training.
 
     Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
-    again: captures a pass through the model for faster repetition; its results stay in memory.
+    capture: returns a faster repetition of a pass through the model, or None; its results stay in
+    memory.
     """
 
     def __init__(
@@ -40,11 +41,11 @@ class SnapshotWriter:
         folder: RunFolder,
         built: Built,
         probe: tuple[Tensor, Tensor],
-        processes: Processes,
+        ranks: RankGroup,
         update: ModelUpdate,
-        again: Callable[[Callable[[], Pass]], Callable[[], Pass]] | None = None,
+        capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
-        self.config, self.folder, self.built, self.processes = config, folder, built, processes
+        self.config, self.folder, self.built, self.ranks = config, folder, built, ranks
         self.inputs, self.targets = probe
         self.update = update
         self.layer_steps = snapshot_steps(config.log.layers_every, config.train.steps)
@@ -59,8 +60,8 @@ class SnapshotWriter:
         # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
-        if again and sum(built.banks.count().values()) <= FEW_NUMBERS:
-            self._passed = again(partial(pass_through, built.model, self.inputs, self._loss))
+        if capture and sum(built.banks.count().values()) <= FEW_NUMBERS:
+            self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
         self.logs: list[AppendLog] = []
 
     def open(self, replay_from: int, tolerance: float) -> None:
@@ -93,7 +94,7 @@ class SnapshotWriter:
     def take(self, step: int) -> None:
         """Take the snapshots due at this step and write them."""
         device = self.inputs.device
-        whole = whole_copy(self.config, self.built, device, self.processes)
+        whole = whole_copy(self.config, self.built, device, self.ranks)
         before, self._before = self._before if step else None, None
         if whole is None:
             return

@@ -1,38 +1,52 @@
-"""A few steps of a run in a folder that is thrown away: how long a step takes."""
+"""Runs in a temporary folder, to time their steps."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training.preflight import Prepared, preflight
+from deepstack.training.run import TrainingRun, open_run
 
 
 def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]:
-    """Train step by step as `train` does, but for evaluations and snapshots; yield the seconds.
+    """Train as `train` does, without evaluations and snapshots, and yield the seconds of each step.
 
-    logged=False leaves out the probe for ‖ΔF‖ and the row, so that the difference is their cost.
-    It ends after `train.steps` steps.  A GPU's results are waited for after each step, so that the
-    time is that of the work and not of its launch.
+    logged=False leaves out the probe for ‖ΔF‖ and the row: the difference is their cost.  Each step
+    waits for a GPU's results, so that the time is that of the work and not of its launch.
     """
     quiet = {"train.eval_every": 0, "train.eval_batches": 1, "log.layers_every": 0}
     config = conf.with_overrides(config, quiet)
-    with (
-        tempfile.TemporaryDirectory(prefix="deepstack-") as folder,
-        open_job(config, "trial", Path(folder), Observer(), False, "", saves=False) as job,
-    ):
-        job.begin()
-        if not logged:
-            job.step = job.make_step(None)
-        for step in job.remaining_steps():
+    with temporary_run(config, saves=False, measures=logged) as run:
+        run.begin()
+        for step in run.remaining_steps():
             began = time.perf_counter()
-            inputs, targets = job.batch(step)
-            measured = job.step(inputs, targets, job.learning_rate(step))
+            inputs, targets = run.batch(step)
+            measured = run.step(inputs, targets, run.learning_rate(step))
             if logged:
-                job.record(step, measured)
+                run.record(step, measured)
             float(measured.loss)
             yield time.perf_counter() - began
+
+
+@contextmanager
+def temporary_run(
+    config: conf.Config,
+    *,
+    saves: bool = True,
+    measures: bool = True,
+    folder: Path | None = None,
+) -> Iterator[TrainingRun]:
+    """Yield a run in a temporary folder (below `folder`), for measurements of its parts."""
+    with (
+        tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
+        preflight(config, "trial", Path(out), Observer(), saves=saves) as prepared,
+    ):
+        assert isinstance(prepared, Prepared)
+        with open_run(prepared, measures=measures) as run:
+            yield run

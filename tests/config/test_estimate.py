@@ -172,7 +172,7 @@ def test_a_run_for_which_memory_is_short_says_so_at_its_start(
     limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Listens(Observer):
-        def said(self, line: str) -> None:
+        def notify(self, line: str) -> None:
             heard.append(line)
 
     heard: list[str] = []

@@ -123,7 +123,7 @@ def test_a_replayed_run_names_what_diverged_as_one_that_is_not(
     def rate(train: Train, step: int) -> float:
         return rates.get(step, 0.0)
 
-    monkeypatch.setattr("deepstack.training.job.learning_rate", rate)
+    monkeypatch.setattr("deepstack.training.run.learning_rate", rate)
     given = small(
         model__scheme="pre_ln", model__head="separate", train__optimizer="sgd", train__clip=None,
         train__max_loss=1e38, train__trainable=["final_norm", "w2"],

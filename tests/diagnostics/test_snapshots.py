@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics.snapshot import Pass
-from deepstack.training import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training import temporary_run
 from deepstack.training.snapshot_writer import SnapshotWriter
 
 SMALL = {"model.depth": 3, "model.d_model": 16, "task.seq_len": 16, "train.steps": 5}
@@ -31,10 +29,10 @@ class Kept:
         return self.found
 
 
-def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks(tmp_path: Path) -> None:
-    with open_job(with_overrides(Config(), SMALL), "study", tmp_path, Observer(), False, "") as job:
-        probe = job.snapshots.inputs, job.snapshots.targets
-        about = job.config, job.folder, job.built, probe, job.processes, job.update
+def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks() -> None:
+    with temporary_run(with_overrides(Config(), SMALL)) as run:
+        probe = run.snapshots.inputs, run.snapshots.targets
+        about = run.config, run.folder, run.built, probe, run.ranks, run.update
         plain, kept = SnapshotWriter(*about), SnapshotWriter(*about, Kept)
         for step in (0, 1):
             plain.take(step)

@@ -19,10 +19,11 @@ from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, config_of
 from safetensors.numpy import load_file
 
 import deepstack
-from deepstack.config import to_yaml, with_overrides
-from deepstack.distributed import Processes
+from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError
 from deepstack.records import Run
+from deepstack.training.preflight import refuse_batch_norm
 from deepstack.training.ranks import SilentFolder
 
 SCRIPT = str(TESTS / "helpers" / "parallel_runs.py")
@@ -190,15 +191,15 @@ def test_an_error_in_one_process_ends_all(tmp_path: Path) -> None:
 
 
 def test_shares_are_equal_and_cover_the_batch() -> None:
-    processes = Processes()
-    assert processes.first and processes.share(5) == slice(0, 5)
+    ranks = RankGroup()
+    assert ranks.is_rank0 and ranks.share(5) == slice(0, 5)
     taken: list[int] = []
     for rank in range(3):
-        processes.rank, processes.size = rank, 3
-        taken += range(12)[processes.share(12)]
+        ranks.rank, ranks.size = rank, 3
+        taken += range(12)[ranks.share(12)]
     assert taken == list(range(12))
     with pytest.raises(ConfigError, match=r"found 2, of which 3 processes .* nearest: 3$") as error:
-        processes.share(2)
+        ranks.share(2)
     assert error.value.key == "train.batch_size"
 
 
@@ -219,3 +220,10 @@ def test_without_torchrun_there_is_no_group(tmp_path: Path) -> None:
     assert not torch.distributed.is_initialized()
     where = json.loads((run.path / "meta.json").read_text())["environment"]
     assert where["processes"] == 1 and where["parallel"] is None
+
+
+def test_batch_norm_needs_one_process() -> None:
+    ranks = RankGroup()
+    ranks.size = 2
+    with pytest.raises(ConfigError, match="found batch, which needs one process"):
+        refuse_batch_norm(with_overrides(Config(), {"model.norm.kind": "batch"}), ranks)

@@ -15,13 +15,8 @@ from helpers.sampling import some
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.fast import (
-    FastPaths,
-    choose_fast_paths,
-    compiled,
-    enable_fast_paths,
-    in_parts,
-)
+from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
+from deepstack.fast.layers import in_parts
 from deepstack.fast.selection import is_nodes, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run

@@ -17,8 +17,7 @@ from deepstack.fast.gpu.nodes import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
-from deepstack.training import Observer
-from deepstack.training.preflight import open_job
+from deepstack.training import Observer, temporary_run
 
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
@@ -230,15 +229,15 @@ def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
     assert torch.cuda.memory_allocated() <= before
 
 
-def test_a_captured_step_never_waits_for_the_device(tmp_path: Path) -> None:
+def test_a_captured_step_never_waits_for_the_device() -> None:
     given = config(runtime__compile=False, runtime__cuda_graph=True, log__layers_every=0)
-    with open_job(given, "study", tmp_path, Observer(), False, "") as job:
+    with temporary_run(given) as run:
         for _ in range(5):
-            job.step(*job.batch(1), job.learning_rate(1))
+            run.step(*run.batch(1), run.learning_rate(1))
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(5):
-                job.step(*job.batch(1), job.learning_rate(1))
+                run.step(*run.batch(1), run.learning_rate(1))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -261,7 +260,7 @@ class Listens(Observer):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.lines.append(line)
 
 

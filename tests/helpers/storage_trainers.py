@@ -119,32 +119,37 @@ def prepare_training() -> None:
     """Fewer files, checkpoints by the step and not by the clock, and news for the harness."""
     from deepstack.diagnostics.layers import DIAGNOSTICS
     from deepstack.training import meta
-    from deepstack.training.job import Job
+    from deepstack.training.run import TrainingRun
 
     kept = {name: DIAGNOSTICS._objects[name] for name in KEPT_DIAGNOSTICS}
     DIAGNOSTICS._objects = kept
     # Git's own processes would not survive the watcher of system calls.
     vars(meta)["git_state"] = dict
-    begin, record, save, finish = Job.begin, Job.record, Job.save, Job.finish
+    begin, record, save, finish = (
+        TrainingRun.begin,
+        TrainingRun.record,
+        TrainingRun.save,
+        TrainingRun.finish,
+    )
 
-    def due(self: Job, step: int) -> bool:
+    def due(self: TrainingRun, step: int) -> bool:
         return step % INTERVAL == 0 and step < self.config.train.steps
 
-    def begun(self: Job) -> None:
+    def begun(self: TrainingRun) -> None:
         tell(first=self.first_step)
         begin(self)
 
-    def recorded(self: Job, step: int, measured: Any) -> None:
+    def recorded(self: TrainingRun, step: int, measured: Any) -> None:
         record(self, step, measured)
         time.sleep(float(os.environ.get("STORAGE_PAUSE", "0")))
         for number in signals_at(step):
             os.kill(os.getpid(), number)
 
-    def saved(self: Job, step: int) -> None:
+    def saved(self: TrainingRun, step: int) -> None:
         save(self, step)
         mark(step)
 
-    def finished(self: Job) -> Any:
+    def finished(self: TrainingRun) -> Any:
         run = finish(self)
         mark(self.config.train.steps)
         return run
@@ -154,7 +159,7 @@ def prepare_training() -> None:
         "finish": finished,
     }  # fmt: skip
     for name, method in changed.items():
-        setattr(Job, name, method)
+        setattr(TrainingRun, name, method)
 
 
 def signals_at(step: int) -> list[int]:

@@ -13,9 +13,8 @@ from helpers.sampling import some
 import deepstack
 from deepstack import config as conf
 from deepstack.config import Config, config_hash, parse_config, with_overrides
-from deepstack.distributed import Processes
 from deepstack.errors import ConfigError, Interrupted
-from deepstack.fast import compiled, fast_paths_of
+from deepstack.fast import compiled
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -243,13 +242,6 @@ def test_training_steps_are_followed_and_validation_uses_what_they_left(
     assert calls == [4 * 8] * (2 * 3 * 2 * 3)  # runs, steps, norms of a layer, layers
     assert runs[0].steps["loss"].tolist() == runs[1].steps["loss"].tolist()
     assert (runs[0].evals["loss"] != runs[1].evals["loss"]).tolist() == [False, True, True, True]
-
-
-def test_batch_norm_needs_one_process() -> None:
-    processes = Processes.__new__(Processes)
-    processes.rank, processes.size = 0, 2
-    with pytest.raises(ConfigError, match="found batch, which needs one process"):
-        fast_paths_of(small(model__norm__kind="batch"), torch.device("cpu"), processes)
 
 
 def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: Any) -> Any:

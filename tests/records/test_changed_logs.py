@@ -73,7 +73,7 @@ class Change(Observer):
         if step == self.at:
             self.change(self.path / self.name)
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.lines.append(line)
 
 
@@ -127,14 +127,14 @@ def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
 def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepstack.training import job
+    from deepstack.training import run as training_run
 
     def late(folder: RunFolder, *words: object, **more: object) -> None:
         digit(folder.steps_path)
         seal(folder, *words, **more)  # type: ignore[arg-type]
 
-    seal = job.write_end
-    monkeypatch.setattr(job, "write_end", late)
+    seal = training_run.write_end
+    monkeypatch.setattr(training_run, "write_end", late)
     run = deepstack.train(small(), out=tmp_path)
     assert any("steps.csv" in problem for problem in inspect(run.folder).problems)
 

@@ -21,7 +21,8 @@ from deepstack.cli import app
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.records import Run, RunFolder
-from deepstack.training import Observer, job
+from deepstack.training import Observer
+from deepstack.training import run as training_run
 from deepstack.training.rerun import check
 
 
@@ -292,9 +293,9 @@ def test_a_diverged_record_that_goes_on_now_is_a_difference(
 def test_another_learning_rate_in_the_code_is_found(
     trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = job.learning_rate
+    before = training_run.learning_rate
     monkeypatch.setattr(
-        job, "learning_rate", lambda train, t: before(train, t) * (1 + 1e-6 * (t >= 3))
+        training_run, "learning_rate", lambda train, t: before(train, t) * (1 + 1e-6 * (t >= 3))
     )
     watch = Counting()
     found = check(trained["done"], observer=watch)

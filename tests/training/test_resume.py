@@ -76,7 +76,7 @@ class Listener(deepstack.training.Observer):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def said(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         self.lines.append(line)
 
     def heard(self, words: str) -> bool:

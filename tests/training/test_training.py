@@ -311,7 +311,7 @@ def test_lack_of_memory_is_a_result_of_its_own(
     def greedy(*_: object, **__: object) -> None:
         torch.empty(2**60)
 
-    monkeypatch.setattr("deepstack.training.job.make_optimizer", greedy)
+    monkeypatch.setattr("deepstack.training.run.make_optimizer", greedy)
     with pytest.raises(ResourceError, match="out of memory") as caught:
         deepstack.train(small(), out=tmp_path)
     assert caught.value.exit_code == 5
@@ -364,7 +364,7 @@ def test_an_error_of_our_own_is_kept_with_its_traceback(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("deepstack.training.job.Job.evaluate", broken)
+    monkeypatch.setattr("deepstack.training.run.TrainingRun.evaluate", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         deepstack.train(small(), out=tmp_path)
     (path,) = (tmp_path / "runs").iterdir()

@@ -1,0 +1,101 @@
+"""Makes a finished model run by its fast paths: the only entry to this package for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.fast.capture import CapturedFunction, capture
+from deepstack.fast.gpu.available import makes_kernels
+from deepstack.fast.layers import enable_fast_paths, in_parts
+from deepstack.fast.replay import replaying
+from deepstack.fast.rule import FastPaths
+from deepstack.fast.step import Made, Probe, Step, Update, make_step, probed
+from deepstack.model.build import Built
+from deepstack.parameters import Bank, global_norm
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Accelerated:
+    """A model that runs by its fast paths; makes its training step."""
+
+    built: Built
+    optimizer: torch.optim.Optimizer
+    config: conf.Config
+    paths: FastPaths
+    notify: Callable[[str], None]
+
+    def make_step(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        probe: Probe | None,
+        share: Callable[[Tensor], Tensor] | None = None,
+        norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
+    ) -> Step:
+        """Return the training step, followed by the measurement `probe`; see `step.make_step`."""
+        train, built = self.config.train, self.built
+        return make_step(
+            loss,
+            built.banks,
+            built.trained,
+            self.optimizer,
+            clip=train.clip,
+            max_loss=train.max_loss,
+            alive=torch.ones((), device=built.trained[0].parameters[0].device),
+            probe=probe,
+            share=share,
+            norm_of=norm_of,
+            project=built.projection(),
+            capture=self._recorder(),
+        )
+
+    def _recorder(self) -> Callable[[Update, Probe | None], Made]:
+        """Return the function that records a step: CUDA graph capture, replay, or neither."""
+        model = self.built.model
+        joint = not model.schemes[0].changes_by_step
+        if self.paths.replayed:
+            return partial(replaying, said=self.notify, joint=joint)
+        if self.paths.captured:
+            insist = self.config.runtime.cuda_graph is True
+            parts = partial(in_parts, model)
+            return partial(capture, said=self.notify, insist=insist, joint=joint, parts=parts)
+        return probed
+
+    def capture_function(self, function: Callable[[], T]) -> Callable[[], T] | None:
+        """Return a function that replays a CUDA graph of this one; None if steps are not captured.
+
+        Its results stay in memory, and the next call overwrites them.
+        """
+        # a failed capture changes the random generator of dropout
+        if not self.paths.captured or self.config.model.dropout:
+            return None
+        return CapturedFunction(function, self.notify)
+
+
+def accelerate(
+    built: Built,
+    optimizer: torch.optim.Optimizer,
+    config: conf.Config,
+    paths: FastPaths,
+    notify: Callable[[str], None],
+) -> Accelerated:
+    """Make a model run by the chosen fast paths and return the maker of its training step.
+
+    optimizer: made with `capturable` where the step is captured or replayed.  notify: receives a
+    line before or after something that takes long.
+    """
+    enable_fast_paths(built.model, paths, config.runtime.recompute_every, notify)
+    on_gpu = built.trained[0].parameters[0].is_cuda
+    if paths.fused and on_gpu and makes_kernels():
+        notify("Triton makes kernels; seconds, once on a machine")
+    if paths.compiled and on_gpu:  # tell torch's compiler too
+        torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
+    return Accelerated(built, optimizer, config, paths, notify)
