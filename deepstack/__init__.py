@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deepstack.reports import report as report
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
-    from deepstack.training.external import probe as probe
+    from deepstack.training.external import Probe as probe
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
@@ -36,7 +36,7 @@ _PUBLIC = {
     "load_plugins": ("deepstack.plugins", "load_plugins"),
     "load_runs": ("deepstack.records", "load_runs"),
     "plot": ("deepstack.plots.draw", "draw"),
-    "probe": ("deepstack.training.external", "probe"),
+    "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),
     "sweep": ("deepstack.sweeps", "sweep"),

@@ -18,7 +18,7 @@ from deepstack.tasks import IGNORE, Batch, Task
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a batch as tensors on the device."""
+    """Return inputs and targets of a batch as tensors on the device."""
     inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
     if device.type == "cuda":  # pinned memory lets the copy run beside the kernels
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
@@ -26,9 +26,9 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def mean_loss(logits: Tensor, targets: Tensor, count: float | None = None) -> Tensor:
-    """Mean cross-entropy over the predicted positions, in nats: (batch, seq, vocab) -> 0-d.
+    """Return the mean cross-entropy over predicted positions in nats, (batch, seq, vocab) -> 0-d.
 
-    count: what the sum is divided by where this is a part of a batch, and not the positions here.
+    count: divisor of the sum for a part of a batch; by default the number of positions here.
     """
     logits, targets = logits.flatten(0, 1).float(), targets.flatten()
     if count is None:
@@ -36,32 +36,32 @@ def mean_loss(logits: Tensor, targets: Tensor, count: float | None = None) -> Te
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum") / count
 
 
-# Without a graph to keep, a forward pass takes several batches at once: narrow layers are launches.
+# Tokens of a forward pass without gradients: several batches, as launches dominate narrow layers.
 TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**14}
 
 
 class Evaluation:
-    """Validation loss over all predicted positions, and over those whose token is not shown alone.
+    """Validation loss over all predicted positions, and over those whose token is not shown.
 
-    The second is what the unigram entropy is compared with: where a masked position may show its
-    own byte, copying is enough to get below the entropy of all predicted positions.
+    The second is compared with the unigram entropy: where a masked position may show its own byte,
+    copying is enough to get below the entropy of all predicted positions.
     """
 
     def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:
         self.device = device
         size, count = train.batch_size, train.eval_batches
         first = task.validation_batch(0, size)
-        # There may be many: each is drawn into its place, and nothing is kept twice.
+        # Each batch is copied into its place, so that only one copy of all of them is in memory.
         whole = Batch(*(np.empty((count * len(a), *a.shape[1:]), a.dtype) for a in first))
-        known = []
+        optimal = []
         for i in range(count):
             batch = task.validation_batch(i, size) if i else first
-            for place, part in zip(whole, batch, strict=True):
-                place[i * size : (i + 1) * size] = part
-            if (optimal := task.optimal_loss(batch)) is not None:
-                known.append(optimal)
+            for array, part in zip(whole, batch, strict=True):
+                array[i * size : (i + 1) * size] = part
+            if (loss := task.optimal_loss(batch)) is not None:
+                optimal.append(loss)
         # Every batch of a task predicts equally many positions, so a mean of means is the mean.
-        floor = sum(known) / len(known) if known else None
+        floor = sum(optimal) / len(optimal) if optimal else None
         floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         self.columns = (*EVALS_COLUMNS, *self.floors)
@@ -74,7 +74,7 @@ class Evaluation:
     def measure(
         self, model: Transformer, autocast: Callable[[], torch.autocast]
     ) -> dict[str, float | None]:
-        """One row of evals.csv but for its step; waits for the device."""
+        """Return one row of evals.csv without its step; waits for the device."""
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         with torch.no_grad(), evaluating(model), model.statistics("followed"):
             for batch in self.batches:

@@ -24,16 +24,16 @@ from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
 from deepstack.training.intervals import snapshot_steps
 from deepstack.training.layer_records import LayerRecords
-from deepstack.training.meta import STEP_COLUMNS, TIMING, f0_norm
+from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
 from deepstack.training.recorder import Recorder
 
-Beat = int | Literal["log"]
+Interval = int | Literal["log"]
 
-LOG_BEAT = frozenset(snapshot_steps("log", 10**12))
+LOG_STEPS = frozenset(snapshot_steps("log", 10**12))
 LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
-OWN_WORDS = {
+OWN_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
     "loss": ("L", "", "What probe.step was given at step t."),
     "lr": ("η", "", "Learning rate of the optimizer's first group at probe.step."),
@@ -41,25 +41,10 @@ OWN_WORDS = {
 }
 
 
-def probe(
-    model: nn.Module,
-    batch: Any,
-    optimizer: torch.optim.Optimizer,
-    *,
-    out: str | Path,
-    hidden: Hidden = None,
-    layers: Layers = None,
-    groups: Groups | None = None,
-    every: int = 1,
-    layers_every: Beat = "log",
-    attribution_every: Beat = "log",
-    name: str | None = None,
-    seed: int = 0,
-    config: Mapping[str, Any] | None = None,
-) -> Probe:
+class Probe:
     """Measure ‖ΔF‖ = mean over probe tokens of ‖F_t − F_0‖₂, and its parts, for any PyTorch model.
 
-    Returns a context around a training loop.  It writes a run folder that `deepstack plot` and
+    A context around a training loop.  It writes a run folder that `deepstack plot` and
     `deepstack ls` read:
 
         with deepstack.probe(model, batch, optimizer, out="results/mine/run1") as probe:
@@ -94,36 +79,30 @@ def probe(
     Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
     already holds a run.
     """
-    return Probe(
-        model, batch, optimizer, Path(out), hidden, layers, groups,
-        every, layers_every, attribution_every, name, seed, config or {},
-    )  # fmt: skip
-
-
-class Probe:
-    """A run of an external loop: entered before the first step; call `step` after each step."""
 
     def __init__(
         self,
         model: nn.Module,
         batch: Any,
         optimizer: torch.optim.Optimizer,
-        out: Path,
-        hidden: Hidden,
-        layers: Layers,
-        groups: Groups | None,
-        every: int,
-        layers_every: Beat,
-        attribution_every: Beat,
-        name: str | None,
-        seed: int,
-        config: Mapping[str, Any],
+        *,
+        out: str | Path,
+        hidden: Hidden = None,
+        layers: Layers = None,
+        groups: Groups | None = None,
+        every: int = 1,
+        layers_every: Interval = "log",
+        attribution_every: Interval = "log",
+        name: str | None = None,
+        seed: int = 0,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         if every < 1:
             raise ConfigError(f"every: found {every}; allowed an integer >= 1")
-        for key, beat in (("layers_every", layers_every), ("attribution_every", attribution_every)):
-            if beat != "log" and not (isinstance(beat, int) and beat >= 0):
-                raise ConfigError(f"{key}: found {beat!r}; allowed an integer >= 0, or 'log'")
+        intervals = {"layers_every": layers_every, "attribution_every": attribution_every}
+        for key, interval in intervals.items():
+            if interval != "log" and not (isinstance(interval, int) and interval >= 0):
+                raise ConfigError(f"{key}: found {interval!r}; allowed an integer >= 0, or 'log'")
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
@@ -131,7 +110,7 @@ class Probe:
         self.subject = Subject(model, batch, hidden, layers)
         self.groups = self.subject.groups(groups)
         self.name = name or type(model).__name__
-        self.config = self._config(config)
+        self.config = self._config(config or {})
         self.at = 0
         self._previous = self.subject.initial.clone()
         self._records = LayerRecords(self.folder)
@@ -169,8 +148,8 @@ class Probe:
             columns = ("step", *self.groups, "whole", "unexplained")
             self._attribution = folder.log("attribution", columns).open()
             self._start = subject.state()
-        if self._in_beat(self.layers_every, 0):
-            self._look()
+        if self._is_due(self.layers_every, 0):
+            self._take_snapshot()
         self._prepare()
         self._recorder.pause()
 
@@ -193,16 +172,16 @@ class Probe:
         if value.numel() != 1:
             raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
-        row = self.at == 1 or self._in_beat(self.every, self.at)
-        look = self._in_beat(self.layers_every, self.at)
-        part = self._in_beat(self.attribution_every, self.at)
+        row = self.at == 1 or self._is_due(self.every, self.at)
+        snapshot = self._is_due(self.layers_every, self.at)
+        part = self._is_due(self.attribution_every, self.at)
         if recorder.divergence is None:
             if row:
                 self._row(recorder, value.reshape(()), norm_of(gradients))
-            if look or part or self.every > 1:
+            if snapshot or part or self.every > 1:
                 recorder.flush()  # exclude the measurements below from a row's time
-            if look:
-                self._look()
+            if snapshot:
+                self._take_snapshot()
                 recorder.pause()
             if self._attribution is not None and part:
                 found = self.subject.attribution(self.groups, self._start)
@@ -211,7 +190,7 @@ class Probe:
                 recorder.pause()
         self._prepare()
         if not row:  # the next row needs F_{t-1} and the time of its own step
-            if self._in_beat(self.every, self.at + 1) and recorder.divergence is None:
+            if self._is_due(self.every, self.at + 1) and recorder.divergence is None:
                 self._previous = self.subject.hidden()
             recorder.pause()
 
@@ -272,7 +251,7 @@ class Probe:
         recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
 
     @torch.no_grad()
-    def _look(self) -> None:
+    def _take_snapshot(self) -> None:
         """Take a snapshot of every layer and write it."""
         subject, before = self.subject, self._before
         if not subject.layers:
@@ -292,13 +271,13 @@ class Probe:
 
     def _prepare(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""
-        due = self._in_beat(self.layers_every, self.at + 1)
+        due = self._is_due(self.layers_every, self.at + 1)
         inside = [p for layer in self.subject.layers for p in layer.parameters()]
         self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
 
-    def _in_beat(self, every: Beat, step: int) -> bool:
+    def _is_due(self, every: Interval, step: int) -> bool:
         if every == "log":
-            return step in LOG_BEAT
+            return step in LOG_STEPS
         return every > 0 and step % every == 0
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,8 +330,7 @@ class Probe:
 
     def _columns(self) -> dict[str, Any]:
         """Return the content of columns.json, which describes every column for the charts."""
-        keys = ("symbol", "unit", "description")
-        steps = STEP_COLUMNS | OWN_WORDS | COLUMNS | TIMING
+        steps = STEP_COLUMNS | OWN_COLUMNS | COLUMNS | TIMING
         known = describe()
         layers = {key: known[key] for key in LAYERS}
         layers["grad_norm"] = (
@@ -366,13 +344,10 @@ class Probe:
         }
         shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
         shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
-        tables = {"columns": steps, "layers": layers, "attribution": shares}
-        entries = {
-            section: {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
-            for section, table in tables.items()
-        }
         return {
-            **entries,
+            "columns": entries(steps),
+            "layers": entries(layers),
+            "attribution": entries(shares),
             "scheme": {
                 "name": self.config["model"]["scheme"],
                 "label": self.name,

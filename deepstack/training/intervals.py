@@ -1,4 +1,4 @@
-"""The slow beats: at which steps every layer is looked at, and the validation loss taken."""
+"""The intervals of snapshots and evaluations, as sets of steps."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterable, Iterator, Set
 
 
 class Steps(Set[int]):
-    """A set of steps that takes no memory: those of a range, and a few besides."""
+    """A set of steps that takes no memory: a range and a few more steps."""
 
-    def __init__(self, regular: range, besides: Iterable[int] = ()) -> None:
+    def __init__(self, regular: range, extra: Iterable[int] = ()) -> None:
         self.regular = regular
-        self.besides = sorted(step for step in set(besides) if step not in regular)
+        self.extra = sorted(step for step in set(extra) if step not in regular)
 
     def __contains__(self, step: object) -> bool:
-        return step in self.regular or step in self.besides
+        return step in self.regular or step in self.extra
 
     def __iter__(self) -> Iterator[int]:
         yield from self.regular
-        yield from self.besides
+        yield from self.extra
 
     def __len__(self) -> int:
-        return len(self.regular) + len(self.besides)
+        return len(self.regular) + len(self.extra)
 
 
 def snapshot_steps(every: int | str, steps: int) -> Steps:
-    """Steps of the snapshots, step 0 (initialisation) and the last among them; none for 0.
+    """Return the steps of the snapshots, with step 0 (initialisation) and the last; none for 0.
 
     'log': 0, 1, 2, 3, 5, 8, 13, … (each about 1.6 times the one before).
     """
@@ -40,5 +40,5 @@ def snapshot_steps(every: int | str, steps: int) -> Steps:
 
 
 def evaluation_steps(every: int, steps: int) -> Steps:
-    """Every so many steps, step 0 (initialisation) and the last among them; for 0 these alone."""
+    """Return every so many steps, with step 0 and the last one; for 0 only these two."""
     return Steps(range(0, steps + 1, every or steps), {steps})

@@ -106,6 +106,12 @@ def meta_of(
     return continued(before, now)
 
 
+def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """Return the entries of columns.json for name -> (symbol, unit, description)."""
+    keys = ("symbol", "unit", "description")
+    return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
+
+
 def columns_of(
     config: conf.Config,
     built: Built,
@@ -119,11 +125,6 @@ def columns_of(
     of its scheme and task, so that a chart says those that were set.
     below_fp32_resolution: `steps_below_resolution`; absent if no role has such steps.
     """
-
-    def entries(table: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-        keys = ("symbol", "unit", "description")
-        return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
-
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, built)
     return {

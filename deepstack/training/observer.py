@@ -1,4 +1,4 @@
-"""Who is told what a run does while it does it: a display, a log file, a test."""
+"""Observers receive the events of a run: a display, a log file, a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Started:
-    """What is known when a run begins: where, how much, and what its losses are compared with."""
+    """The facts of a run at its start: folder, size, device and reference losses."""
 
     folder: RunFolder
     label: str
@@ -30,31 +30,31 @@ class Started:
 
     @property
     def layers(self) -> str:
-        """'6', or '6 + 12' where there are an encoder and a decoder."""
+        """Return '6', or '6 + 12' for an encoder and a decoder."""
         return " + ".join(map(str, self.depths))
 
 
 class Observer:
-    """Told of every event of a run; this one does nothing with it."""
+    """Receives every event of a run; the base class ignores them."""
 
     def started(self, run: Started) -> None:
-        """The model stands; first_step is 1, or the step after the checkpoint."""
+        """The model is built; first_step is 1, or the step after the checkpoint."""
 
     def stepped(self, step: int, row: Row) -> None:
-        """A row of steps.csv was written; `step_ms` is what the step alone took, without looks."""
+        """A row of steps.csv was written; `step_ms` is the step's time without snapshots."""
 
     def evaluated(self, step: int, row: Row) -> None:
         """A row of evals.csv was written."""
 
     def notify(self, line: str) -> None:
-        """Something that a person should read."""
+        """A message for the user."""
 
     def finished(self, state: str, step: int) -> None:
         """The run ended, in one of the states of status.json."""
 
 
 class Observers(Observer):
-    """Several observers as one."""
+    """Passes every event on to several observers."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
@@ -81,9 +81,9 @@ class Observers(Observer):
 
 
 class Pace:
-    """What is left of a run, by the median time of its latest steps.
+    """Estimates the remaining time of a run from the median time of its latest steps.
 
-    The first steps have most of the looks and what is made once; a mean would never forget them.
+    The first steps are slow: they have most of the snapshots, and one-time work.
     """
 
     def __init__(self, few: int = 10, latest: int = 50) -> None:
@@ -91,12 +91,12 @@ class Pace:
         self.times: deque[float] = deque(maxlen=latest)
 
     def add(self, row: Row) -> None:
-        """Take up a step's time."""
+        """Add the time of a step."""
         if (milliseconds := row.get("step_ms")) is not None:
             self.times.append(milliseconds)
 
     def text(self, steps_left: int) -> str:
-        """'12 ms/step  34 s left'; nothing before a few steps are known."""
+        """Return '12 ms/step  34 s left', or nothing before a few steps are known."""
         if len(self.times) < self.few:
             return ""
         each = statistics.median(self.times)
@@ -105,7 +105,7 @@ class Pace:
 
 
 class PlainLines(Observer):
-    """One line an event, a step's line at most every `seconds`: for a pipe, a file, a job's log."""
+    """Prints one line for each event, and for a step at most every `seconds`."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds = seconds
@@ -114,7 +114,7 @@ class PlainLines(Observer):
         self._pace = Pace()
 
     def line(self, text: str) -> None:
-        """Where a line goes: here it is printed."""
+        """Print a line; subclasses write it elsewhere."""
         print(text, flush=True)
 
     def started(self, run: Started) -> None:
@@ -148,7 +148,7 @@ class PlainLines(Observer):
 
 
 class LogFile(PlainLines):
-    """The plain lines, in log.txt of the run folder."""
+    """Appends the plain lines to log.txt of the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
@@ -162,16 +162,16 @@ class LogFile(PlainLines):
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, or a dash."""
+    """Return four significant digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def validation(row: Row) -> str:
-    """'loss 2.9 (on [MASK] 3.1; unigram there 3.2)': a row with what it is compared with."""
+    """Return a row with its references: 'loss 2.9 (on [MASK] 3.1; unigram there 3.2)'."""
     text = f"loss {number(row['loss'])}"
     notes, there = [], ""
     loss, masked = row["loss"], row.get("loss_masked")
-    # Where all that is predicted is [MASK], both are one number but for rounding.
+    # If every predicted position is [MASK], both losses are equal except for rounding.
     if masked is not None and not (loss is not None and math.isclose(loss, masked, rel_tol=1e-5)):
         notes.append(f"on [MASK] {number(row['loss_masked'])}")
         there = " there"

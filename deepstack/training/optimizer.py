@@ -1,4 +1,4 @@
-"""torch's own optimizers over the banks, or Muon, one parameter group a treatment."""
+"""torch's optimizers or Muon over the banks, with a parameter group for each set of factors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.distributed import ShardedBank
-from deepstack.errors import ConfigError
 from deepstack.parameters import Bank
 from deepstack.schemes import Optim
 from deepstack.training.muon import Muon
@@ -22,13 +20,13 @@ def make_optimizer(
     optim: Callable[[str], Optim] = lambda role: Optim(),
     capturable: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) times its 'factor'.
+    """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
-    Muon moves the layers' matrices, AdamW all else.  optim: what the scheme multiplies a role's
-    learning rate, decay and epsilon with.  capturable: learning rates are tensors, which a captured
-    or replayed step reads anew at every step; on a GPU they always are, so that an eager step
-    rounds as a captured one.  Weight decay touches matrices and tables (embedding, position, head),
-    never a bias or a norm.  Raises ConfigError for Muon where processes have parts of matrices.
+    Muon updates the layers' matrices, AdamW the other parameters.  optim: the scheme's factors of a
+    role's learning rate, decay and epsilon.  capturable: learning rates are tensors, which a
+    captured or replayed step reads at every step; on a GPU they always are, so that an eager step
+    rounds like a captured one.  Weight decay applies to matrices and tables (embedding, position,
+    head), never to a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []
@@ -39,7 +37,6 @@ def make_optimizer(
         decay *= own.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
         if train.optimizer == "muon" and bank.in_layers and bank.start == "matrix":
-            refuse_parts(bank, "train.optimizer")
             number, (rows, columns) = len(bank.roles), bank.shape
             shape = (number, rows // number, columns)
             of_matrices.append(fresh | {"params": bank.parameters, "shape": shape})
@@ -48,7 +45,7 @@ def make_optimizer(
             fresh["eps"] = train.eps * own.eps
         groups.setdefault((factor, decay, own.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
-    leave_the_compiler_out()
+    avoid_compiler_import()
     device = banks[0].parameters[0].device
     on_gpu = device.type == "cuda"
     if capturable or on_gpu:
@@ -70,21 +67,11 @@ def make_optimizer(
     return Muon(of_matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())
 
 
-def refuse_parts(bank: Bank, key: str) -> None:
-    """ConfigError for a bank of which every process has a part: `key` needs whole matrices."""
-    if isinstance(bank, ShardedBank):
-        raise ConfigError(
-            f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
-            "allowed with runtime.parallel=data",
-            key=key,
-        )
+def avoid_compiler_import() -> None:
+    """Keep torch from importing its compiler, which takes a second, to add a parameter group.
 
-
-def leave_the_compiler_out() -> None:
-    """Keep torch from importing its compiler, a second of work, to add a group of parameters.
-
-    torch excludes this function from compilation by a decorator that imports the compiler first;
-    nothing here compiles an optimizer.  Where torch does it otherwise, nothing happens.
+    torch excludes this function from compilation by a decorator that imports the compiler first.
+    Nothing here compiles an optimizer.  In other versions of torch this does nothing.
     """
     inner = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if inner is not None and not hasattr(inner, "__dynamo_disable"):
@@ -94,8 +81,10 @@ def leave_the_compiler_out() -> None:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, banks: Sequence[Bank]
 ) -> dict[str, torch.Tensor]:
-    """Everything the optimizer remembers, as tensors named '<bank>/<what>': moments (depth, padded
-    size), step counts (tensors of the bank,)."""
+    """Return the optimizer's state by '<bank>/<name>'.
+
+    Moments are (depth, padded size); step counts have one number for each tensor of the bank.
+    """
     state: dict[str, torch.Tensor] = {}
     for bank in banks:
         kept = [optimizer.state[p] for p in bank.parameters]
@@ -107,8 +96,8 @@ def optimizer_state(
     return state
 
 
-def remembered(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
-    """What the optimizer keeps of every parameter of a bank after its first step."""
+def state_names(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
+    """Return the names of the state that the optimizer has for a bank after its first step."""
     if isinstance(optimizer, Muon):
         of_matrices = {p for group in optimizer.matrices for p in group["params"]}
         if bank.parameters[0] in of_matrices:
@@ -121,11 +110,11 @@ def remembered(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, banks: Sequence[Bank], state: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what `optimizer_state` gave, whether the banks were stacked or not.
+    """Load the result of `optimizer_state`, whether the banks were stacked or not.
 
-    Raises ValueError for a state that is not that of all these banks and no others.
+    Raises ValueError unless the state is of exactly these banks.
     """
-    wanted = {f"{bank.key}/{name}" for bank in banks for name in remembered(optimizer, bank)}
+    wanted = {f"{bank.key}/{name}" for bank in banks for name in state_names(optimizer, bank)}
     if wrong := wanted ^ set(state):
         raise ValueError(f"its optimizer is not this run's ({min(wrong)})")
     for key, joined in state.items():

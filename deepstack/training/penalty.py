@@ -1,4 +1,4 @@
-"""The spectral norm as a regulariser: a term of the gradient that pulls large norms down."""
+"""The spectral norm as a regulariser: a term of the gradient that reduces large norms."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from deepstack.distributed import RankGroup
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
 from deepstack.parameters.banks import joined
-from deepstack.training.optimizer import refuse_parts
 
 
 class SpectralPenalty:
-    """L + λ/2 Σ ‖W‖₂², over the matrices of all layers that are trained, in the gradient alone.
+    """L + λ/2 Σ ‖W‖₂² over the trained matrices of all layers, in the gradient only.
 
-    The loss that is logged, and that ends a run, stays the task's: the value of what `__call__`
-    gives is that of what it is given, bit for bit, while its gradient by W has λ W v vᵀ besides, v
-    the right singular vector, found as `spectral_norms` finds it and not differentiated: of random
-    matrices of 16 to 1024 columns that is 3 % off σ₁u₁v₁ᵀ on average, or less.  So the gradient's
-    norm, and its clipping, are those of both.  W is what a product does: under the NTK
-    parameterisation the matrix over sqrt(n_in).  λ = 0 costs nothing.  Raises ConfigError where
-    parameters are cut over processes.  Yoshida and Miyato 2017, arXiv:1705.10941, section 3; where
-    theirs goes on from the last step's vector, this starts anew from fixed ones: v is a function of
-    the weights alone, and nothing has to be saved for a run to go on byte for byte.
+    `__call__` returns a loss with the value of the task's loss, bit for bit: logs and divergence
+    ignore the penalty.  Its gradient by W has the additional term λ W v vᵀ, and the gradient's norm
+    and clipping include it.  v is the right singular vector as `spectral_norms` computes it, not
+    differentiated; for random matrices of 16 to 1024 columns the term is within 3 % of σ₁u₁v₁ᵀ on
+    average.  W is the effective matrix: under the NTK parameterisation the matrix over sqrt(n_in).
+    λ = 0 costs nothing.  The penalty needs whole matrices.
+
+    Source: Yoshida and Miyato 2017, arXiv:1705.10941, section 3.  They continue from the last
+    step's vector; this starts from fixed vectors, so that v is a function of the weights alone and
+    a resumed run needs no further state.
     """
 
     def __init__(self, config: conf.Config, built: Built, ranks: RankGroup) -> None:
@@ -44,25 +44,23 @@ class SpectralPenalty:
         if not self.strength:
             return
         self.banks = [b for b in built.trained if b.in_layers and b.start == "matrix"]
-        for bank in self.banks:
-            refuse_parts(bank, "train.spectral_penalty")
         small = {min(shape_of(bank)) for bank in self.banks}
         device = next(built.model.parameters()).device
         self.start = {n: start_vectors(n, VECTORS, device) for n in small}
 
     def __call__(self, loss: Tensor) -> Tensor:
-        """The task's loss, whose gradient is that of the loss with the penalty."""
+        """Return the task's loss with the gradient of the penalised loss."""
         if not self.banks:
             return loss
         added = self.strength / 2 * self.squares()
         return loss + (added - added.detach())
 
     def squares(self) -> Tensor:
-        """Σ ‖W‖₂² over the matrices, 0-d."""
+        """Return Σ ‖W‖₂² over the matrices, 0-d."""
         return torch.stack([self.square(bank).sum() for bank in self.banks]).sum()
 
     def square(self, bank: Bank) -> Tensor:
-        """‖W‖₂² of each matrix of a bank, (depth * roles,)."""
+        """Return ‖W‖₂² of each matrix of a bank, (depth * roles,)."""
         n_out, n_in = shape_of(bank)
         W = bank.shaped(joined(list(bank.parameters))).reshape(-1, n_out, n_in)
         W = tall(W)
@@ -74,6 +72,6 @@ class SpectralPenalty:
 
 
 def shape_of(bank: Bank) -> Sequence[int]:
-    """(n_out, n_in) of one matrix: the roles of a bank are equal slices of its rows."""
+    """Return (n_out, n_in) of one matrix: a bank's roles are equal slices of its rows."""
     rows, columns = bank.shape
     return rows // len(bank.roles), columns

@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.distributed import RankGroup, join_ranks
+from deepstack.distributed import RankGroup, join_ranks, parallelism
 from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
@@ -34,7 +35,6 @@ from deepstack.training.environment import (
 from deepstack.training.meta import environment_changes
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.ranks import SilentFolder
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -91,6 +91,7 @@ def preflight(
     ranks = join_ranks(device)
     ranks.share(config.train.batch_size)
     refuse_batch_norm(config, ranks)
+    refuse_sharded_matrices(config, ranks)
     with (
         locked_folder(config, study_folder, task, ranks) as (folder, state),
         torch_settings(config, device, ranks) as threads,
@@ -110,7 +111,7 @@ def preflight(
         environment = environment_of(config, device, threads, paths, ranks)
         if not allow_env_change:
             ranks.from_rank0(lambda: refuse_other_environment(folder, environment))
-        if not folder.exists() and (news := changed_data(folder, config)):
+        if ranks.is_rank0 and not folder.exists() and (news := changed_data(folder, config)):
             observer.notify(news)
         yield Prepared(config, folder, task, device, ranks, paths, environment, observer, command)
 
@@ -139,6 +140,21 @@ def refuse_batch_norm(config: conf.Config, ranks: RankGroup) -> None:
     if config.model.norm.kind == "batch" and ranks.size > 1:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
+
+
+def refuse_sharded_matrices(config: conf.Config, ranks: RankGroup) -> None:
+    """Raise ConfigError if sharded ranks would need whole matrices."""
+    needs = {
+        "train.optimizer": config.train.optimizer == "muon",
+        "train.spectral_penalty": config.train.spectral_penalty > 0,
+    }
+    key = next((key for key, needed in needs.items() if needed), None)
+    if key is not None and parallelism(config, ranks) == "fully_sharded":
+        raise ConfigError(
+            f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+            "allowed with runtime.parallel=data",
+            key=key,
+        )
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
@@ -198,7 +214,10 @@ def refuse_probed(folder: RunFolder) -> None:
 def locked_folder(
     config: conf.Config, study: Path, task: Task, ranks: RankGroup
 ) -> Iterator[tuple[RunFolder, str | None]]:
-    """Yield the run's folder, which rank 0 locks until the end of the block, and its state."""
+    """Yield the run's folder, which rank 0 locks until the end of the block, and its state.
+
+    Other ranks need not even see its disk: they get a temporary folder, which nobody reads.
+    """
     with ExitStack() as stack:
 
         def lock() -> list[str | None]:
@@ -219,7 +238,9 @@ def locked_folder(
                 raise ResourceError(f"{error}; {away}") from error
 
         path, state = ranks.from_rank0(lock)
-        yield (RunFolder(path) if ranks.is_rank0 else SilentFolder(path)), state
+        if not ranks.is_rank0:
+            path = stack.enter_context(TemporaryDirectory(prefix="deepstack-"))
+        yield RunFolder(path), state
 
 
 def run_name(config: conf.Config) -> str:
@@ -293,13 +314,11 @@ def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> N
 
 def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
     """Return a notice if a new run starts beside one of the same config on other data."""
-    name = run_name(config)
-    number = folder.path.name.removeprefix(f"{name}-")
-    for before in range(int(number) - 1 if number.isdigit() else 0, 0, -1):
-        other = RunFolder(folder.path.with_name(name if before == 1 else f"{name}-{before}"))
-        if is_same_experiment(other, config):
-            return f"the data have changed since {other.path}: a new run {folder.path.name}"
-    return None
+    others = folders_called(folder.path.parent, run_name(config))
+    same = [other for other in others if is_same_experiment(other, config)]
+    if not same:
+        return None
+    return f"the data have changed since {same[-1].path}: a new run {folder.path.name}"
 
 
 def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:

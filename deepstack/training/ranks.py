@@ -1,22 +1,13 @@
-"""The folder, checkpoint and model that the ranks of one run share.
-
-Rank 0 locks the folder and is the only rank that reads or writes it: the others need not even see
-its disk, and receive what they need from rank 0.
-"""
+"""The checkpoint, model and batches that the ranks of one run share."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import BytesIO
-from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from deepstack import config as conf
@@ -30,50 +21,9 @@ from deepstack.distributed import (
 from deepstack.model import Transformer, build_model
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
-from deepstack.records import AppendLog, RunFolder
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training.checkpoint import Checkpoint
-
-
-class SilentLog(AppendLog):
-    """A log that writes nothing."""
-
-    def open(self, replay_from: int = -1) -> Self:
-        return self
-
-    def write(self, row: object) -> None:
-        """Do nothing."""
-
-    @contextmanager
-    def _reading(self) -> Iterator[BinaryIO]:
-        yield BytesIO()
-
-
-class SilentFolder(RunFolder):
-    """The run folder for other ranks than 0: it appears empty, and writing does nothing."""
-
-    @property
-    def log_path(self) -> Path:
-        return Path(os.devnull)
-
-    def exists(self) -> bool:
-        return False
-
-    def write_text(self, path: Path, text: str) -> None:
-        """Do nothing."""
-
-    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
-        """Do nothing."""
-
-    def read_meta(self) -> dict[str, Any]:
-        return {}
-
-    def checkpoints(self) -> list[int]:
-        return []
-
-    def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
-        return SilentLog(self.path / f"{name}.csv", columns)
 
 
 def common_checkpoint(ranks: RankGroup, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:

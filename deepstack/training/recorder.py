@@ -1,4 +1,4 @@
-"""Rows of the run folder: kept on the device until they are due, so that training never waits."""
+"""Writes the rows of steps.csv and timing.csv, in groups, so that training never waits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, RunFolder
 from deepstack.training.environment import peak_memory_mb
 from deepstack.training.observer import Observer
 
-LAG = 10  # steps between two looks at a GPU's results
+LAG = 10  # steps between two reads of a GPU's results
 
 
 class Divergence(NamedTuple):
-    """Where a run left the finite numbers (or its bound): the last row of its log."""
+    """The step, quantity and value with which a run diverged: the last row of its log."""
 
     step: int
     quantity: str
     value: float
 
 
-def cause(found: Divergence, place: Culprit) -> str:
-    """'step 3: loss is nan, first not finite in layer 2, forward': what status.json has too."""
-    text = f"step {found.step}: {found.quantity} is {found.value:.4g}"
-    if math.isfinite(found.value):
+def cause(divergence: Divergence, place: Culprit) -> str:
+    """Return 'step 3: loss is nan, first not finite in layer 2, forward' for a message."""
+    step, quantity, value = divergence
+    text = f"step {step}: {quantity} is {value:.4g}"
+    if math.isfinite(value):
         return f"{text}, more than train.max_loss"
     if place.layer is not None:
         return f"{text}, first not finite in layer {place.layer}, {place.where}"
@@ -38,11 +39,11 @@ def cause(found: Divergence, place: Culprit) -> str:
 
 
 class Row(NamedTuple):
-    """A row that is not written yet; values: in the order of its columns, on the device."""
+    """A row that is not written yet; values: in the order of the columns, on the device."""
 
     step: int
     lr: float
-    milliseconds: float | None  # None: what the rows written together took, shared among them
+    milliseconds: float | None  # None: an equal share of the time of all pending rows
     values: Tensor
 
 
@@ -70,22 +71,22 @@ class Recorder:
         self._clock = time.perf_counter()
 
     def add(self, step: int, lr: float, measured: Measured) -> None:
-        """Keep the row of a step; it is written when enough have come together.
+        """Keep the row of a step; write all rows once there are `lag` of them.
 
         A probe that was left to the next step has been measured when that step is added.
         """
         self._complete()
-        begun = torch.stack([measured.loss.float(), measured.grad_norm.float()])
-        # a CPU has done what it was told; of a GPU only the time of many steps is known
-        milliseconds = self._lapse() if self.lag == 1 else None
-        self._last = Row(step, lr, milliseconds, begun), measured
+        values = torch.stack([measured.loss.float(), measured.grad_norm.float()])
+        # a GPU runs behind the host: only the time of many steps is known
+        milliseconds = self._elapsed_ms() if self.lag == 1 else None
+        self._last = Row(step, lr, milliseconds, values), measured
         if measured.settle is None:
             self._complete()
         if len(self._pending) >= self.lag:
             self._write()
 
     def _complete(self) -> None:
-        """Take up what was measured after the last step."""
+        """Add the probe's values of the last step to its row."""
         if self._last is None:
             return
         (row, measured), self._last = self._last, None
@@ -94,7 +95,7 @@ class Recorder:
         self._pending.append(row._replace(values=torch.cat(values)))
 
     def flush(self) -> None:
-        """Write the rows kept back, up to and including the one that diverged."""
+        """Write all pending rows, up to and including the one that diverged."""
         if self._last and (settle := self._last[1].settle) and not self.divergence:
             settle()
         self._complete()
@@ -102,25 +103,25 @@ class Recorder:
 
     def _write(self) -> None:
         if not self._pending or self.divergence:
-            self._pending = []  # after a divergence nothing is a row of this run any more
+            self._pending = []  # the diverged row is the last one
             return
-        found = torch.stack([row.values for row in self._pending]).tolist()
+        rows = torch.stack([row.values for row in self._pending]).tolist()
         if self._pending[0].milliseconds is None:
-            each = self._lapse() / len(found)
+            each = self._elapsed_ms() / len(rows)
             self._pending = [row._replace(milliseconds=each) for row in self._pending]
         memory = peak_memory_mb(self.device)
-        for (step, lr, milliseconds, _), values in zip(self._pending, found, strict=True):
+        for (step, lr, milliseconds, _), values in zip(self._pending, rows, strict=True):
             row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
             self.steps.write(row)
             self.timing.write((step, milliseconds, memory))
             self.observer.stepped(step, {**row, "step_ms": milliseconds})
-            if bad := self._diverged(row):
-                self.divergence = Divergence(step, *bad)
+            if reason := self._diverged(row):
+                self.divergence = Divergence(step, *reason)
                 break
         self._pending = []
 
-    def _lapse(self) -> float:
-        """Milliseconds since this was asked last, or since a pause."""
+    def _elapsed_ms(self) -> float:
+        """Return the milliseconds since the last call, or since a pause."""
         before, self._clock = self._clock, time.perf_counter()
         return (self._clock - before) * 1000
 
@@ -133,11 +134,11 @@ class Recorder:
         return None
 
     def pause(self) -> None:
-        """Leave the time since the last row out of the next step's: an evaluation, a snapshot."""
+        """Exclude the time since the last row, of an evaluation or snapshot, from the next step."""
         self._clock = time.perf_counter()
 
     def close(self) -> None:
-        """Close both files, and let go of the last step."""
+        """Close both files and release the last step's tensors."""
         self._last = None
         self.steps.close()
         self.timing.close()

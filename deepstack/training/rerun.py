@@ -39,7 +39,7 @@ from deepstack.training.environment import (
 )
 from deepstack.training.loop import train
 from deepstack.training.meta import environment_changes
-from deepstack.training.observer import Observer, Row, Started
+from deepstack.training.observer import Observer, Observers, Row, Started
 from deepstack.training.preflight import refuse_probed
 
 
@@ -207,11 +207,12 @@ class _Parted(DifferenceError):
     """A row differs from the recorded one: there is nothing more to be learnt from training on."""
 
 
-class Watch(Observer):
-    """Compares every row with the recorded one, and hands each event on."""
+class Watch(Observers):
+    """Compares every row with the recorded one, and passes every event on."""
 
     def __init__(self, record: RunFolder, inner: Observer, upto: int | None, stop: Stop) -> None:
-        self.inner, self.upto, self.stop = inner, upto, stop
+        super().__init__(inner)
+        self.upto, self.stop = upto, stop
         self.steps, self.evals = read_table(record.steps_path), read_table(record.evals_path)
         self.folder: RunFolder | None = None
         self.parted: Difference | None = None
@@ -240,25 +241,22 @@ class Watch(Observer):
 
     def started(self, run: Started) -> None:
         self.folder = run.folder
-        self.inner.started(run)
+        super().started(run)
 
     def stepped(self, step: int, row: Row) -> None:
         self.step = step
-        self.inner.stepped(step, row)
+        super().stepped(step, row)
         self.compare("steps.csv", self.steps, step, row)
 
     def evaluated(self, step: int, row: Row) -> None:
-        self.inner.evaluated(step, row)
+        super().evaluated(step, row)
         self.compare("evals.csv", self.evals, step, row)
-
-    def notify(self, line: str) -> None:
-        self.inner.notify(line)
 
     def finished(self, state: str, step: int) -> None:
         if self.reached:
-            self.inner.notify(f"the record goes to step {step}")
+            self.notify(f"the record goes to step {step}")
         else:
-            self.inner.finished(state, step)
+            super().finished(state, step)
 
 
 def ends(old: RunFolder, new: RunFolder, whole: bool) -> tuple[list[Difference], int]:

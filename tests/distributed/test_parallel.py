@@ -24,7 +24,6 @@ from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.training.preflight import refuse_batch_norm
-from deepstack.training.ranks import SilentFolder
 
 SCRIPT = str(TESTS / "helpers" / "parallel_runs.py")
 PATH = os.pathsep.join([str(TESTS), str(ROOT)])
@@ -201,17 +200,6 @@ def test_shares_are_equal_and_cover_the_batch() -> None:
     with pytest.raises(ConfigError, match=r"found 2, of which 3 processes .* nearest: 3$") as error:
         ranks.share(2)
     assert error.value.key == "train.batch_size"
-
-
-def test_nothing_is_written_to_a_folder_that_another_process_holds(tmp_path: Path) -> None:
-    folder = SilentFolder(tmp_path / "run")
-    folder.write_config("seed: 0\n")
-    folder.write_meta({})
-    folder.write_columns({})
-    folder.write_status("running", 0)
-    folder.write_layers({"stream_norm": np.ones((1, 2))}, [0])
-    folder.log("steps", ["step"]).open().write({"step": 1})
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_torchrun_there_is_no_group(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, parse_config, with_overrides
-from deepstack.distributed import ShardedBank
+from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
+from deepstack.training.preflight import refuse_sharded_matrices
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 
@@ -189,13 +190,11 @@ def test_only_norms_trained_is_adamw() -> None:
 
 
 def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
-    built = build_model(Config(), vocab_size=17)
-    bank = next(b for b in built.trained if b.in_layers and b.start == "matrix")
-    cut = object.__new__(ShardedBank)
-    cut.__dict__.update(bank.__dict__)
-    train = with_overrides(Config(), {"train.optimizer": "muon"}).train
+    ranks = RankGroup()
+    ranks.size = 2
+    sharded = {"train.optimizer": "muon", "runtime.parallel": "fully_sharded"}
     with pytest.raises(ConfigError, match="needs whole matrices"):
-        make_optimizer(train, [cut])
+        refuse_sharded_matrices(with_overrides(Config(), sharded), ranks)
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
         parse_config("train: {muon: {momentum: 0.9}}")
     with pytest.raises(ConfigError, match=r"is sgd's; allowed 0.0, and train\.muon\.momentum"):

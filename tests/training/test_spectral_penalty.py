@@ -152,11 +152,11 @@ def test_it_goes_on_byte_for_byte_and_with_plain_storage_too(tmp_path: Path) -> 
 
 
 def test_parameters_that_are_cut_are_refused() -> None:
-    from deepstack.distributed import ShardedBank
+    from deepstack.distributed import RankGroup
+    from deepstack.training.preflight import refuse_sharded_matrices
 
-    chosen = config(train__spectral_penalty=0.1)
-    bank = ShardedBank.__new__(ShardedBank)
-    bank.stack, bank.start = "encoder", "matrix"
-    cut = SimpleNamespace(trained=[bank])
+    ranks = RankGroup()
+    ranks.size = 2
+    sharded = config(train__spectral_penalty=0.1, runtime__parallel="fully_sharded")
     with pytest.raises(ConfigError, match=r"runtime\.parallel=data"):
-        SpectralPenalty(chosen, cut, SimpleNamespace(size=2))  # type: ignore[arg-type]
+        refuse_sharded_matrices(sharded, ranks)
