@@ -129,7 +129,7 @@ def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
-    newest = ckpt.newest(folder, damaged, owner)
+    newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
         typer.echo(f"not used: {problem}", err=True)
     if newest is None:

@@ -81,11 +81,11 @@ def probed(update: Update, probe: Probe | None) -> Made:
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
     """Return a call of the bound method by weak reference; no effect once its object is freed."""
-    kept = weakref.WeakMethod(method)
+    reference = weakref.WeakMethod(method)
 
     def call() -> None:
-        if (found := kept()) is not None:
-            found()
+        if (bound := reference()) is not None:
+            bound()
 
     return call
 
@@ -123,8 +123,8 @@ def make_step(
     """
 
     make_update = bare_step(optimizer)
-    told: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
-    moved = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
+    untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
+    last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
 
     def gradients(inputs: Tensor, targets: Tensor) -> Found:
         banks.zero_gradients()
@@ -140,24 +140,24 @@ def make_step(
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
-        good = (norm < math.inf) & (value <= max_loss) & (moved < math.inf)
+        good = (norm < math.inf) & (value <= max_loss) & (last_update < math.inf)
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
-        told.found_inf = 1.0 - alive
+        untyped.found_inf = 1.0 - alive
         if clip is not None:
-            told.grad_scale = (norm / clip).clamp(min=1.0)
+            untyped.grad_scale = (norm / clip).clamp(min=1.0)
         make_update()
         if project is not None:
             project()
         return Measured(value, norm, alive.clone(), {})
 
-    def watched(probe: Probe) -> dict[str, Tensor]:
-        found = probe()
-        if "model_update" in found:
-            moved.copy_(found["model_update"])
-        return found
+    def masking_probe(probe: Probe) -> dict[str, Tensor]:
+        values = probe()
+        if "model_update" in values:
+            last_update.copy_(values["model_update"])
+        return values
 
-    update = capture(Update(gradients, apply), probe and partial(watched, probe))
+    update = capture(Update(gradients, apply), probe and partial(masking_probe, probe))
     return Step(update, optimizer)
 
 

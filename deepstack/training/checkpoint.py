@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,31 +203,35 @@ def shape_of(tensor: Tensor | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def newest(
-    folder: RunFolder, damaged: list[str], owner: Owner | None = None, before: int | None = None
-) -> Checkpoint | None:
-    """Return the newest checkpoint (before a step) that is whole and the owner's, or None.
+def whole_checkpoints(
+    folder: RunFolder, damaged: list[str], owner: Owner | None = None
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoints that are whole and the owner's, newest first.
 
-    The problems of newer ones are appended to `damaged`.
+    The problem of each other one is appended to `damaged`.
     """
     for step in reversed(folder.checkpoints()):
-        if before is not None and step >= before:
-            continue
-        path = folder.checkpoint_path(step)
-        problem = damage(path, owner.largest if owner else None)
-        if problem is None:
-            try:
-                found = load(path)
-            except (OSError, ValueError) as error:
-                problem = f"cannot be read: {error}"
-            else:
-                if found.step != step:
-                    problem = f"says that it is of step {found.step}"
-                problem = problem or (owner.stranger(found) if owner else None)
-        if problem is None:
-            return found
-        damaged.append(f"checkpoint {step}: {problem}")
-    return None
+        try:
+            checkpoint = load_verified(folder.checkpoint_path(step), step, owner)
+        except ValueError as error:
+            damaged.append(f"checkpoint {step}: {error}")
+        else:
+            yield checkpoint
+
+
+def load_verified(path: Path, step: int, owner: Owner | None) -> Checkpoint:
+    """Read a checkpoint; raise ValueError unless it is whole, of this step and the owner's."""
+    if problem := damage(path, owner.largest if owner else None):
+        raise ValueError(problem)
+    try:
+        checkpoint = load(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read: {error}") from error
+    if checkpoint.step != step:
+        raise ValueError(f"says that it is of step {checkpoint.step}")
+    if owner and (reason := owner.stranger(checkpoint)):
+        raise ValueError(reason)
+    return checkpoint
 
 
 def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> Checkpoint | None:
@@ -238,43 +242,41 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
     put_back(folder)
-    before: int | None = None
-    changed: dict[str, None] = {}
+    damaged: list[str] = []
+    changed: dict[str, None] = {}  # an ordered set of log files
+    checkpoint: Checkpoint | None
+    candidates = whole_checkpoints(folder, damaged, owner)
     if "changed_log" in folder.read_status():
         notify("a log changed while this run worked: no checkpoint is used")
-        before, changed = 0, dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
-    found, damaged = None, list[str]()
-    while (found := newest(folder, damaged, owner, before)) is not None:
-        wrong = changed_logs(folder, found)
+        candidates, changed = iter(()), {folder.steps_path.name: None}
+    for checkpoint in candidates:
+        wrong = changed_logs(folder, checkpoint)
         if not wrong:
             break
         for name in wrong:
-            notify(f"{name} is not the log that checkpoint {found.step} was saved with")
+            notify(f"{name} is not the log that checkpoint {checkpoint.step} was saved with")
         changed |= dict.fromkeys(wrong)
-        before = found.step
-    if found is not None:
-        damaged += [
-            f"checkpoint {step}: {problem}"
-            for step in folder.checkpoints()
-            if step < found.step
-            and (problem := damage(folder.checkpoint_path(step), owner.largest))
-        ]
+    else:
+        checkpoint = None
+    step = -1 if checkpoint is None else checkpoint.step
+    for older in folder.checkpoints():
+        if older < step and (problem := damage(folder.checkpoint_path(older), owner.largest)):
+            damaged.append(f"checkpoint {older}: {problem}")
     for problem in damaged:
         notify(f"not used: {problem}")
     if not changed and not damaged:
-        return found
-    step = -1 if found is None else found.step
-    if found is None:
+        return checkpoint
+    if checkpoint is not None:
+        notify(f"going on from checkpoint {step}")
+    else:
         notify("no checkpoint is left to go on from: starting again from step 0")
         if changed:  # no checkpoint verifies any of the logs
             changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
-    else:
-        notify(f"going on from checkpoint {step}")
     for name in changed:
-        kept = folder.set_aside(name)
-        notify(f"{name} as it was found is kept in {kept.relative_to(folder.path)}")
+        copy = folder.set_aside(name)
+        notify(f"{name} as it was found is kept in {copy.relative_to(folder.path)}")
         with trouble(folder.path / name):
-            if found is None:
+            if checkpoint is None:
                 (folder.path / name).unlink(missing_ok=True)
             else:
                 log = folder.log(name, ("step",))
@@ -283,7 +285,7 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     for newer in folder.checkpoints():
         if newer > step:
             discard(folder.checkpoint_path(newer))
-    return found
+    return checkpoint
 
 
 def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:

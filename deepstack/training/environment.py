@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
@@ -60,8 +60,8 @@ def memory_limit(device: torch.device) -> int:
     """Return the bytes a run may use: the GPU's, the process's limit, or the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    own = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return conf.machine_memory() if own == resource.RLIM_INFINITY else own
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return conf.machine_memory() if limit == resource.RLIM_INFINITY else limit
 
 
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
@@ -142,6 +142,35 @@ def environment_of(
         **asdict(paths),
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }
+
+
+def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return every difference between two environments, as 'torch was …, is …'.
+
+    CPU and variables only explain a different fingerprint.  An environment recorded without a
+    fingerprint is compared without it.
+    """
+    (before, explaining), (after, more) = flattened(known), flattened(now)
+    names = {*before, *after}
+    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
+    if same_numbers:
+        names -= {"fingerprint", *explaining, *more}
+    changes = [
+        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
+        for name in sorted(names)
+        if before.get(name) != after.get(name)
+    ]
+    if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
+        changes.append(f"cpu_model is {after.get('cpu_model')!r}")
+    return changes
+
+
+def flattened(environment: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return an environment with its variables as keys, and the keys that explain a fingerprint."""
+    variables = environment.get("variables")
+    values = dict(variables) if isinstance(variables, dict) else {}
+    explaining = {"cpu_model", "instruction_sets", *values}
+    return values | {k: v for k, v in environment.items() if k != "variables"}, explaining
 
 
 def versions(device: torch.device) -> dict[str, str]:

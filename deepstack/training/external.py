@@ -184,8 +184,8 @@ class Probe:
                 self._take_snapshot()
                 recorder.pause()
             if self._attribution is not None and part:
-                found = self.subject.attribution(self.groups, self._start)
-                shares = {k: float(v) for k, v in found.items()}
+                parts = self.subject.attribution(self.groups, self._start)
+                shares = {name: float(value) for name, value in parts.items()}
                 self._attribution.write({"step": self.at, **shares})
                 recorder.pause()
         self._prepare()
@@ -228,10 +228,9 @@ class Probe:
         self, recorder: Recorder, error: BaseException | None, logs: dict[str, str]
     ) -> None:
         """Write to status.json how the run ended."""
-        found = recorder.divergence
-        if found is not None:
-            more: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
-            write_end(self.folder, "diverged", found.step, logs=logs, **more)
+        divergence = recorder.divergence
+        if divergence is not None:
+            write_end(self.folder, "diverged", divergence.step, logs=logs, **divergence.facts())
         elif error is None:
             write_end(self.folder, "done", self.at, logs=logs)
         elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
@@ -261,13 +260,13 @@ class Probe:
             return as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
 
         # before the first step ignore gradients that the model may still hold
-        found = {
+        values = {
             "stream_norm": subject.stream_norm(),
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
             "param_norm": subject.by_layer(lambda p: p),
             "param_update_norm": subject.by_layer(change),
         }
-        self._records.add(self.at, found)
+        self._records.add(self.at, values)
 
     def _prepare(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""

@@ -1,4 +1,4 @@
-"""What a run folder says about itself: which folder, meta.json, columns.json, the environment."""
+"""The content of meta.json and columns.json, which describe a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.model import option_defaults, places
 from deepstack.model.build import Built
 from deepstack.schemes import NORMS, SCHEMES
-from deepstack.tasks import Task
-from deepstack.training.environment import git_state
+from deepstack.training.environment import environment_changes, git_state
+from deepstack.training.preflight import Prepared
 
 STEP_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
@@ -38,37 +38,8 @@ TIMING = {
 }
 
 
-def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Every difference between two environments, as 'torch was …, is …'.
-
-    CPU and variables explain another fingerprint and are no difference by themselves.  An
-    environment that was recorded without a fingerprint is compared without it.
-    """
-    (before, explaining), (after, more) = flattened(known), flattened(now)
-    names = {*before, *after}
-    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
-    if same_numbers:
-        names -= {"fingerprint", *explaining, *more}
-    changes = [
-        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
-        for name in sorted(names)
-        if before.get(name) != after.get(name)
-    ]
-    if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
-        changes.append(f"cpu_model is {after.get('cpu_model')!r}")
-    return changes
-
-
-def flattened(environment: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """An environment with its variables beside its other keys; which keys explain a fingerprint."""
-    variables = environment.get("variables")
-    values = dict(variables) if isinstance(variables, dict) else {}
-    explaining = {"cpu_model", "instruction_sets", *values}
-    return values | {k: v for k, v in environment.items() if k != "variables"}, explaining
-
-
 def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """meta.json of a run that goes on: when and from which commit it was begun stays there."""
+    """Return meta.json of a resumed run, with the time and commit of its start."""
     if not before:
         return now
     resumed = {"time": now["created"], "git": now["git"], "environment": now["environment"]}
@@ -81,23 +52,19 @@ def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def meta_of(
-    before: dict[str, Any],
-    config: conf.Config,
-    task: Task,
-    parameters: dict[str, int],
-    environment: dict[str, Any],
-    command: str,
+    prepared: Prepared, before: dict[str, Any], parameters: dict[str, int]
 ) -> dict[str, Any]:
     """Return meta.json: command, time, environment, parameters and data of the run.
 
     before: meta.json of the run before it was resumed, empty for a new run.
     """
+    task = prepared.task
     now = {
-        "command": command,
+        "command": prepared.command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "environment": environment,
+        "environment": prepared.environment,
         "git": git_state(),
-        "seed": config.seed,
+        "seed": prepared.config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
         "data": task.data,
         "references": task.references,
@@ -113,18 +80,18 @@ def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, st
 
 
 def columns_of(
-    config: conf.Config,
+    prepared: Prepared,
     built: Built,
-    task: Task,
     update: ModelUpdate,
     attribution: dict[str, tuple[str, str, str]],
 ) -> dict[str, Any]:
-    """columns.json: every column's symbol, unit and sentence, so that charts need no model.
+    """Return columns.json: the meaning of every column and more, so that charts need no model.
 
-    attribution: those of attribution.csv, empty where the run has none.  defaults: of the options
-    of its scheme and task, so that a chart says those that were set.
-    below_fp32_resolution: `steps_below_resolution`; absent if no role has such steps.
+    attribution: the columns of attribution.csv, empty for a run without it.  The result has the
+    default options of scheme and task, so that a chart names those that were set, and under
+    below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
+    config = prepared.config
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, built)
     return {
@@ -140,10 +107,10 @@ def columns_of(
             "normalised": scheme.normalised and NORMS[config.model.norm.kind].fixes_scale,
         },
         "defaults": option_defaults(config),
-        # layers are numbered on from the one stack to the other
-        "stacks": {side: place.depth for side, place in places(config.model).items()},
+        # layer numbers continue from one stack to the next
+        "stacks": {side: position.depth for side, position in places(config.model).items()},
         **f0_norm(update.initial),
-        "references": task.references,
+        "references": prepared.task.references,
         **({"below_fp32_resolution": coarse} if coarse else {}),
     }
 
@@ -180,6 +147,6 @@ def resolution_notice(columns: Mapping[str, Any]) -> str | None:
 
 
 def f0_norm(initial: Tensor) -> dict[str, float]:
-    """Mean over tokens of ‖F_0‖₂, as columns.json has it: nothing where that is not finite."""
-    found = float(initial.norm(dim=-1).mean())
-    return {"f0_norm": found} if math.isfinite(found) else {}
+    """Return the mean over tokens of ‖F_0‖₂ for columns.json, or nothing if it is not finite."""
+    size = float(initial.norm(dim=-1).mean())
+    return {"f0_norm": size} if math.isfinite(size) else {}

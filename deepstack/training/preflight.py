@@ -20,19 +20,19 @@ import torch
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.distributed import RankGroup, join_ranks, parallelism
-from deepstack.errors import ConfigError, PluginError, ResourceError
+from deepstack.distributed import RankGroup, join_ranks, parallelism, started_by_torchrun
+from deepstack.errors import ConfigError, NothingMatchedError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
-from deepstack.records import ENDED, Run, RunFolder, removal
+from deepstack.records import ENDED, Run, RunFolder, no_run, removal
 from deepstack.tasks import Task, task_of
 from deepstack.training.environment import (
     choose_device,
+    environment_changes,
     environment_of,
     memory_limit,
     torch_settings,
 )
-from deepstack.training.meta import environment_changes
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
 
@@ -199,6 +199,41 @@ def refuse_other_environment(folder: RunFolder, environment: Mapping[str, Any]) 
             f"this run was begun in another environment: {'; '.join(changes)}\n"
             "its log could not go on byte for byte; to go on all the same: --allow-env-change"
         )
+
+
+def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, list[str]]:
+    """Return a run's config, to train it again, and the changes of the environment since.
+
+    Raises ConfigError for a changed environment (unless allowed), other data or a missing plugin.
+    """
+    if not folder.exists():
+        raise ConfigError(no_run(folder.path))
+    if started_by_torchrun():
+        raise ConfigError("rerun: found several processes (torchrun); allowed one")
+    refuse_probed(folder)
+    meta = folder.read_meta()
+    if "environment" not in meta:
+        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
+    plugins.require_plugins(meta.get("plugins", []), str(folder.path))
+    config = conf.load_config(folder.config_path)
+    data, known = task_of(config).data, meta.get("data", {})
+    if data.get("sha256") != known.get("sha256"):
+        raise ConfigError(
+            f"{folder.path} was trained on other data: sha256 was {known.get('sha256')}, "
+            f"is {data.get('sha256')} ({data.get('name')})"
+        )
+    device = choose_device(config.runtime)
+    with torch_settings(config, device) as threads:
+        now = environment_of(config, device, threads, fast_paths_of(config, device))
+    changes = environment_changes(meta["environment"], now)
+    if "environment_changed" in meta:
+        changes.append("parts of it were made in different ones (environment_changed)")
+    if changes and not allow_env_change:
+        raise ConfigError(
+            f"{folder.path} was made in another environment: {'; '.join(changes)}\n"
+            "its numbers need not come out again; to see how far they do: --allow-env-change"
+        )
+    return config, changes
 
 
 def refuse_probed(folder: RunFolder) -> None:

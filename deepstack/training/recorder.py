@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Divergence(NamedTuple):
     step: int
     quantity: str
     value: float
+
+    def facts(self) -> dict[str, Any]:
+        """Return quantity and value as status.json has them."""
+        return {"quantity": self.quantity, "value": repr(self.value)}
 
 
 def cause(divergence: Divergence, place: Culprit) -> str:

@@ -1,4 +1,4 @@
-"""A run trained again from its own record, and compared with it row by row as it goes."""
+"""Trains a run again from its own record and compares the two row by row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack import plugins
-from deepstack.distributed import started_by_torchrun
-from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
-from deepstack.fast import fast_paths_of
+from deepstack.errors import DifferenceError, Interrupted, NothingMatchedError
 from deepstack.interrupts import Stop
-from deepstack.records import ENDED, Run, RunFolder, damage, no_run, number_text, problems
+from deepstack.records import ENDED, Run, RunFolder, damage, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
@@ -29,28 +26,23 @@ from deepstack.records.comparison import (
     read_table,
     row_difference,
 )
-from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import (
-    choose_device,
-    environment_of,
     git_state,
-    torch_settings,
 )
 from deepstack.training.loop import train
-from deepstack.training.meta import environment_changes
 from deepstack.training.observer import Observer, Observers, Row, Started
-from deepstack.training.preflight import refuse_probed
+from deepstack.training.preflight import recorded_config
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What training a run again has shown.
+    """The result of training a run again.
 
-    differences: the first one of every file, the earliest first; empty where all is identical.
-    compared: how many rows, files and tensors were.  upto: the step that the record goes to where
-    its run has not ended, else None.  changes: in what the environment differs from the recorded
-    one.  damage: what is wrong with the record itself.  code: the commits, where they differ.
+    differences: the first one of every file, the earliest first; empty if all is identical.
+    compared: the number of compared rows, files and tensors.  upto: the last recorded step of a run
+    that has not ended, else None.  changes: differences between the environments.  damage: problems
+    of the record itself.  code: both commits, if they differ.
     """
 
     differences: list[Difference]
@@ -72,11 +64,11 @@ def rerun(
 ) -> Run:
     """Train a run again from its own record, into <out>/<study>-rerun, and return the new run.
 
-    Raises ConfigError for another environment (unless allowed), other data or a missing plugin;
-    else as `train`.
+    Raises ConfigError for another environment (unless allowed), other data or a missing plugin,
+    and the errors of `train`.
     """
     record = Run(run)
-    config, _ = described(record.folder, allow_env_change)
+    config, _ = recorded_config(record.folder, allow_env_change)
     return train(
         config,
         study=f"{record.study}-rerun",
@@ -95,19 +87,19 @@ def check(
     stop: Stop = lambda: None,
     allow_env_change: bool = False,
 ) -> Comparison:
-    """Train a run again in a folder that is thrown away, up to the first row that differs.
+    """Train a run again in a temporary folder, up to the first row that differs.
 
-    A run that has not ended is compared as far as its rows go.  Compared are steps.csv, evals.csv,
-    attribution.csv, the layers and the checkpoint that both have, byte for byte.  Raises as
-    `rerun`, and NothingMatchedError where the record has no row.
+    Compares steps.csv, evals.csv, attribution.csv, the layers and the newest common checkpoint,
+    byte for byte; for a run that has not ended, up to its last row.  Raises the errors of `rerun`,
+    and NothingMatchedError for a record without rows.
     """
     record = RunFolder(run)
-    config, changes = described(record, allow_env_change)
+    config, changes = recorded_config(record, allow_env_change)
     state = record.read_status().get("state")
     upto = None if state in ENDED else last_step(record)
-    # Checkpoints on the way are of no use, and how often they are made changes no number.
+    # Only the last checkpoint is of use, and their interval changes no number.
     config = conf.with_overrides(config, {"runtime.checkpoint_seconds": 1e9})
-    watch = Watch(record, observer or Observer(), upto, stop)
+    comparer = Comparer(record, observer or Observer(), upto, stop)
     with tempfile.TemporaryDirectory(prefix="deepstack-") as folder:
         end = float("inf") if upto is None else upto - 1.0
         try:
@@ -115,29 +107,28 @@ def check(
                 config,
                 study="rerun",
                 out=folder,
-                observer=watch,
-                stop=watch.asked,
+                observer=comparer,
+                stop=comparer.stop_signal,
                 allow_env_change=True,
             )
-        except _Parted:
-            assert watch.parted is not None and watch.parted.step is not None
-            end = watch.parted.step - 1.0
+        except RowDifferenceError as error:
+            end = error.step - 1.0
         except Interrupted as error:
-            if not watch.reached:
+            if not comparer.has_reached_end:
                 raise Interrupted(
-                    f"interrupted at step {watch.step}, identical so far; nothing is kept",
+                    f"interrupted at step {comparer.step}, identical so far; nothing is kept",
                     error.exit_code - 128,
                 ) from None
-        assert watch.folder is not None
-        found = differences(record, watch.folder, end)
-        count = compared(record, watch.folder)
-        if watch.parted is None:
-            more, count["tensors"] = ends(record, watch.folder, whole=upto is None)
-            found += more
-        elif watch.parted not in found:  # a row that the record does not have
-            found = sorted([watch.parted, *found], key=earliest)
+        assert comparer.folder is not None
+        places = differences(record, comparer.folder, end)
+        count = compared(record, comparer.folder)
+        if comparer.difference is None:
+            more, count["tensors"] = end_differences(record, comparer.folder, ended=upto is None)
+            places += more
+        elif comparer.difference not in places:  # a row that the record does not have
+            places = sorted([comparer.difference, *places], key=earliest)
     return Comparison(
-        found,
+        places,
         {name: number for name, number in count.items() if number},
         upto,
         changes,
@@ -146,43 +137,8 @@ def check(
     )
 
 
-def described(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, list[str]]:
-    """A run's configuration, and in what this environment differs from the recorded one.
-
-    Raises ConfigError where that, the data or a plugin is not what the run was made with.
-    """
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
-    if started_by_torchrun():
-        raise ConfigError("rerun: found several processes (torchrun); allowed one")
-    refuse_probed(folder)
-    meta = folder.read_meta()
-    if "environment" not in meta:
-        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
-    plugins.require_plugins(meta.get("plugins", []), str(folder.path))
-    config = conf.load_config(folder.config_path)
-    data, known = task_of(config).data, meta.get("data", {})
-    if data.get("sha256") != known.get("sha256"):
-        raise ConfigError(
-            f"{folder.path} was trained on other data: sha256 was {known.get('sha256')}, "
-            f"is {data.get('sha256')} ({data.get('name')})"
-        )
-    device = choose_device(config.runtime)
-    with torch_settings(config, device) as threads:
-        now = environment_of(config, device, threads, fast_paths_of(config, device))
-    changes = environment_changes(meta["environment"], now)
-    if "environment_changed" in meta:
-        changes.append("parts of it were made in different ones (environment_changed)")
-    if changes and not allow_env_change:
-        raise ConfigError(
-            f"{folder.path} was made in another environment: {'; '.join(changes)}\n"
-            "its numbers need not come out again; to see how far they do: --allow-env-change"
-        )
-    return config, changes
-
-
 def last_step(record: RunFolder) -> int:
-    """How far the rows of a run go.  Raises NothingMatchedError where there is none."""
+    """Return the step of the last recorded row.  Raises NothingMatchedError if there is no row."""
     last = read_table(record.steps_path).last
     if last is None and read_table(record.evals_path).last is None:
         raise NothingMatchedError(f"{record.path} has no row yet to compare with")
@@ -190,7 +146,7 @@ def last_step(record: RunFolder) -> int:
 
 
 def other_code(meta: Mapping[str, Any]) -> str:
-    """'commit a, now b' where the recorded commit is not the present one, or either was dirty."""
+    """Return 'commit a, now b' unless both commits are equal and clean, then ''."""
     known, now = meta.get("git") or {}, git_state()
     if known == now and not now.get("dirty"):
         return ""
@@ -203,11 +159,15 @@ def other_code(meta: Mapping[str, Any]) -> str:
     return f"{names[0]}, now {names[1]}"
 
 
-class _Parted(DifferenceError):
-    """A row differs from the recorded one: there is nothing more to be learnt from training on."""
+class RowDifferenceError(DifferenceError):
+    """A row differs from the recorded one; it ends the training."""
+
+    def __init__(self, difference: Difference, step: int) -> None:
+        super().__init__(difference.place)
+        self.step = step
 
 
-class Watch(Observers):
+class Comparer(Observers):
     """Compares every row with the recorded one, and passes every event on."""
 
     def __init__(self, record: RunFolder, inner: Observer, upto: int | None, stop: Stop) -> None:
@@ -215,29 +175,35 @@ class Watch(Observers):
         self.upto, self.stop = upto, stop
         self.steps, self.evals = read_table(record.steps_path), read_table(record.evals_path)
         self.folder: RunFolder | None = None
-        self.parted: Difference | None = None
+        self.difference: Difference | None = None
         self.step = 0
-        self.reached = False
-        self._asked = 0
+        self.has_reached_end = False
+        self._completed = 0
 
-    def asked(self) -> int | None:
-        """The stop request: the user's own, or that the record goes no further."""
-        self._asked += 1
+    def stop_signal(self) -> int | None:
+        """Return the user's signal to stop, SIGTERM after the last recorded step, or None.
+
+        The loop calls this once after every step.
+        """
+        self._completed += 1
         if (signal_number := self.stop()) is not None:
             return signal_number
-        self.reached = self.upto is not None and self._asked >= self.upto
-        return int(signal.SIGTERM) if self.reached else None
+        self.has_reached_end = self.upto is not None and self._completed >= self.upto
+        return int(signal.SIGTERM) if self.has_reached_end else None
 
     def compare(self, file: str, table: Table, step: int, row: Row) -> None:
-        """Stop at the first difference; rows that are missing here are seen at the end."""
+        """Raise RowDifferenceError at the first difference.
+
+        Rows that only the record has show in the final comparison.
+        """
         if step in table.rows:
             texts = {name: number_text(value) for name, value in row.items()}
-            found = row_difference(table.rows[step], texts)
+            cells = row_difference(table.rows[step], texts)
         else:
-            found = None if self.upto is not None else ("the row", "not there", "there")
-        if found:
-            self.parted = Difference(step, file, *found)
-            raise _Parted(self.parted.place)
+            cells = None if self.upto is not None else ("the row", "not there", "there")
+        if cells:
+            self.difference = Difference(step, file, *cells)
+            raise RowDifferenceError(self.difference, step)
 
     def started(self, run: Started) -> None:
         self.folder = run.folder
@@ -253,28 +219,27 @@ class Watch(Observers):
         self.compare("evals.csv", self.evals, step, row)
 
     def finished(self, state: str, step: int) -> None:
-        if self.reached:
+        if self.has_reached_end:
             self.notify(f"the record goes to step {step}")
         else:
             super().finished(state, step)
 
 
-def ends(old: RunFolder, new: RunFolder, whole: bool) -> tuple[list[Difference], int]:
-    """How the ends of two runs differ, and how many tensors of them were compared.
+def end_differences(old: RunFolder, new: RunFolder, ended: bool) -> tuple[list[Difference], int]:
+    """Return the differences between the ends of two runs, and the number of compared tensors.
 
-    Compared are their states, where the record is whole, and the newest checkpoint of a step of
-    which both have one.
+    Compares the states if the recorded run has ended, and the newest checkpoint of the same step.
     """
-    found: list[Difference] = []
+    places: list[Difference] = []
     was, now = old.read_status(), new.read_status()
     at = int(now["step"])
-    if whole and was.get("state") != now["state"]:
-        found.append(Difference(at, "status.json", "state", str(was.get("state")), now["state"]))
+    if ended and was.get("state") != now["state"]:
+        places.append(Difference(at, "status.json", "state", str(was.get("state")), now["state"]))
     step = max({*old.checkpoints()} & {*new.checkpoints()}, default=None)
     if step is None:
-        if whole and now["state"] == "done":
-            found.append(Difference(at, f"checkpoint/{at}", "the folder", "not there", "there"))
-        return found, 0
+        if ended and now["state"] == "done":
+            places.append(Difference(at, f"checkpoint/{at}", "the folder", "not there", "there"))
+        return places, 0
     file = f"checkpoint/{step}"
     try:
         problem = damage(old.checkpoint_path(step))
@@ -282,7 +247,7 @@ def ends(old: RunFolder, new: RunFolder, whole: bool) -> tuple[list[Difference],
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         problem, one = str(error), {}
     if problem:
-        return [*found, Difference(step, file, "the folder", problem, "whole")], 0
+        return [*places, Difference(step, file, "the folder", problem, "whole")], 0
     two = ckpt.load(new.checkpoint_path(step)).parts
     names = [
         (part, key)
@@ -290,20 +255,21 @@ def ends(old: RunFolder, new: RunFolder, whole: bool) -> tuple[list[Difference],
         for key in sorted({*one[part], *two[part]})
     ]
     for part, key in names:
-        if said := tensor_difference(one[part].get(key), two[part].get(key)):
-            return [*found, Difference(step, f"{file}/{part}.safetensors", key, *said)], len(names)
-    return found, len(names)
+        if values := tensor_difference(one[part].get(key), two[part].get(key)):
+            place = Difference(step, f"{file}/{part}.safetensors", key, *values)
+            return [*places, place], len(names)
+    return places, len(names)
 
 
 def tensor_difference(old: Tensor | None, new: Tensor | None) -> tuple[str, str] | None:
-    """Both values of the first element whose bits differ, or None."""
+    """Return both values of the first element whose bits differ, or None."""
     if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
         return ckpt.shape_of(old), ckpt.shape_of(new)
     one, two = ckpt.bits(old), ckpt.bits(new)
     if torch.equal(one, two):
         return None
-    place = int((one != two).nonzero()[0]) // old.element_size()
-    at = [int(i) for i in torch.unravel_index(torch.tensor(place), old.shape)]
-    values = (t.flatten()[place].item() for t in (old, new))
+    index = int((one != two).nonzero()[0]) // old.element_size()
+    at = [int(i) for i in torch.unravel_index(torch.tensor(index), old.shape)]
+    values = (t.flatten()[index].item() for t in (old, new))
     first, second = (f"{value!r} at {at}" for value in values)
     return first, second

@@ -138,18 +138,9 @@ class TrainingRun:
     def _describe(self, prepared: Prepared) -> dict[str, Any]:
         """Write meta.json and columns.json; return the content of meta.json."""
         before = self.folder.read_meta()
-        meta = meta_of(
-            before,
-            self.config,
-            self.task,
-            self.built.banks.count(),
-            prepared.environment,
-            prepared.command,
-        )
+        meta = meta_of(prepared, before, self.built.banks.count())
         self.folder.write_meta(meta)
-        columns = columns_of(
-            self.config, self.built, self.task, self.update, self.snapshots.columns()
-        )
+        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
         self.folder.write_columns(columns)
         if not before and (notice := resolution_notice(columns)):
             self.observer.notify(notice)
@@ -256,7 +247,7 @@ class TrainingRun:
 
     def snapshot(self, step: int) -> None:
         """Take the snapshot of layers and roles and write it, without disturbing training."""
-        self.progress.phase = "a look at the layers"
+        self.progress.phase = "a snapshot of the layers"
         self.snapshots.take(step)
         self.recorder.pause()
 
@@ -326,9 +317,9 @@ class TrainingRun:
         self.recorder.flush()
         self.snapshots.write()
         self._check_logs(ended=True)
-        found = self.recorder.divergence
+        divergence = self.recorder.divergence
         logs = {log.path.name: log.sha256 for log in self._logs()}
-        if found is None:
+        if divergence is None:
             step = self.config.train.steps
             weights = {"weights": self.built.state()}
             if self.ranks.is_rank0:
@@ -336,28 +327,30 @@ class TrainingRun:
                 ckpt.keep_only(self.folder, step)
                 write_end(self.folder, "done", step, logs=logs)
         else:
-            step = found.step
-            place = self._culprit(found) if self.ranks.size == 1 else Culprit("unknown")
-            about: dict[str, Any] = {"quantity": found.quantity, "value": repr(found.value)}
-            about |= {"first_bad_layer": place.layer, "found_in": place.where}
+            step = divergence.step
+            origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
+            facts = divergence.facts() | {
+                "first_bad_layer": origin.layer,
+                "found_in": origin.where,
+            }
             if self.ranks.is_rank0:
-                write_end(self.folder, "diverged", step, checkpoints=False, logs=logs, **about)
+                write_end(self.folder, "diverged", step, checkpoints=False, logs=logs, **facts)
                 ckpt.keep_only(self.folder, -1)
-            self.observer.notify(cause(found, place))
-        self.observer.finished("done" if found is None else "diverged", step)
+            self.observer.notify(cause(divergence, origin))
+        self.observer.finished("done" if divergence is None else "diverged", step)
         self.ranks.barrier()  # until the status is written
         return Run(self.folder.path)
 
-    def _culprit(self, found: Divergence) -> Culprit:
+    def _culprit(self, divergence: Divergence) -> Culprit:
         """Return the first non-finite layer of the diverged step, repeated without its update."""
-        if found.quantity == "model_update":  # measured at the parameters after that step
+        if divergence.quantity == "model_update":  # measured at the parameters after that step
             with evaluating(self.model):
                 return culprit(self.model, self.built.trained, self.snapshots.inputs, None)
-        inputs, _ = self.batch(found.step)
+        inputs, _ = self.batch(divergence.step)
 
         def backward() -> Tensor:
             self.built.banks.zero_gradients()
-            loss = self.loss(*self.batch(found.step))  # with the same dropout
+            loss = self.loss(*self.batch(divergence.step))  # with the same dropout
             loss.backward()
             return loss.detach()
 

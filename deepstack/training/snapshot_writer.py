@@ -24,7 +24,7 @@ from deepstack.training.layer_records import LayerRecords
 from deepstack.training.ranks import whole_copy
 
 # Largest parameter count whose snapshots are captured: all gradients then stay in memory.
-FEW_NUMBERS = 2**28
+MOST_PARAMETERS = 2**28
 
 
 class SnapshotWriter:
@@ -52,15 +52,15 @@ class SnapshotWriter:
         self.part_steps = snapshot_steps(config.log.attribution_every, config.train.steps)
         self.parts = parts.parts_of(built.model, built.banks.all) if self.part_steps else []
         self._banks = [bank for bank in built.banks if bank.in_layers]
-        kept = built.banks.all if self.parts else self._banks
-        looks = bool(self.layer_steps or self.part_steps)
-        self._initial = {b.key: on_host(b.values()) for b in kept} if looks else {}
+        banks = built.banks.all if self.parts else self._banks
+        takes_any = bool(self.layer_steps or self.part_steps)
+        self._initial = {b.key: on_host(b.values()) for b in banks} if takes_any else {}
         self._before: list[Tensor] | None = None
         self._records = LayerRecords(folder)
         # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
-        if capture and sum(built.banks.count().values()) <= FEW_NUMBERS:
+        if capture and sum(built.banks.count().values()) <= MOST_PARAMETERS:
             self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
         self.logs: list[AppendLog] = []
 
@@ -80,16 +80,16 @@ class SnapshotWriter:
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot or an attribution is due after this step."""
-        return step in self.layer_steps or self._attributes(step)
+        return step in self.layer_steps or self._attribution_is_due(step)
 
-    def _attributes(self, step: int) -> bool:
+    def _attribution_is_due(self, step: int) -> bool:
         # At θ_0 nothing has moved: there is no row for step 0.
         return step > 0 and step in self.part_steps
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
-        here = step in self.layer_steps
-        self._before = [bank.values().clone() for bank in self._banks] if here else None
+        due = step in self.layer_steps
+        self._before = [bank.values().clone() for bank in self._banks] if due else None
 
     def take(self, step: int) -> None:
         """Take the snapshots due at this step and write them."""
@@ -99,11 +99,11 @@ class SnapshotWriter:
         if whole is None:
             return
         if step in self.layer_steps:
-            self._look(whole, step, [b.to(device) for b in before] if before else None)
-        if self._attributes(step):
+            self._take_layers(whole, step, [b.to(device) for b in before] if before else None)
+        if self._attribution_is_due(step):
             self._attribute(whole, step)
 
-    def _look(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
+    def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
         banks = [bank for bank in whole.banks if bank.in_layers]
         values = evaluate(
             take(
@@ -123,12 +123,12 @@ class SnapshotWriter:
         self._records.add(step, values)
 
     def _attribute(self, whole: Built, step: int) -> None:
-        about = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
-        rows = [parts.attribute(*about, start=self.update.initial)]
+        arguments = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
+        rows = [parts.attribute(*arguments, start=self.update.initial)]
         # Use the probe's values after the step, so that the number equals that of steps.csv.
         rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
         if self.config.log.first_order:
-            rows.append(parts.first_order(*about))
+            rows.append(parts.first_order(*arguments))
         for log, row in zip(self.logs, rows, strict=True):
             log.write({"step": step, **{name: value.item() for name, value in row.items()}})
 

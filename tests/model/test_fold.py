@@ -287,7 +287,7 @@ def test_export_writes_a_model_that_runs(
     weights = RunFolder(runs[name])
     vocab_size = len(again.model.embedding)
     before = build_model(load_config(weights.config_path, []), vocab_size=vocab_size)
-    found = checkpoint.newest(weights, [])
+    found = next(checkpoint.whole_checkpoints(weights, []))
     assert found is not None
     before.load(found.parts["weights"])
     inputs = torch.arange(SEQ)[None] % 5
