@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,22 +19,22 @@ def refuse_buffer_writes(step: Step, model: nn.Module) -> StepFunction:
     `Scheme.at_step` may set buffers: it derives them from the number of the step.
     """
     buffers = [
-        (f"{name} of {type(module).__name__}", module._buffers, name)
+        (f"{name} of {type(module).__name__}", module, name)
         for module in model.modules()
         if type(module).__module__.split(".")[0] not in ("deepstack", "torch")
         for name in module._buffers
     ]
-    checked = not buffers
+    is_first = True
 
-    def versions() -> list[Any]:
-        tensors = (owner.get(name) for _, owner, name in buffers)
+    def versions() -> list[tuple[int, int | None]]:
+        tensors = [module._buffers.get(name) for _, module, name in buffers]
         return [(id(tensor), None if tensor is None else tensor._version) for tensor in tensors]
 
-    def run(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
-        nonlocal checked
-        if checked:
+    def checked_step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
+        nonlocal is_first
+        if not is_first:
             return step(inputs, targets, lr)
-        before, checked = versions(), True
+        before, is_first = versions(), False
         measured = step(inputs, targets, lr)
         for (buffer, _, _), old, new in zip(buffers, before, versions(), strict=True):
             if old != new:
@@ -45,4 +44,4 @@ def refuse_buffer_writes(step: Step, model: nn.Module) -> StepFunction:
                 )
         return measured
 
-    return run
+    return checked_step if buffers else step

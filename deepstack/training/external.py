@@ -27,7 +27,7 @@ from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder
+from deepstack.training.recorder import Recorder, sync_logs
 
 Interval = int | Literal["log"]
 
@@ -207,11 +207,9 @@ class Probe:
             self._open.callback(close)
         try:
             recorder.flush()
-            for log in logs:
-                log.flush()
-                log.check(ended=True)
+            sums = sync_logs(logs, ended=True)
             self._records.write()
-            self._finish(recorder, error, {log.path.name: log.sha256 for log in logs})
+            self._finish(recorder, error, sums)
         except ChangedLogError as changed:
             self.folder.write_status("failed", self.at, error=str(changed))
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from deepstack.diagnostics import Culprit
 from deepstack.fast import Measured
-from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, RunFolder
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
 from deepstack.training.environment import peak_memory_mb
 from deepstack.training.observer import Observer
 
@@ -40,6 +41,17 @@ def cause(divergence: Divergence, place: Culprit) -> str:
         return f"{text}, first not finite in layer {place.layer}, {place.where}"
     named = place.where in ("embedding", "head")
     return f"{text}, first not finite in the {place.where}" if named else text
+
+
+def sync_logs(logs: Sequence[AppendLog], *, ended: bool = False) -> dict[str, str]:
+    """Sync the logs to the disk and return the sha256 of each one by its file name.
+
+    Raises ChangedLogError if a file differs from the rows written.
+    """
+    for log in logs:
+        log.flush()
+        log.check(ended=ended)
+    return {log.path.name: log.sha256 for log in logs}
 
 
 class Row(NamedTuple):

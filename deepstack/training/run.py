@@ -36,7 +36,7 @@ from deepstack.training.ranks import (
     reductions,
     share_of,
 )
-from deepstack.training.recorder import Divergence, Recorder, cause
+from deepstack.training.recorder import Divergence, Recorder, cause, sync_logs
 from deepstack.training.schedule import learning_rate
 from deepstack.training.snapshot_writer import SnapshotWriter
 
@@ -271,7 +271,7 @@ class TrainingRun:
         if self.diverged():
             return
         self.snapshots.write()
-        self._check_logs()
+        sync_logs(self._logs())
         parts = {
             "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
@@ -292,12 +292,6 @@ class TrainingRun:
     def _logs(self) -> list[AppendLog]:
         return [*self.recorder.logs, self.evals, *self.snapshots.logs]
 
-    def _check_logs(self, ended: bool = False) -> None:
-        """Sync the logs; raise ChangedLogError if one differs from the rows written."""
-        for log in self._logs():
-            log.flush()
-            log.check(ended=ended)
-
     def common_signal(self, signal: int | None) -> int:
         """Return the signal that this or another rank received, or 0."""
         return self.ranks.max_over_ranks(signal or 0)
@@ -316,9 +310,8 @@ class TrainingRun:
         """Write the pending rows, the weights of a completed run and its status; return the run."""
         self.recorder.flush()
         self.snapshots.write()
-        self._check_logs(ended=True)
+        logs = sync_logs(self._logs(), ended=True)
         divergence = self.recorder.divergence
-        logs = {log.path.name: log.sha256 for log in self._logs()}
         if divergence is None:
             step = self.config.train.steps
             weights = {"weights": self.built.state()}
