@@ -28,8 +28,13 @@ from deepstack.records import (
     trouble,
 )
 
-KEPT = 2
-RESUMED = ("steps", "evals", "attribution", "first_order")  # logs whose sha256 a checkpoint stores
+CHECKPOINTS = 2  # the number that a run keeps
+RESUMED_LOGS = (
+    "steps",
+    "evals",
+    "attribution",
+    "first_order",
+)  # logs whose sha256 a checkpoint stores
 
 
 @dataclass
@@ -83,35 +88,35 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for name, tensors in parts.items():
             if wrong := changed_tensor(target / f"{name}.safetensors", tensors):
                 raise OSError(f"read back wrong: {wrong} in {name}.safetensors")
-        shutil.rmtree(stepped_aside(target), ignore_errors=True)
-        for step in folder.checkpoints()[:-KEPT]:
+        shutil.rmtree(path_aside(target), ignore_errors=True)
+        for step in folder.checkpoints()[:-CHECKPOINTS]:
             discard(folder.checkpoint_path(step))
 
 
 def put_in_place(draft: Path, target: Path) -> None:
-    """Rename a draft to its target; a checkpoint already there moves to `stepped_aside`."""
+    """Rename a draft to its target; a checkpoint already there moves to `path_aside`."""
     if target.exists():
-        shutil.rmtree(stepped_aside(target), ignore_errors=True)
-        target.rename(stepped_aside(target))
+        shutil.rmtree(path_aside(target), ignore_errors=True)
+        target.rename(path_aside(target))
     try:
         draft.rename(target)
     except OSError:
-        if stepped_aside(target).exists():
-            stepped_aside(target).rename(target)
+        if path_aside(target).exists():
+            path_aside(target).rename(target)
         raise
 
 
-def put_back(folder: RunFolder) -> None:
+def restore_moved(folder: RunFolder) -> None:
     """Restore each checkpoint that was moved aside and whose replacement is missing."""
     for step in (path.name.removeprefix(".old-") for path in folder.checkpoint_dir.glob(".old-*")):
         target = folder.checkpoint_dir / step
         if step.isdigit() and not target.exists():
             with trouble(target):
-                stepped_aside(target).rename(target)
+                path_aside(target).rename(target)
                 sync_folder(folder.checkpoint_dir)
 
 
-def stepped_aside(target: Path) -> Path:
+def path_aside(target: Path) -> Path:
     """Return the temporary path of a checkpoint while another of its step replaces it."""
     return target.with_name(f".old-{target.name}")
 
@@ -121,9 +126,9 @@ def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
     try:
         with safe_open(path, "pt") as file:
             for name, wanted in tensors.items():
-                found = file.get_tensor(name)
-                same = shape_of(found) == shape_of(wanted)
-                if not same or not torch.equal(bits(found), bits(wanted)):
+                stored = file.get_tensor(name)
+                same = shape_of(stored) == shape_of(wanted)
+                if not same or not torch.equal(bits(stored), bits(wanted)):
                     return name
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
@@ -152,11 +157,11 @@ def discard(path: Path) -> None:
 
     The folder is renamed, and the rename synced, before any of its files is removed.
     """
-    gone = path.with_name(f".gone-{path.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
+    removed = path.with_name(f".gone-{path.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
     sync_folder(path.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -172,21 +177,21 @@ class Owner:
     weights: Mapping[str, Tensor] | None
     largest: int
 
-    def stranger(self, found: Checkpoint) -> str | None:
+    def mismatch(self, checkpoint: Checkpoint) -> str | None:
         """Return the reason why a checkpoint does not belong to this run, or None."""
-        if found.state.get("run", self.run) != self.run:
+        if checkpoint.state.get("run", self.run) != self.run:
             return "is another run's"
         if self.weights is None:
             return None
-        weights, wanted = found.parts.get("weights", {}), self.weights
+        weights, wanted = checkpoint.parts.get("weights", {}), self.weights
         for name in sorted({*weights, *wanted}):
             was, now = shape_of(weights.get(name)), shape_of(wanted.get(name))
             if was != now:
                 return f"is another model's: {name} is {was}, not {now}"
-        for key, kept in found.parts.get("optimizer", {}).items():
+        for key, moments in checkpoint.parts.get("optimizer", {}).items():
             like = wanted.get(key.rpartition("/")[0])
-            if like is None or (kept.ndim > 1 and not fits(kept, like)):
-                return f"is another model's: its optimizer has {key}, {shape_of(kept)}"
+            if like is None or (moments.ndim > 1 and not fits(moments, like)):
+                return f"is another model's: its optimizer has {key}, {shape_of(moments)}"
         return None
 
 
@@ -229,7 +234,7 @@ def load_verified(path: Path, step: int, owner: Owner | None) -> Checkpoint:
         raise ValueError(f"cannot be read: {error}") from error
     if checkpoint.step != step:
         raise ValueError(f"says that it is of step {checkpoint.step}")
-    if owner and (reason := owner.stranger(checkpoint)):
+    if owner and (reason := owner.mismatch(checkpoint)):
         raise ValueError(reason)
     return checkpoint
 
@@ -241,7 +246,7 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     checkpoint, or after a log changed during the run, training restarts from step 0.
     Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
-    put_back(folder)
+    restore_moved(folder)
     damaged: list[str] = []
     changed: dict[str, None] = {}  # an ordered set of log files
     checkpoint: Checkpoint | None
@@ -288,19 +293,24 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     return checkpoint
 
 
-def changed_logs(folder: RunFolder, found: Checkpoint) -> list[str]:
+def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     """Return the log files whose rows up to the checkpoint differ from those at its save.
 
     The last of these rows of steps.csv must be of the checkpoint's own step.
     """
-    vouched = found.state.get("logs")
-    wanted = vouched if isinstance(vouched, dict) else {}
-    logs = {name: folder.log(name, ("step",)) for name in RESUMED if name in wanted}
+    step, wanted = checkpoint.step, checkpoint.state.get("logs")
+    if not isinstance(wanted, dict):
+        return []
+    logs = {name: folder.log(name, ("step",)) for name in RESUMED_LOGS if name in wanted}
     return [
         log.path.name
         for name, log in logs.items()
-        if log.sha256_upto(found.step) != wanted[name]
-        or (name == "steps" and found.step > 0 and log.last_upto(found.step) != found.step)
+        if log.sha256_upto(step) != wanted[name]
+        or (
+            name == "steps"
+            and checkpoint.step > 0
+            and log.last_upto(checkpoint.step) != checkpoint.step
+        )
     ]
 
 
@@ -323,11 +333,11 @@ def load(path: Path) -> Checkpoint:
             raise ValueError(f"{file.name}: {error}") from error
     for name in ("weights", "optimizer"):
         if name in parts:
-            parts[name] = dict(present(key, value) for key, value in parts[name].items())
+            parts[name] = dict(in_current_layout(key, value) for key, value in parts[name].items())
     return Checkpoint(state.pop("step"), parts, state)
 
 
-def present(key: str, value: Tensor) -> tuple[str, Tensor]:
+def in_current_layout(key: str, value: Tensor) -> tuple[str, Tensor]:
     """Return name and value of a tensor of any version's checkpoint in the current layout.
 
     Stacks had no name before there were decoders.  SiameseNorm kept the stack's last norms in every

@@ -1,4 +1,4 @@
-"""Muon on the banks: matrices of many layers are orthogonalised at once, in batched products."""
+"""Muon on the banks: orthogonalises the matrices of many layers at once, in batched products."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from deepstack.fast.step import bare_step
 
 # a, b, c of Jordan 2024: the steepest quintic at 0 that keeps singular values within 0.68 to 1.14.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# Of a gradient: below, squares are no longer numbers of 32 bits.  The papers' 1e-7 is more than
-# gradients of layers far from the loss may have.
+# Least norm of a gradient: the squares of smaller ones underflow in fp32.  The papers' 1e-7 is too
+# large for the gradients of layers far from the loss.
 LEAST_NORM = 1e-18
-# Numbers orthogonalised at a time, some tens of narrow layers: what caches hold; on a GPU, what
-# keeps it busy.
-AT_A_TIME, AT_A_TIME_ON_GPU = 2**19, 2**26
+# Numbers orthogonalised at once: some tens of narrow layers, which fit into caches; on a GPU as
+# many as keep it busy.
+BATCH_SIZE, BATCH_SIZE_ON_GPU = 2**19, 2**26
 
 Rows = tuple[Tensor, Tensor, Tensor]  # W, g and B of one layer or more, (layers, padded size)
 
@@ -30,8 +30,8 @@ class Muon(torch.optim.Optimizer):
     Jordan et al. 2024, kellerjordan.github.io/posts/muon; the momentum is Nesterov's.  Their code
     rounds to bf16 before O; here it is as exact as `dtype`.
 
-    Like torch's fused optimizers it divides gradients by `grad_scale` and does nothing where
-    `found_inf` is 1, without the host's knowing.
+    Like torch's fused optimizers it divides gradients by `grad_scale` and skips the update if
+    `found_inf` is 1, without a wait for the device.
 
     groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, that of the
     matrices in a row (number, n_out, n_in); `weight_decay`.  others: the optimizer of all other
@@ -63,11 +63,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of everything."""
-        told: Any = self.others  # of found_inf and grad_scale, which no class of torch's declares
-        if told is not None:
-            told.found_inf, told.grad_scale = self.found_inf, self.grad_scale
-            bare_step(told)()
+        """Update all parameters once."""
+        others: Any = self.others  # torch's classes do not declare found_inf and grad_scale
+        if others is not None:
+            others.found_inf, others.grad_scale = self.found_inf, self.grad_scale
+            bare_step(others)()
         for group in self.matrices:
             for p in group["params"]:
                 if p not in self.state:
@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
             self._move(group)
 
     def _move(self, group: dict[str, Any]) -> None:
-        """W and B of one bank, some layers at a time."""
+        """Update W and B of one bank, several layers at a time."""
         number, n_out, n_in = group["shape"]
         size, momentum = number * n_out * n_in, group["momentum"]
         stop = None if self.found_inf is None else self.found_inf.to(torch.bool)
@@ -85,9 +85,9 @@ class Muon(torch.optim.Optimizer):
         rate, decay = group["lr"] * share, group["lr"] * group["weight_decay"]
         if self.found_inf is not None:
             decay = decay * (1.0 - self.found_inf)
-        for some in self._together(group["params"], size):
+        for batch in self._batches(group["params"], size):
             ahead = []
-            for _, gradient, buffer in some:
+            for _, gradient, buffer in batch:
                 if self.grad_scale is not None:
                     gradient = gradient / self.grad_scale
                 moved = torch.lerp(buffer, gradient, 1.0 - momentum)
@@ -97,16 +97,16 @@ class Muon(torch.optim.Optimizer):
             step = orthogonalised(matrices, self.ns_steps).reshape(-1, size).float().mul_(rate)
             if stop is not None:
                 step.masked_fill_(stop, 0.0)
-            parts = step.split([len(weights) for weights, _, _ in some])
-            for (weights, _, _), part in zip(some, parts, strict=True):
+            parts = step.split([len(weights) for weights, _, _ in batch])
+            for (weights, _, _), part in zip(batch, parts, strict=True):
                 if group["weight_decay"]:
                     weights.mul_(1.0 - decay)
                 weights[:, :size].sub_(part)
 
-    def _together(self, parameters: Sequence[Tensor], size: int) -> Iterator[list[Rows]]:
-        """What is orthogonalised at a time, the same whether layers are rows or tensors."""
-        at_a_time = AT_A_TIME_ON_GPU if parameters[0].is_cuda else AT_A_TIME
-        layers = max(1, at_a_time // size)
+    def _batches(self, parameters: Sequence[Tensor], size: int) -> Iterator[list[Rows]]:
+        """Yield batches of layers, the same ones whether layers are rows or separate tensors."""
+        batch_size = BATCH_SIZE_ON_GPU if parameters[0].is_cuda else BATCH_SIZE
+        layers = max(1, batch_size // size)
         rows: list[Rows] = []
         for p in parameters:
             assert p.grad is not None

@@ -143,7 +143,7 @@ def test_how_many_are_orthogonalised_at_a_time_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, _, _ = updates()
-    monkeypatch.setattr(muon, "AT_A_TIME", 2 * 3 * 12 * 12)
+    monkeypatch.setattr(muon, "BATCH_SIZE", 2 * 3 * 12 * 12)
     two, _, _ = updates()
     for key, value in one.banks.state().items():
         torch.testing.assert_close(two.banks.state()[key], value, rtol=1e-4, atol=1e-5)
