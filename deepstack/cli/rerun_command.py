@@ -43,14 +43,16 @@ def rerun(
     --check trains in a temporary folder and stops at the first value that differs from the record.
     A run that has not ended is compared up to its last step.
     """
-    from deepstack.records import RunFolder, no_run
+    from deepstack.records import Run, RunFolder, no_run
 
     if not RunFolder(run).exists():
         raise ConfigError(no_run(run))
     load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
-    from deepstack.training import rerun as rerun_module
+    from deepstack.training import train
+    from deepstack.training.preflight import recorded_config
+    from deepstack.training.rerun import check as compare_with_record
 
     with (
         located(run / "config.yaml", []),
@@ -58,8 +60,11 @@ def rerun(
         stop_on_signal() as stop,
     ):
         if not check:
-            repeated = rerun_module.rerun(
-                run,
+            record = Run(run)
+            config, _ = recorded_config(record.folder, allow_env_change)
+            repeated = train(
+                config,
+                study=f"{record.study}-rerun",
                 out=out,
                 observer=observer,
                 stop=stop,
@@ -67,7 +72,7 @@ def rerun(
                 command=shlex.join(["deepstack", *sys.argv[1:]]),
             )
         else:
-            comparison = rerun_module.check(
+            comparison = compare_with_record(
                 run, observer=observer, stop=stop, allow_env_change=allow_env_change
             )
     if not check:

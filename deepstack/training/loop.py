@@ -1,4 +1,4 @@
-"""The main loop: build, resume, then for each step a batch, a step, a row; finish."""
+"""The main loop: preflight, then a run with a batch, an update and a row for each step."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ def train(
     allow_env_change: bool = False,
     command: str = "",
 ) -> Run:
-    """Train what the configuration describes, in <out>/<study>/<run>, and return the run.
+    """Train the configured run in <out>/<study>/<run> and return it.
 
-    A run that is done is not trained again; one that was interrupted goes on where it stopped,
-    and its log equals that of an uninterrupted one.  Divergence is a result, not an error.
+    A finished run is not trained again.  An interrupted run resumes, and its log equals that of an
+    uninterrupted one.  Divergence is a result, not an error.
 
-    config: what `deepstack.load_config` returns; it is never changed, and another one is made by
-    `deepstack.config.with_overrides(config, {"model.depth": 48})`.
-    study: name of the study's folder, by default the configuration's name or 'runs'.  observer:
-    told of every event; `deepstack.training.PlainLines()` prints a line every five seconds.  stop:
-    asked after every step; a signal number saves a checkpoint and ends the run.  Without it Ctrl-C
-    does so after the step and raises KeyboardInterrupt, a second one at once, and what came after
-    the last checkpoint is made again by the next call.
+    config: from `deepstack.load_config`; it is never changed.
+    `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.
+    study: name of the study's folder, by default the configuration's name or 'runs'.
+    observer: receives every event; `deepstack.training.PlainLines()` prints a line every five
+    seconds.
+    stop: called after every step; if it returns a signal number, the run saves a checkpoint and
+    ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
+    Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
+
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 
-    Raises, all of them in `deepstack.errors`, ConfigError, ResourceError (memory, disk, a folder in
-    use), DifferenceError (a resumed run whose recomputed rows differ from its log), Interrupted.
+    Raises errors of `deepstack.errors`: ConfigError, ResourceError (memory, disk, a folder in use),
+    DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
     """
     with preflight(
         config,

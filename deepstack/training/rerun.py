@@ -16,7 +16,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import DifferenceError, Interrupted, NothingMatchedError
 from deepstack.interrupts import Stop
-from deepstack.records import ENDED, Run, RunFolder, damage, number_text, problems
+from deepstack.records import ENDED, RunFolder, damage, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
@@ -53,33 +53,6 @@ class Comparison:
     code: str = ""
 
 
-def rerun(
-    run: str | Path,
-    *,
-    out: str | Path = "results",
-    observer: Observer | None = None,
-    stop: Stop | None = None,
-    allow_env_change: bool = False,
-    command: str = "",
-) -> Run:
-    """Train a run again from its own record, into <out>/<study>-rerun, and return the new run.
-
-    Raises ConfigError for another environment (unless allowed), other data or a missing plugin,
-    and the errors of `train`.
-    """
-    record = Run(run)
-    config, _ = recorded_config(record.folder, allow_env_change)
-    return train(
-        config,
-        study=f"{record.study}-rerun",
-        out=out,
-        observer=observer,
-        stop=stop,
-        allow_env_change=allow_env_change,
-        command=command,
-    )
-
-
 def check(
     run: str | Path,
     *,
@@ -90,8 +63,8 @@ def check(
     """Train a run again in a temporary folder, up to the first row that differs.
 
     Compares steps.csv, evals.csv, attribution.csv, the layers and the newest common checkpoint,
-    byte for byte; for a run that has not ended, up to its last row.  Raises the errors of `rerun`,
-    and NothingMatchedError for a record without rows.
+    byte for byte; for a run that has not ended, up to its last row.  Raises the errors of `train`
+    and `recorded_config`, and NothingMatchedError for a record without rows.
     """
     record = RunFolder(run)
     config, changes = recorded_config(record, allow_env_change)
