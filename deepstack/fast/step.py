@@ -35,18 +35,18 @@ class Measured(NamedTuple):
     settle: Callable[[], None] | None = None
 
 
-Found = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
+LossAndNorm = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
 
 
 @dataclass(frozen=True)
 class Update:
     """A training step in two parts, (inputs, targets) -> Measured.
 
-    gradients: (inputs, targets) -> Found; only reads parameters.  apply: Found -> Measured; changes
-    them.
+    gradients: (inputs, targets) -> LossAndNorm; only reads parameters.
+    apply: LossAndNorm -> Measured; changes them.
     """
 
-    gradients: Callable[[Tensor, Tensor], Found]
+    gradients: Callable[[Tensor, Tensor], LossAndNorm]
     apply: Callable[[Tensor, Tensor], Measured]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
@@ -126,7 +126,7 @@ def make_step(
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
     last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
 
-    def gradients(inputs: Tensor, targets: Tensor) -> Found:
+    def gradients(inputs: Tensor, targets: Tensor) -> LossAndNorm:
         banks.zero_gradients()
         with gc_paused():
             value = loss(inputs, targets)

@@ -84,13 +84,13 @@ def cores() -> int:
     return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
 
 
-def use_deterministic(on: bool) -> None:
+def use_deterministic(on: bool, device: torch.device) -> None:
     """Allow deterministic kernels only, or all.
 
-    torch's compiler has its own flag.  Importing it takes seconds, so it is set only where a fast
-    path has imported the compiler.
+    torch's compiler has its own flag, which fast paths of a GPU use.  Importing it takes seconds,
+    so it is set only after the compiler has been imported.
     """
-    if "torch._inductor.config" in sys.modules:
+    if device.type == "cuda" and "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
@@ -109,13 +109,13 @@ def torch_settings(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
-        use_deterministic(config.runtime.deterministic)
+        use_deterministic(config.runtime.deterministic, device)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         memory.fill_uninitialized_memory = False
         yield threads
     finally:
         torch.set_num_threads(before)
-        use_deterministic(deterministic)
+        use_deterministic(deterministic, device)
         memory.fill_uninitialized_memory = fill
 
 

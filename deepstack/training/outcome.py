@@ -97,6 +97,6 @@ def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfM
         limit_mb=limit,
     )
     return OutOfMemoryError(
-        f"{run.folder.path}: out of memory in {progress.phase} after step {progress.step} "
+        f"{run.path}: out of memory in {progress.phase} after step {progress.step} "
         f"(estimate {estimate:,} MB, limit {limit:,} MB): {str(error).splitlines()[0]}"
     )

@@ -46,11 +46,13 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 class Prepared:
     """A checked run: its settings, device and locked folder.
 
-    paths: the fast paths.  environment: as meta.json records it.  observer: also writes log.txt;
-    silent on other ranks than 0.
+    path: of the run.  folder: where this rank writes, temporary except on rank 0.  paths: the fast
+    paths.  environment: as meta.json records it.  observer: also writes log.txt; silent on other
+    ranks than 0.
     """
 
     config: conf.Config
+    path: Path
     folder: RunFolder
     task: Task
     device: torch.device
@@ -93,14 +95,14 @@ def preflight(
     refuse_batch_norm(config, ranks)
     refuse_sharded_matrices(config, ranks)
     with (
-        locked_folder(config, study_folder, task, ranks) as (folder, state),
+        locked_folder(config, study_folder, task, ranks) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
-            again = removal(folder.path)
+            again = removal(path)
             outer.notify(f"{state} already, left as it is; to train it anew, first: {again}")
-            yield Run(folder.path)
+            yield Run(path)
             return
         observer = Observers(outer, LogFile(folder)) if ranks.is_rank0 else outer
         if ranks.is_rank0 and saves:
@@ -113,7 +115,9 @@ def preflight(
             ranks.from_rank0(lambda: refuse_other_environment(folder, environment))
         if ranks.is_rank0 and not folder.exists() and (news := changed_data(folder, config)):
             observer.notify(news)
-        yield Prepared(config, folder, task, device, ranks, paths, environment, observer, command)
+        yield Prepared(
+            config, path, folder, task, device, ranks, paths, environment, observer, command
+        )
 
 
 def refuse_non_utf8_path(out: Path) -> None:
@@ -248,10 +252,11 @@ def refuse_probed(folder: RunFolder) -> None:
 @contextmanager
 def locked_folder(
     config: conf.Config, study: Path, task: Task, ranks: RankGroup
-) -> Iterator[tuple[RunFolder, str | None]]:
-    """Yield the run's folder, which rank 0 locks until the end of the block, and its state.
+) -> Iterator[tuple[Path, RunFolder, str | None]]:
+    """Yield the path of the run, the folder to write to, and the state of the run.
 
-    Other ranks need not even see its disk: they get a temporary folder, which nobody reads.
+    Rank 0 locks the run's folder until the end of the block.  Other ranks need not even see its
+    disk: they write to a temporary folder, which nobody reads.
     """
     with ExitStack() as stack:
 
@@ -273,9 +278,10 @@ def locked_folder(
                 raise ResourceError(f"{error}; {away}") from error
 
         path, state = ranks.from_rank0(lock)
+        folder = path
         if not ranks.is_rank0:
-            path = stack.enter_context(TemporaryDirectory(prefix="deepstack-"))
-        yield RunFolder(path), state
+            folder = stack.enter_context(TemporaryDirectory(prefix="deepstack-"))
+        yield Path(path), RunFolder(folder), state
 
 
 def run_name(config: conf.Config) -> str:

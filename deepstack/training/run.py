@@ -83,7 +83,8 @@ class TrainingRun:
         *,
         measures: bool,
     ) -> None:
-        self.config, self.folder, self.task = prepared.config, prepared.folder, prepared.task
+        self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
+        self.task = prepared.task
         self.device, self.ranks = prepared.device, prepared.ranks
         self.observer, self.progress = prepared.observer, progress
         config, train = self.config, self.config.train
@@ -332,7 +333,7 @@ class TrainingRun:
             self.observer.notify(cause(divergence, origin))
         self.observer.finished("done" if divergence is None else "diverged", step)
         self.ranks.barrier()  # until the status is written
-        return Run(self.folder.path)
+        return Run(self.path)
 
     def _culprit(self, divergence: Divergence) -> Culprit:
         """Return the first non-finite layer of the diverged step, repeated without its update."""
