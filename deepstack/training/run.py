@@ -107,6 +107,7 @@ class TrainingRun:
         self.snapshots = SnapshotWriter(
             config, self.folder, self.built, probe, self.ranks, self.update, fast.capture_function
         )
+        resources.callback(self.snapshots.close)
         step = fast.make_step(
             self.loss,
             self.update.measure if measures else None,
@@ -127,7 +128,6 @@ class TrainingRun:
         self.evals = evals.open(start)
         resources.callback(self.evals.close)
         self.snapshots.open(start, tolerance)
-        resources.callback(self.snapshots.close)
         self.recorder = Recorder(
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
