@@ -139,7 +139,7 @@ def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
     display.started(
         Started(RunFolder(tmp_path / HOSTILE), "[red]A[/red]", [2], 10, 1, 5, "cpu", {}, 1.0)
     )
-    display.said(f"not used: {HOSTILE}")
+    display.notify(f"not used: {HOSTILE}")
     display.finished("done", 5)
     text = stream.getvalue()
     assert "\x1b[1m" in text and "\x1b[32mdone" in text
