@@ -49,9 +49,6 @@ class Group(TyperGroup):
         with printable_streams():
             return super().main(*args, **kwargs)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in COMMANDS if name in self.commands]
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -64,8 +61,8 @@ class Group(TyperGroup):
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
-            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-                suggest_option(error)  # its class is private to typer
+            if type(error).__name__ == "NoSuchOption":  # the class is private to typer
+                suggest_option(error)
                 raise
             if (bug := bug_in(error)) is None:
                 raise
@@ -108,7 +105,8 @@ app = typer.Typer(
 )
 
 for _name in COMMANDS:
-    import_module(f"deepstack.cli.{_name}_command").register(app)
+    _module = import_module(f"deepstack.cli.{_name}_command")
+    app.command(_name)(getattr(_module, f"{_name}_command"))
 
 
 @app.callback(invoke_without_command=True)

@@ -27,11 +27,7 @@ COLUMNS = {
 """JSON names and titles of the table's columns; the JSON has further ones."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("bench")(bench)
-
-
-def bench(
+def bench_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
     overrides: Overrides = [],
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps per row.")] = 10,

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from deepstack.config import Config
 
 
-def register(app: typer.Typer) -> None:
-    app.command("check")(check)
-
-
-def check(
+def check_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
     overrides: Overrides = [],
     plugin: Plugins = [],
@@ -26,17 +22,13 @@ def check(
 ) -> None:
     """Check a config and print its coefficients, parameters and memory; train nothing."""
     from deepstack import config as conf
-    from deepstack.cli.tables import emit
-    from deepstack.records.cells import text
+    from deepstack.cli.tables import emit_facts
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
     with located(config, overrides), gc_paused():
         facts = facts_of(settings)
-    if json:
-        emit([facts], True)
-    else:
-        emit([{"what": key, "value": text(value)} for key, value in facts.items()], False)
+    emit_facts(facts, json)
 
 
 def facts_of(settings: Config) -> dict[str, Any]:

@@ -9,11 +9,7 @@ import typer
 from deepstack.cli.options import Json
 
 
-def register(app: typer.Typer) -> None:
-    app.command("compare")(compare)
-
-
-def compare(
+def compare_command(
     directories: Annotated[
         list[str], typer.Argument(metavar="DIR", help="Results folders, studies or runs.")
     ] = ["results"],

@@ -17,9 +17,11 @@ from rich.text import Text
 from deepstack.cli.streams import raw
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Row, Started
-from deepstack.training.observer import Pace, validation
+from deepstack.training.observer import Pace, number, validation
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+SYMBOLS = {"loss": "loss", "model_update": "‖ΔF‖", "grad_norm": "‖∇L‖"}
+"""The quantities that the panel shows."""
 
 
 class Terminal:
@@ -27,7 +29,6 @@ class Terminal:
 
     def __init__(self) -> None:
         self.stream = raw(sys.stderr)  # a live display replaces sys.stderr
-        self.encoding = self.stream.encoding
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -38,11 +39,8 @@ class Terminal:
         with suppress(OSError):
             self.stream.flush()
 
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Lines(PlainLines):
@@ -59,9 +57,7 @@ class Display(Observer):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.run: Started | None = None
-        self.losses: list[float] = []
-        self.updates: list[float] = []
-        self.gradients: list[float] = []
+        self.histories: dict[str, list[float]] = {name: [] for name in SYMBOLS}
         self.row: Row = {}
         self.pace = Pace()
         self.last_evaluation: Row = {}
@@ -94,9 +90,8 @@ class Display(Observer):
 
     def stepped(self, step: int, row: Row) -> None:
         self.row = row
-        self.losses.append(row["loss"] or 0.0)
-        self.updates.append(row["model_update"] or 0.0)
-        self.gradients.append(row["grad_norm"] or 0.0)
+        for name, history in self.histories.items():
+            history.append(row[name] or 0.0)
         self.pace.add(row)
         left = self.run.steps - step if self.run else 0
         self.progress.update(self.task, completed=step, pace=self.pace.text(left))
@@ -114,39 +109,29 @@ class Display(Observer):
 
     def summary(self) -> Text:
         """Return the last validation loss beside its reference losses."""
-        if not self.last_evaluation:
-            return Text("")
-        return Text(f"validation {validation(self.last_evaluation)}")
+        row = self.last_evaluation
+        return Text(f"validation {validation(row)}" if row else "")
 
     def render(self) -> Any:
         """Return the panel: one line per quantity, with its history as a small bar chart."""
         if self.run is None:
             return Text("building …")
         floors = "  ".join(
-            f"{shorten(name)} {number:.3f}" for name, number in self.run.references.items()
+            f"{shorten(name)} {loss:.3f}" for name, loss in self.run.references.items()
         )
-        notes = [floors, f"unrelated states {self.run.unrelated:.3g}", ""]
+        notes = (floors, f"unrelated states {self.run.unrelated:.3g}", "")
         width = self.console.width - max(map(len, notes)) - 22
         table = Table.grid(padding=(0, 2))
         for _ in range(4):
             table.add_column(no_wrap=True)
-        for name, key, history, note in (
-            ("loss", "loss", self.losses, notes[0]),
-            ("‖ΔF‖", "model_update", self.updates, notes[1]),
-            ("‖∇L‖", "grad_norm", self.gradients, notes[2]),
-        ):
-            table.add_row(name, value(self.row.get(key)), bars(history, width), note)
+        for (name, history), note in zip(self.histories.items(), notes, strict=True):
+            table.add_row(SYMBOLS[name], number(self.row.get(name)), bars(history, width), note)
         return Group(self.progress, table, self.summary())
 
 
 def shorten(reference: str) -> str:
     """Shorten a reference's name: 'unigram' for unigram_entropy."""
     return reference.removesuffix("_entropy").removesuffix("_loss").replace("_", "-")
-
-
-def value(number: float | None) -> str:
-    """Format a number with four significant digits, or None as a dash."""
-    return "-" if number is None else f"{number:.4g}"
 
 
 def bars(values: list[float], width: int) -> str:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from deepstack.records import RunFolder
 
 
-def register(app: typer.Typer) -> None:
-    app.command("export")(export)
-
-
-def export(
+def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     to: Annotated[
         Path, typer.Option("--to", metavar="FILE_OR_DIR", help="A new folder, or x.safetensors.")
@@ -49,14 +45,13 @@ def export(
     --fold writes nothing if the folded model computes something else.
     """
     from deepstack import config as conf
-    from deepstack.cli.tables import emit
+    from deepstack.cli.tables import emit_facts
     from deepstack.errors import ConfigError, DifferenceError
     from deepstack.model.build import build_model
     from deepstack.model.fold import compare, forward_times
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
     from deepstack.records import RunFolder, no_run
-    from deepstack.records.cells import text
     from deepstack.training import torch_settings
 
     if untie and not fold:
@@ -103,10 +98,7 @@ def export(
         config, built, values = config_after, small, values_of(small.model)
     facts["files"] = [str(path) for path in export_paths(to)]
     write(to, conf.to_yaml(config), built, values, facts)
-    if json:
-        emit([facts], True)
-    else:
-        emit([{"what": key, "value": text(value)} for key, value in facts.items()], False)
+    emit_facts(facts, json)
 
 
 def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:

@@ -11,11 +11,7 @@ import typer
 from deepstack.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("init")(init)
-
-
-def init(
+def init_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The YAML file to write.")] = Path(
         "experiment.yaml"
     ),

@@ -22,11 +22,7 @@ class Kind(StrEnum):
     claims = "claims"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_)
-
-
-def list_(
+def list_command(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
     depth: Annotated[int, typer.Option(min=1, help="Depth of the printed coefficients.")] = 100,
     plugin: Plugins = [],

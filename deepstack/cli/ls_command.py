@@ -13,11 +13,7 @@ from deepstack.cli.options import Json
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("ls")(ls)
-
-
-def ls(
+def ls_command(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
     ] = Path("results"),

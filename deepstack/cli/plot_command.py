@@ -14,11 +14,7 @@ from deepstack.cli.options import Plugins, load_plugins
 from deepstack.errors import BrokenChartError, ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("plot")(plot)
-
-
-def plot(
+def plot_command(
     words: Annotated[
         list[str],
         typer.Argument(

@@ -11,11 +11,7 @@ from deepstack.cli.options import Plugins, Quiet, load_plugins
 from deepstack.errors import BrokenChartError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("report")(report)
-
-
-def report(
+def report_command(
     directories: Annotated[
         list[str],
         typer.Argument(metavar="DIR", help="Results folders, studies or runs."),

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 ALSO = 4  # number of further places that a difference names
 
 
-def register(app: typer.Typer) -> None:
-    app.command("rerun")(rerun)
-
-
-def rerun(
+def rerun_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     check: Annotated[
         bool,

@@ -11,11 +11,7 @@ from deepstack.cli.options import Out
 from deepstack.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("rm")(rm)
-
-
-def rm(
+def rm_command(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR", help="Runs or studies below --out.")
     ] = [],

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 BUILT_IN = "depth_sweep"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("sweep")(sweep)
-
-
-def sweep(
+def sweep_command(
     words: Annotated[
         list[str],
         typer.Argument(

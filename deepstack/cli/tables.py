@@ -86,6 +86,12 @@ def emit(
         )
 
 
+def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
+    """Print named values to stdout: one row for each, or as JSON."""
+    rows = [{"what": key, "value": text(value)} for key, value in facts.items()]
+    emit([facts] if as_json else rows, as_json)
+
+
 def _cell(value: Any) -> str:
     """Return a value as a cell; only the values of a list are on separate lines."""
     return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))

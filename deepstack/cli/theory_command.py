@@ -15,11 +15,7 @@ from deepstack.cli.options import Json, Plugins, load_plugins
 from deepstack.errors import ConfigError, Interrupted
 
 
-def register(app: typer.Typer) -> None:
-    app.command("theory")(theory)
-
-
-def theory(
+def theory_command(
     claim: Annotated[
         list[str],
         typer.Option("--claim", help="A claim to measure, as in C9; repeatable (default: all)."),

@@ -26,11 +26,7 @@ from deepstack.errors import ConfigError, Interrupted
 from deepstack.gc_control import gc_paused
 
 
-def register(app: typer.Typer) -> None:
-    app.command("train")(train)
-
-
-def train(
+def train_command(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
     ],

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from deepstack.records import Inspection
 
 
-def register(app: typer.Typer) -> None:
-    app.command("verify")(verify)
-
-
-def verify(
+def verify_command(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR", help="Runs, studies or results folders.")
     ],

@@ -11,14 +11,11 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from deepstack.errors import ChangedLogError, DeepstackError, DifferenceError
 from deepstack.records.files import make_folder, reading, sync_folder, trouble
 
-# Bytes of a log read at once; a row has about a hundred bytes.
-BLOCK = 2**16
 # Bytes of the longest line that is read as a row.
 LONGEST_LINE = 2**20
 
@@ -42,6 +39,14 @@ def number_text(value: Any) -> str:
         return "nan"
     with np.errstate(over="ignore"):
         return str(np.float32(number))
+
+
+class Extent(NamedTuple):
+    """The header and the first rows of a log: size in bytes, sha256, and the last row's step."""
+
+    size: int
+    sha256: str
+    last_step: int | None
 
 
 class AppendLog:
@@ -80,7 +85,6 @@ class AppendLog:
         self._at = 0  # how much of it has been written again
         self._file: int | None = None
         self._sha256 = hashlib.sha256()  # of the rows written, or found equal on disk
-        self._size = 0  # bytes of the same rows
         self._lines = array("I")  # crc32 of each of these lines, to find the one that changed
 
     def open(self, replay_from: int = -1) -> Self:
@@ -90,12 +94,13 @@ class AppendLog:
         """
         header = (",".join(self.columns) + "\n").encode()
         # Some file systems, after a power cut, show zeros where bytes had not reached the disk.
-        data = self._read().rstrip(b"\0")
+        with self._reading() as file:
+            data = file.read().rstrip(b"\0")
         self._cut(len(data))
         # A torn header is completed like any torn line; a complete one must have these columns.
         start = data[: len(header)]
         if start != header[: len(start)]:
-            raise self._difference(_first_line(data), header)
+            raise self._difference(data[: data.find(b"\n") + 1] or data, header)
         with trouble(self.path):
             make_folder(self.path.parent)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -105,13 +110,14 @@ class AppendLog:
             with trouble(self.path):
                 sync_folder(self.path.parent)
         if self.compared:
-            done = max(_end_of(data, replay_from), len(header))
+            done = max(sum(map(len, _rows_upto(io.BytesIO(data), replay_from))), len(header))
             self._expected, self._at = data[done:], 0
         else:
             done = data.rfind(b"\n") + 1
             self._cut(done)
         self._count(data[:done])
-        self.last_step = _last_step(data[len(header) : done]) if self.compared else None
+        last_line = data[data.rfind(b"\n", 0, done - 1) + 1 : done]
+        self.last_step = _step_of(last_line) if self.compared else None
         return self
 
     def write(self, row: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -137,7 +143,6 @@ class AppendLog:
     def _count(self, lines: bytes) -> None:
         """Add whole lines to the running checksums."""
         self._sha256.update(lines)
-        self._size += len(lines)
         self._lines.extend(map(zlib.crc32, io.BytesIO(lines)))
 
     def _place(self, line: bytes) -> bytes:
@@ -219,12 +224,12 @@ class AppendLog:
         wanted = self._sha256.copy()
         wanted.update(rest)
         with self._reading() as file:
-            size = file.seek(0, os.SEEK_END)
-            if size != self._size + len(rest) or _sha256(file, size) != wanted.hexdigest():
-                raise self._changed(self._first_change(file, size, rest))
+            if hashlib.file_digest(file, "sha256").digest() != wanted.digest():  # type: ignore[arg-type]
+                raise self._changed(self._first_change(file, rest))
 
-    def _first_change(self, file: BinaryIO, size: int, rest: bytes) -> str:
+    def _first_change(self, file: BinaryIO, rest: bytes) -> str:
         """Describe where the file differs from the rows written."""
+        size = file.seek(0, os.SEEK_END)
         file.seek(0)
         number = at = 0
         for crc in (*self._lines, *map(zlib.crc32, io.BytesIO(rest))):
@@ -251,30 +256,17 @@ class AppendLog:
     def __enter__(self) -> Self:
         return self if self._file is not None else self.open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def offset_after(self, step: int) -> int:
-        """Return the size of the file up to its last complete row of a step <= `step`."""
+    def upto(self, step: int) -> Extent:
+        """Return the extent of the rows up to a step; reads one line at a time."""
+        digest, size, last = hashlib.sha256(), 0, None
         with self._reading() as file:
-            return _offset_after(file, step)
-
-    def sha256_upto(self, step: int) -> str:
-        """Return the sha256 of the file up to `offset_after(step)`; checkpoints store it."""
-        with self._reading() as file:
-            return _sha256(file, _offset_after(file, step))
-
-    def last_upto(self, step: int) -> int | None:
-        """Return the step of the last row of a step <= `step`; None without such a row."""
-        with self._reading() as file:
-            end = _offset_after(file, step)
-            file.seek(max(0, end - BLOCK))
-            return _last_step(file.read(min(end, BLOCK)))
+            for line in _rows_upto(file, step):
+                digest.update(line)
+                size, last = size + len(line), _step_of(line)
+        return Extent(size, digest.hexdigest(), last)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[BinaryIO]:
@@ -286,10 +278,6 @@ class AppendLog:
                 file = io.BytesIO()
             with file:
                 yield file
-
-    def _read(self) -> bytes:
-        with self._reading() as file:
-            return file.read()
 
     def _cut(self, size: int) -> None:
         """Cut the file off after `size` bytes."""
@@ -312,53 +300,17 @@ class AppendLog:
         )
 
 
-def _first_line(data: bytes) -> bytes:
-    end = data.find(b"\n") + 1
-    return data[:end] if end else data
-
-
 def _step_of(line: bytes) -> int | None:
     cell = line.split(b",", 1)[0]
     return int(cell) if cell.isdigit() else None
 
 
-def _end_of(data: bytes, step: int) -> int:
-    """Return the offset after the last complete line that is the header or a row up to `step`."""
-    end = data.rfind(b"\n") + 1
-    while end > 0:
-        begin = data.rfind(b"\n", 0, end - 1) + 1
-        row_step = _step_of(data[begin:end])
-        if begin == 0 or (row_step is not None and row_step <= step):
-            return end
-        end = begin
-    return 0
-
-
-def _sha256(file: BinaryIO, size: int) -> str:
-    """Return the sha256 of the first `size` bytes of a file, read in blocks."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while data := file.read(min(size, BLOCK)):
-        digest.update(data)
-        size -= len(data)
-    return digest.hexdigest()
-
-
-def _offset_after(file: BinaryIO, step: int) -> int:
-    """Return `_end_of` for a whole file; reads only its end where that is enough."""
-    size, length = file.seek(0, os.SEEK_END), BLOCK
-    while True:
-        start = max(0, size - length)
-        file.seek(start)
-        data = file.read(size - start)
-        if start == 0:
-            return _end_of(data, step)
-        # The bytes before the first newline may be part of a row, so they are left out.
-        first = data.find(b"\n")
-        if first >= 0 and (end := _end_of(data[first:], step)) > 1:
-            return start + first + end
-        length *= 4
-
-
-def _last_step(rows: bytes) -> int | None:
-    return _step_of(rows[rows.rfind(b"\n", 0, -1) + 1 :]) if rows else None
+def _rows_upto(file: BinaryIO, step: int) -> Iterator[bytes]:
+    """Yield the header and the complete rows up to a step."""
+    line = file.readline(LONGEST_LINE)
+    while line.endswith(b"\n"):
+        yield line
+        line = file.readline(LONGEST_LINE)
+        row_step = _step_of(line)
+        if row_step is None or row_step > step:
+            return

@@ -249,7 +249,7 @@ def _compare_logs(result: Inspection, step: int) -> None:
             log = folder.log(PurePosixPath(name).name, ("step",))
             if not log.path.exists():
                 say(f"{log.path.name}: missing")
-            elif log.sha256_upto(step) != wanted:
+            elif log.upto(step).sha256 != wanted:
                 say(f"{log.path.name}: changed (sha256 up to step {step} differs)")
     except FileNotFoundError:
         return  # the process that holds the run has just removed it

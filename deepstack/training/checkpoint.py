@@ -285,7 +285,7 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
                 (folder.path / name).unlink(missing_ok=True)
             else:
                 log = folder.log(name, ("step",))
-                os.truncate(log.path, log.offset_after(step))
+                os.truncate(log.path, log.upto(step).size)
                 sync_file(log.path)
     for newer in folder.checkpoints():
         if newer > step:
@@ -301,17 +301,15 @@ def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     step, wanted = checkpoint.step, checkpoint.state.get("logs")
     if not isinstance(wanted, dict):
         return []
-    logs = {name: folder.log(name, ("step",)) for name in RESUMED_LOGS if name in wanted}
-    return [
-        log.path.name
-        for name, log in logs.items()
-        if log.sha256_upto(step) != wanted[name]
-        or (
-            name == "steps"
-            and checkpoint.step > 0
-            and log.last_upto(checkpoint.step) != checkpoint.step
-        )
-    ]
+    changed = []
+    for name in RESUMED_LOGS:
+        if name in wanted:
+            log = folder.log(name, ("step",))
+            extent = log.upto(step)
+            ends_early = name == "steps" and step > 0 and extent.last_step != step
+            if extent.sha256 != wanted[name] or ends_early:
+                changed.append(log.path.name)
+    return changed
 
 
 def load(path: Path) -> Checkpoint:

@@ -159,7 +159,7 @@ def log_truncated_on_resume() -> None:
 
     def cut(self: AppendLog, replay_from: int = -1) -> AppendLog:
         if self.path.exists():
-            os.truncate(self.path, self.offset_after(replay_from))
+            os.truncate(self.path, self.upto(replay_from).size)
         return begin(self, replay_from)
 
     AppendLog.open = cut  # type: ignore[method-assign, assignment]
@@ -169,7 +169,7 @@ def log_truncated_on_resume() -> None:
 def log_checksum_before_the_row() -> None:
     def early(self: AppendLog) -> str:
         assert self.last_step is not None
-        return self.sha256_upto(self.last_step - 1)
+        return self.upto(self.last_step - 1).sha256
 
     AppendLog.sha256 = property(early)  # type: ignore[assignment, method-assign]
 

@@ -136,14 +136,14 @@ def test_checksum_covers_exactly_the_rows_up_to_a_step(tmp_path: Path, reference
     path = tmp_path / "steps.csv"
     write_rows(path, ROWS[:9])
     log = AppendLog(path, COLUMNS)
-    before = log.sha256_upto(7)
-    assert log.offset_after(7) == reference.index(b"\n8,") + 1
+    before = log.upto(7).sha256
+    assert log.upto(7).size == reference.index(b"\n8,") + 1
     path.write_bytes(reference)
-    assert log.sha256_upto(7) == before
-    path.write_bytes(reference[: log.offset_after(7) - 1])
-    assert log.sha256_upto(7) != before
+    assert log.upto(7).sha256 == before
+    path.write_bytes(reference[: log.upto(7).size - 1])
+    assert log.upto(7).sha256 != before
     path.write_bytes(reference.replace(b"\n3,", b"\n2,", 1))
-    assert log.sha256_upto(7) != before
+    assert log.upto(7).sha256 != before
 
 
 def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ with folder.lock():
             log.write((step, 1.0 / step, 0.1 * step))
             if step % 10 == 0:
                 log.flush()
-                folder.write_status("running", step, sha256=log.sha256_upto(step))
+                folder.write_status("running", step, sha256=log.upto(step).sha256)
         folder.write_status("done", rows)
 """
 

@@ -92,7 +92,7 @@ def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(
 ) -> None:
     folder = copied(trained["interrupted"], tmp_path)
     flip(folder.checkpoint_path(4) / "state.json", 3)
-    flip(folder.steps_path, 8 * (folder.log("steps", ("step",)).offset_after(2) - 3))
+    flip(folder.steps_path, 8 * (folder.log("steps", ("step",)).upto(2).size - 3))
     found = problems(folder)
     assert [line.split(":")[0] for line in found] == ["checkpoint/4", "steps.csv"]
     assert "up to step 3" in found[1]

@@ -91,16 +91,16 @@ def test_rows_written_again_and_checksums_take_no_memory_of_the_whole_log(tmp_pa
     whole = path.read_bytes()
     log = AppendLog(path, ("step", "loss", "lr")).open(9)
     assert peak(lambda: [log.write(row) for row in rows[10:2000]]) < len(whole) / 4
-    assert len(log.remaining) == len(whole) - log.offset_after(1999)
+    assert len(log.remaining) == len(whole) - log.upto(1999).size
     with pytest.raises(DifferenceError, match="on disk: 2000,"):
         log.write((2000, 0.5, 1.0))
     log.close()
     assert path.read_bytes() == whole
     for step in (-1, 0, 5, 20_000, 39_999, 50_000):
         end = whole.find(f"\n{step + 1},".encode()) + 1 or len(whole)
-        assert log.offset_after(step) == end and log.last_upto(step) in (min(step, 39_999), None)
-        assert log.sha256_upto(step) == hashlib.sha256(whole[:end]).hexdigest()
-    assert peak(lambda: log.sha256_upto(39_999)) < len(whole) / 2
+        assert log.upto(step).size == end and log.upto(step).last_step in (min(step, 39_999), None)
+        assert log.upto(step).sha256 == hashlib.sha256(whole[:end]).hexdigest()
+    assert peak(lambda: log.upto(39_999).sha256) < len(whole) / 2
 
 
 DEEP = """
