@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Overrides, Plugins, load_plugins, located
+from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located
 from deepstack.errors import ConfigError, Interrupted
 
 COLUMNS = {
@@ -76,7 +74,7 @@ def bench_command(
             )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
-    command = shlex.join(["deepstack", *sys.argv[1:]])
+    command = command_line()
     result = make_report(settings, measured, command, str(config))
     show(result, json)
     if chart is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -41,6 +42,11 @@ def load_plugins(paths: list[Path]) -> None:
 
         with redirect_stdout(sys.stderr):
             plugins.load_plugins(paths)
+
+
+def command_line() -> str:
+    """Return the command that the user has typed, quoted for a shell."""
+    return shlex.join(["deepstack", *sys.argv[1:]])
 
 
 @contextmanager

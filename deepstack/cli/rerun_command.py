@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepstack.cli.options import Out, Plugins, Quiet, load_plugins, located
+from deepstack.cli.options import Out, Plugins, Quiet, command_line, load_plugins, located
 from deepstack.errors import ConfigError, DifferenceError
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def rerun_command(
                 observer=observer,
                 stop=stop,
                 allow_env_change=allow_env_change,
-                command=shlex.join(["deepstack", *sys.argv[1:]]),
+                command=command_line(),
             )
         else:
             comparison = compare_with_record(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.cli.options import Json, Plugins, command_line, load_plugins
 from deepstack.errors import ConfigError, Interrupted
 
 
@@ -80,7 +78,7 @@ def theory_command(
 
         typer.echo(dumps(reporting.as_json(findings), indent=2, ensure_ascii=False))
     elif markdown:
-        command = shlex.join(["deepstack", *sys.argv[1:]])
+        command = command_line()
         typer.echo(reporting.page(findings, command, charts.name if charts else None))
     else:
         from deepstack.cli.tables import emit

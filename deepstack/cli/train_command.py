@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from deepstack.cli.options import (
     Overrides,
     Plugins,
     Quiet,
+    command_line,
     load_plugins,
     located,
 )
@@ -73,7 +72,7 @@ def train_command(
             observer=observer,
             stop=stop,
             allow_env_change=allow_env_change,
-            command=shlex.join(["deepstack", *sys.argv[1:]]),
+            command=command_line(),
         )
     if not is_rank0:
         return

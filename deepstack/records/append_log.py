@@ -161,10 +161,7 @@ class AppendLog:
             return old
         elif self.tolerance and self._expected.find(b"\n", self._at) < 0:
             # Without determinism a torn line cannot be completed, so it is written anew.
-            assert self._file is not None
-            with trouble(self.path):
-                size = os.fstat(self._file).st_size
-                os.ftruncate(self._file, size - len(self.remaining))
+            self._cut(self.path.stat().st_size - len(self.remaining))
             self._at = len(self._expected)
             self._append(line)
         else:

@@ -27,10 +27,8 @@ _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Files of more bytes are checked for holes before they are read.
 LARGE = 2**26
 
-_NOT_OF_SPACE = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
-    errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
-)  # fmt: skip
+# Errors that more space on the disk may cure.
+_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 _held: set[int] = set()
 
@@ -53,11 +51,10 @@ def trouble(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         space = ""
-        with contextlib.suppress(OSError, StopIteration):
-            there = next(folder for folder in (path, *path.parents) if folder.is_dir())
-            free = shutil.disk_usage(there).free
-            if error.errno not in _NOT_OF_SPACE:
-                space = f" ({free / 1e6:.0f} MB free)"
+        if error.errno in _OF_SPACE:
+            with contextlib.suppress(OSError, StopIteration):
+                there = next(folder for folder in (path, *path.parents) if folder.is_dir())
+                space = f" ({shutil.disk_usage(there).free / 1e6:.0f} MB free)"
         raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
 
 
@@ -66,13 +63,9 @@ def read(path: Path) -> bytes | None:
 
     Raises ResourceError, without waiting, for a folder, a pipe or a device.
     """
-    try:
-        with reading(path) as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror or error}") from error
+    with trouble(path), contextlib.suppress(FileNotFoundError), reading(path) as file:
+        return file.read()
+    return None
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -224,27 +224,22 @@ class RunFolder:
 
         Raises KeyError if the run has no diagnostic of that name.
         """
-        try:
-            # Steps first: a write in between only adds records after them.
-            steps = self._read_array("steps")
-            values = self._read_array(name)
-        except FileNotFoundError:
-            raise KeyError(name) from None
+        # Steps first: a write in between only adds records after them.
+        steps = self._read_array("steps")
+        values = self._read_array(name)
         records = min(len(steps), len(values))
         return steps[:records], values[:records]
 
     def _read_array(self, name: str) -> np.ndarray:
-        """Read layers/<name>.npy.  Raises FileNotFoundError, ResourceError."""
+        """Read layers/<name>.npy.  Raises KeyError if there is none, ResourceError."""
         import numpy as np
 
         path = self.layers_dir / f"{name}.npy"
+        data = files.read(path)
+        if data is None:
+            raise KeyError(name)
         try:
-            with files.reading(path) as file:
-                array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise ResourceError(f"{path}: {error.strerror or error}") from error
+            array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         except Exception as error:  # numpy evaluates the header, which may raise anything
             # Hide numpy's message: it advises to allow pickles, which run code.
             raise damaged(path, "is no array of numbers") from error
@@ -276,16 +271,12 @@ def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]
 
     Both are empty if there is no file, or if its first line is longer than `size` bytes.
     """
-    try:
-        with files.reading(path) as file:
-            names = file.readline(size)
-            start = max(len(names), os.fstat(file.fileno()).st_size - size)
-            file.seek(start)
-            lines = file.read().split(b"\n")[:-1]  # without a torn last line
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror or error}") from error
+    names = b""
+    with files.trouble(path), contextlib.suppress(FileNotFoundError), files.reading(path) as file:
+        names = file.readline(size)
+        start = max(len(names), os.fstat(file.fileno()).st_size - size)
+        file.seek(start)
+        lines = file.read().split(b"\n")[:-1]  # without a torn last line
     if not names.endswith(b"\n"):
         return [], []
     if start > len(names) and len(lines) > 1:

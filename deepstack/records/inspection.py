@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,6 +44,15 @@ class Inspection:
     files: int = 0
     problems: list[str] = field(default_factory=list)
     known: bool = True
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Add the problem that a file cannot be read if the block raises an error."""
+        try:
+            yield
+        except (OSError, ValueError, DeepstackError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            self.problems.append(f"{name}: unreadable ({why or error})")
 
     @property
     def verdict(self) -> str:
@@ -111,34 +121,34 @@ def _status(result: Inspection) -> dict[str, Any]:
     if not folder.status_path.exists():
         result.state = "interrupted"  # the run was killed before it began
         if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or row:
-            say("status.json: missing")
+            say(f"{STATUS}: missing")
         return {}
-    try:
+    status = None
+    with result.reading(STATUS):
         status = mapping(folder.status_path)
-    except (OSError, ValueError) as error:
-        say(f"status.json: unreadable ({error})")
+    if status is None:
         return {}
     state, step = status.get("state"), status.get("step")
     if state not in STATES:
-        say(f"status.json: found state {state!r}; allowed {', '.join(STATES)}")
+        say(f"{STATUS}: found state {state!r}; allowed {', '.join(STATES)}")
         return status
     result.state = str(state)
     if not isinstance(step, int) or isinstance(step, bool) or "error" not in status:
-        say("status.json: state, step and error are not all there")
+        say(f"{STATUS}: state, step and error are not all there")
         return status
     last = int(row.get("step", "0"))
     reaches_step = False
     with contextlib.suppress(DeepstackError):
         reaches_step = folder.ends_at(step)
     if state in ENDED and not reaches_step:
-        say(f"status.json: {state} at step {step}, but the last row of steps.csv is step {last}")
+        say(f"{STATUS}: {state} at step {step}, but the last row of steps.csv is step {last}")
     elif state in ("running", "interrupted") and step > last:
-        say(f"status.json: saved at step {step}, but the last row of steps.csv is step {last}")
+        say(f"{STATUS}: saved at step {step}, but the last row of steps.csv is step {last}")
     if state == "done" and status["error"] is not None:
-        say(f"status.json: done, with the error {status['error']!r}")
+        say(f"{STATUS}: done, with the error {status['error']!r}")
     if state == "diverged" and not _is_in(row, status.get("quantity"), status.get("value")):
         say(
-            f"status.json: diverged with {status.get('quantity')} = {status.get('value')}, "
+            f"{STATUS}: diverged with {status.get('quantity')} = {status.get('value')}, "
             "which is not in the last row of steps.csv"
         )
     return status
@@ -147,14 +157,14 @@ def _status(result: Inspection) -> dict[str, Any]:
 def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
     """Compare every data file with checksums.json, and that with its sha256 in status.json."""
     folder, say = result.folder, result.problems.append
-    try:
+    sums = None
+    with result.reading(CHECKSUMS):
         if status and "checksums" not in status:
-            say(f"status.json: has no sha256 of {CHECKSUMS}")
+            say(f"{STATUS}: has no sha256 of {CHECKSUMS}")
         elif status and sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
             say(f"{CHECKSUMS}: changed (its sha256 is not the one in status.json)")
         sums = mapping(folder.path / CHECKSUMS)
-    except (OSError, ValueError) as error:
-        say(f"{CHECKSUMS}: unreadable ({error})")
+    if sums is None:
         return
     there = data_files(folder)
     wanted = sums.pop(STATUS, None)  # older versions have none
@@ -169,11 +179,9 @@ def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
             say(f"{name}: unreadable (no file)")
         else:
             result.files += 1
-            try:
+            with result.reading(name):
                 if sha256(there[name]) != wanted:
                     say(f"{name}: changed (sha256 differs)")
-            except OSError as error:
-                say(f"{name}: unreadable ({error.strerror or error})")
     # A run killed before it removed its checkpoints still has them, whole and unlisted.
     listed = {str(PurePosixPath(name).parent) for name in sums}
     for step in folder.checkpoints():
@@ -189,36 +197,28 @@ def _read_all(result: Inspection) -> None:
     """Read the files that have no sha256; add unreadable ones and bad rows to the problems."""
     folder, say = result.folder, result.problems.append
     for path in (folder.meta_path, folder.columns_path):
-        if path.exists():
-            try:
-                mapping(path)
-            except (OSError, ValueError) as error:
-                say(f"{path.name}: unreadable ({error})")
+        with result.reading(path.name), contextlib.suppress(FileNotFoundError):
+            mapping(path)
     if folder.exists():
-        try:
+        with result.reading("config.yaml"):
             folder.read_config()
-        except DeepstackError as error:
-            say(f"config.yaml: unreadable ({error})")
     else:
         say("config.yaml: missing")
     for path in sorted((*folder.path.glob("*.csv"), *folder.layers_dir.glob("*.npy"))):
         name = path.relative_to(folder.path).as_posix()
-        try:
-            if path.name.startswith("."):
-                continue
+        if path.name.startswith("."):
+            continue
+        with result.reading(name):
             if not path.is_file():
                 say(f"{name}: unreadable (no file)")
-            elif path.suffix == ".npy":
+            elif path.suffix == ".csv":
+                if wrong := _rows_wrong(path, torn=result.state not in ENDED):
+                    say(f"{name}: {wrong}")
+            elif (folder.layers_dir / "steps.npy").exists():
                 folder.read_layers(path.stem)
-            elif wrong := _rows_wrong(path, torn=result.state not in ENDED):
-                say(f"{name}: {wrong}")
-        except KeyError:
-            # The first snapshot precedes all rows and writes steps.npy last: a kill may prevent it.
-            with contextlib.suppress(DeepstackError):  # reported for the log itself
-                if any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
-                    say(f"{name}: unreadable (no steps.npy)")
-        except (OSError, DeepstackError) as error:
-            say(f"{name}: unreadable ({error})")
+            elif any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
+                # A kill may prevent it only before the first row: it follows the first snapshot.
+                say(f"{name}: unreadable (no steps.npy)")
 
 
 def _compare_checkpoints(result: Inspection, held: bool) -> None:
@@ -242,19 +242,22 @@ def _compare_checkpoints(result: Inspection, held: bool) -> None:
 def _compare_logs(result: Inspection, step: int) -> None:
     """Compare the logs, up to the step of a checkpoint, with the checksums in it."""
     folder, say = result.folder, result.problems.append
-    try:
-        logs = mapping(folder.checkpoint_path(step) / STATE).get("logs", {})
-        for name, wanted in logs.items():
-            result.files += 1
-            log = folder.log(PurePosixPath(name).name, ("step",))
+    logs: Any = {}
+    name = f"checkpoint/{step}/{STATE}"
+    # The process that holds the run may just have removed the checkpoint.
+    with result.reading(name), contextlib.suppress(FileNotFoundError):
+        logs = mapping(folder.path / name).get("logs", {})
+    if not isinstance(logs, dict):
+        say(f"{name}: unreadable (logs is no object)")
+        return
+    for log_name, wanted in logs.items():
+        result.files += 1
+        log = folder.log(PurePosixPath(log_name).name, ("step",))
+        with result.reading(log.path.name):
             if not log.path.exists():
                 say(f"{log.path.name}: missing")
             elif log.upto(step).sha256 != wanted:
                 say(f"{log.path.name}: changed (sha256 up to step {step} differs)")
-    except FileNotFoundError:
-        return  # the process that holds the run has just removed it
-    except (OSError, ValueError, AttributeError, DeepstackError) as error:
-        say(f"checkpoint/{step}/{STATE}: unreadable ({error})")
 
 
 def _lacks_config(path: Path) -> bool:

@@ -43,7 +43,7 @@ def to_trash(
     outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
     # A link is moved itself: its target is neither locked nor touched.
     runs = [run for path in outermost for run in find_runs(path) if not run.path.is_symlink()]
-    with _many_files(len(runs)), ExitStack() as locks:
+    with _many_files(), ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.folder.lock(to_write=False))
         trash = _new_folder(Path(out))
@@ -133,15 +133,15 @@ def _new_folder(out: Path) -> Path:
 
 
 @contextmanager
-def _many_files(count: int) -> Iterator[None]:
-    """Raise the limit of open files, usually 1024, so that each of many runs can be locked."""
+def _many_files() -> Iterator[None]:
+    """Raise the limit of open files, usually 1024, so that each of many runs can be locked.
+
+    Required by test_a_study_of_more_runs_than_a_process_may_open_files.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:
