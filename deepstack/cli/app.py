@@ -143,7 +143,10 @@ def print_error(text: str) -> None:
 
 
 def escape_unencodable(stream: TextIO) -> None:
-    """Make a stream write characters outside of its encoding as escapes."""
+    """Make a stream write characters outside of its encoding as escapes.
+
+    Required by the environment `locale C` in tests of determinism.
+    """
     if isinstance(stream, io.TextIOWrapper):
         with suppress(OSError):  # a fork may have replaced a file by a terminal
             stream.reconfigure(errors="backslashreplace")
@@ -153,7 +156,8 @@ def open_closed_streams() -> None:
     """Open /dev/null in place of a closed stdin, stdout or stderr (`>&-` closes one).
 
     Otherwise the next opened file would get its number, and the output of a library would go into
-    a log. Python would also print to stdout in place of the missing stderr.
+    a log. Python would also print to stdout in place of the missing stderr. Required by
+    test_closed_and_full_streams_stop_and_change_nothing.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

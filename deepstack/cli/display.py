@@ -25,7 +25,10 @@ SYMBOLS = {"loss": "loss", "model_update": "‖ΔF‖", "grad_norm": "‖∇L‖
 
 
 class Terminal:
-    """The stderr that rich writes to; it ignores a closed terminal, so that the run continues."""
+    """The stderr that rich writes to; it ignores a closed terminal, so that the run continues.
+
+    Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
+    """
 
     def __init__(self) -> None:
         self.stream = raw(sys.stderr)  # a live display replaces sys.stderr

@@ -146,7 +146,11 @@ class AppendLog:
         self._lines.extend(map(zlib.crc32, io.BytesIO(lines)))
 
     def _place(self, line: bytes) -> bytes:
-        """Append the missing part of a line; return the line that is on disk afterwards."""
+        """Append the missing part of a line; return the line that is on disk afterwards.
+
+        Required by the planted faults torn_line_kept, rows_written_twice and
+        log_truncated_on_resume.
+        """
         # Many rows may have to be written again, so the remaining ones are not copied for each.
         there = self._expected[self._at : self._at + len(line)]
         if not there:
@@ -225,7 +229,10 @@ class AppendLog:
                 raise self._changed(self._first_change(file, rest))
 
     def _first_change(self, file: BinaryIO, rest: bytes) -> str:
-        """Describe where the file differs from the rows written."""
+        """Describe where the file differs from the rows written.
+
+        Required by test_a_changed_log_is_not_sealed_and_the_run_starts_again.
+        """
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         number = at = 0
@@ -283,6 +290,10 @@ class AppendLog:
                 os.truncate(self.path, size)
 
     def _append(self, data: bytes) -> None:
+        """Write all bytes.
+
+        Required by the planted faults short_write_not_noticed and full_disk_not_said.
+        """
         assert self._file is not None
         with trouble(self.path):
             while data:

@@ -32,7 +32,10 @@ def sha256(path: Path) -> str:
 
 
 def refuse_surplus(path: Path, file: BinaryIO) -> None:
-    """Raise OSError for a large safetensors file that is longer than its header and tensors."""
+    """Raise OSError for a large safetensors file that is longer than its header and tensors.
+
+    Required by test_bytes_behind_the_tensors_are_not_hashed.
+    """
     size = os.fstat(file.fileno()).st_size
     header = int.from_bytes(file.read(8), "little")
     if size > LARGE >= header:
@@ -120,7 +123,10 @@ def write_end(
 
 
 def status_sum(status: Mapping[str, Any]) -> str:
-    """Return the sha256 of status.json's values without that of checksums.json."""
+    """Return the sha256 of status.json's values without that of checksums.json.
+
+    Required by test_a_flipped_bit_of_how_a_run_diverged_is_noticed.
+    """
     values = {key: value for key, value in status.items() if key != "checksums"}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

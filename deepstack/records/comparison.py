@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,13 +153,13 @@ def _flat_json(path: Path) -> dict[str, Any]:
 def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
     """Return the first line that differs of logs with equal rows: a row twice, a torn one."""
     texts = [(read(folder.path / name) or b"").decode("ascii", "replace") for folder in (old, new)]
-    has_ended = end == float("inf")
-    one, two = (text.split("\n")[: None if has_ended else -1] for text in texts)
-    longest = max if has_ended else min
-    for i in range(longest(len(one), len(two))):
-        was, now = (lines[i] if i < len(lines) else ABSENT for lines in (one, two))
+    one, two = (text.split("\n") for text in texts)
+    if end < float("inf"):  # the last line may be torn, and one log may go further
+        shared = min(len(one), len(two)) - 1
+        one, two = one[:shared], two[:shared]
+    for number, (was, now) in enumerate(zip_longest(one, two, fillvalue=ABSENT), start=1):
         if was != now:
-            return Difference(None, name, f"line {i + 1}", was, now)
+            return Difference(None, name, f"line {number}", was, now)
     return None
 
 

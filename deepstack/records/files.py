@@ -1,4 +1,8 @@
-"""Atomic replacement of files, and a lock that ends with the process that holds it."""
+"""Atomic replacement of files, and a lock that ends with the process that holds it.
+
+The lock is `fcntl.flock` itself. filelock cannot tell who holds a folder without writing to it,
+and where a file system has no locks it may use a file that outlives a killed process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from deepstack.errors import LockedError, ResourceError
 PATIENCE_SECONDS = 0.6
 
 # Do not follow a link (its target would be overwritten), do not wait for a pipe.
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # Files of more bytes are checked for holes before they are read.
 LARGE = 2**26
@@ -30,23 +34,29 @@ LARGE = 2**26
 # Errors that more space on the disk may cure.
 _OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
-_held: set[int] = set()
+_lock_descriptors: set[int] = set()
 
 
-def _forget_locks_in_child() -> None:
-    # A forked child shares the open file and would keep the lock after its parent ends.
-    for descriptor in list(_held):
+def _close_locks_in_child() -> None:
+    """Close inherited lock files: a forked child would keep the lock after its parent ends.
+
+    Required by test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent.
+    """
+    for descriptor in list(_lock_descriptors):
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _lock_descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_forget_locks_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 @contextlib.contextmanager
 def trouble(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ResourceError with path, cause and, where it matters, free space."""
+    """Turn an OSError into a ResourceError with path, cause and, where it matters, free space.
+
+    Required by the planted fault error_of_the_disk_not_translated.
+    """
     try:
         yield
     except OSError as error:
@@ -98,6 +108,7 @@ def refuse_sparse(path: Path, descriptor: int) -> None:
     """Raise OSError for a large file of which the disk holds less than half.
 
     It takes no space and hours to read; deepstack itself writes every byte of its files.
+    Required by test_a_terabyte_of_another_file_is_refused.
     """
     size = os.fstat(descriptor).st_size
     if size <= LARGE:
@@ -121,6 +132,7 @@ def sync_folder(path: Path) -> None:
     """Make the names in a folder durable.
 
     Does nothing on network file systems that cannot, and for a folder that may not be listed.
+    Required by the planted fault new_folders_not_synced.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -138,7 +150,8 @@ def sync_folder(path: Path) -> None:
 def refuse_links(folder: Path, below: Sequence[str]) -> None:
     """Raise ResourceError if a folder, or a folder `below` it, holds a link or a special file.
 
-    Writing to a link would change another file, writing to a pipe would block.
+    Writing to a link would change another file, writing to a pipe would block.  Required by
+    test_a_link_in_a_run_folder_is_not_written_through and test_pipes_in_a_run_folder_hold_nobody.
     """
     for path in (folder, *(folder / name for name in below)):
         with (
@@ -176,7 +189,8 @@ def replace(path: Path, data: bytes) -> None:
 def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
     """`replace` several files (name, data) of one folder; each is old or new at any moment.
 
-    Syncs the folder once, which takes half as long as once for each file.
+    Syncs the folder once, which takes half as long as once for each file.  Required by the planted
+    faults replaced_in_place and replaced_without_a_sync.
     """
     # The holder of the folder's lock is the only writer, so one fixed name is enough; the next
     # process overwrites a draft that a killed one left.
@@ -208,10 +222,12 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; the system frees it when the process ends, however it ends.
 
     After an error, removes the folders made for it if they hold nothing else.  Raises LockedError,
-    naming the holder, if another process keeps it longer than PATIENCE_SECONDS.
+    naming the holder, if another process keeps it longer than PATIENCE_SECONDS.  Required by the
+    planted faults lock_not_released_by_a_kill and lock_without_effect, and by
+    test_who_waited_for_a_folder_that_went_away_holds_the_one_that_is_there.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    descriptor, new = _opened(path)
+    descriptor, new = _open_lock(path)
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX, path) or not _is_at(descriptor, path):
             if time.monotonic() > deadline:
@@ -221,7 +237,7 @@ def locked(path: Path) -> Iterator[None]:
             time.sleep(0.02)
             if not _is_at(descriptor, path):  # its folder was moved away meanwhile
                 _close(descriptor)
-                descriptor, new = _opened(path)
+                descriptor, new = _open_lock(path)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
             # An earlier process may have been killed after making these folders, before the sync.
@@ -232,28 +248,28 @@ def locked(path: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _leave_nothing(path, new)
+            _remove_new_folders(path, new)
             raise
     finally:
         _close(descriptor)
 
 
-def _opened(path: Path) -> tuple[int, list[Path]]:
+def _open_lock(path: Path) -> tuple[int, list[Path]]:
     """Open the lock file, making it if missing; return its descriptor and the new folders."""
     with trouble(path):
         for last in (False, False, True):
             try:
                 new = make_folder(path.parent)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644)
                 break
             except FileNotFoundError:  # another process is removing its empty folder
                 if last:
                     raise
-    _held.add(descriptor)
+    _lock_descriptors.add(descriptor)
     return descriptor, new
 
 
-def _leave_nothing(path: Path, new: Sequence[Path]) -> None:
+def _remove_new_folders(path: Path, new: Sequence[Path]) -> None:
     """Remove the folders made for a lock file if they hold nothing else."""
     with contextlib.suppress(OSError):
         if path.parent in new and os.listdir(path.parent) == [path.name]:
@@ -263,8 +279,8 @@ def _leave_nothing(path: Path, new: Sequence[Path]) -> None:
 
 
 def _close(descriptor: int) -> None:
-    if descriptor in _held:
-        _held.discard(descriptor)
+    if descriptor in _lock_descriptors:
+        _lock_descriptors.discard(descriptor)
         os.close(descriptor)
 
 
@@ -279,7 +295,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def holder(path: Path) -> dict[str, object] | None:
     """Return the holder of the lock file `path`, {pid, host, since}; None if it is free."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
+        descriptor = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
     except OSError:
         return None
     try:

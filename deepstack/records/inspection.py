@@ -146,7 +146,7 @@ def _status(result: Inspection) -> dict[str, Any]:
         say(f"{STATUS}: saved at step {step}, but the last row of steps.csv is step {last}")
     if state == "done" and status["error"] is not None:
         say(f"{STATUS}: done, with the error {status['error']!r}")
-    if state == "diverged" and not _is_in(row, status.get("quantity"), status.get("value")):
+    if state == "diverged" and not _has_value(row, status.get("quantity"), status.get("value")):
         say(
             f"{STATUS}: diverged with {status.get('quantity')} = {status.get('value')}, "
             "which is not in the last row of steps.csv"
@@ -212,7 +212,7 @@ def _read_all(result: Inspection) -> None:
             if not path.is_file():
                 say(f"{name}: unreadable (no file)")
             elif path.suffix == ".csv":
-                if wrong := _rows_wrong(path, torn=result.state not in ENDED):
+                if wrong := _describe_bad_row(path, torn=result.state not in ENDED):
                     say(f"{name}: {wrong}")
             elif (folder.layers_dir / "steps.npy").exists():
                 folder.read_layers(path.stem)
@@ -265,7 +265,7 @@ def _lacks_config(path: Path) -> bool:
     return not RunFolder(path).exists() and any((path / sign).is_file() for sign in SIGNS)
 
 
-def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
+def _has_value(row: dict[str, str], quantity: object, value: object) -> bool:
     """Return whether a row has this value of this quantity."""
     try:
         return row.get(str(quantity)) == number_text(float(str(value)))
@@ -273,7 +273,7 @@ def _is_in(row: dict[str, str], quantity: object, value: object) -> bool:
         return False
 
 
-def _rows_wrong(path: Path, torn: bool) -> str | None:
+def _describe_bad_row(path: Path, torn: bool) -> str | None:
     """Describe the first malformed row of a CSV file: number of cells, order of steps."""
     data = read(path) or b""
     lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()

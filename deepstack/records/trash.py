@@ -38,12 +38,12 @@ def to_trash(
     path that is no run or study below `out`, NothingMatchedError for a folder without runs, and
     LockedError if another process works on one of the runs.
     """
-    chosen = dict(_below(Path(path), Path(out)) for path in paths)
+    chosen = dict(_check_path(Path(path), Path(out)) for path in paths)
     # A run moves with its study if that is chosen too.
     outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
     # A link is moved itself: its target is neither locked nor touched.
     runs = [run for path in outermost for run in find_runs(path) if not run.path.is_symlink()]
-    with _many_files(), ExitStack() as locks:
+    with _raise_file_limit(), ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.folder.lock(to_write=False))
         trash = _new_folder(Path(out))
@@ -87,7 +87,7 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
     return runs, size
 
 
-def _below(path: Path, out: Path) -> tuple[Path, Path]:
+def _check_path(path: Path, out: Path) -> tuple[Path, Path]:
     """Return a run's or study's path without links, and its path below the results folder."""
     if path.name in ("", ".."):
         path = path.resolve()
@@ -133,7 +133,7 @@ def _new_folder(out: Path) -> Path:
 
 
 @contextmanager
-def _many_files() -> Iterator[None]:
+def _raise_file_limit() -> Iterator[None]:
     """Raise the limit of open files, usually 1024, so that each of many runs can be locked.
 
     Required by test_a_study_of_more_runs_than_a_process_may_open_files.
