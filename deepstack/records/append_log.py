@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from deepstack.errors import ChangedLogError, DeepstackError, DifferenceError
-from deepstack.records.files import make_folder, reading, sync_folder, trouble
+from deepstack.records.files import make_folder, open_file, sync_folder, trouble
 
 # Bytes of the longest line that is read as a row.
 LONGEST_LINE = 2**20
@@ -277,7 +277,7 @@ class AppendLog:
         """Open the file to read it in blocks; the log of a long run is larger than its model."""
         with trouble(self.path):
             try:
-                file: BinaryIO = reading(self.path)
+                file: BinaryIO = open_file(self.path)
             except FileNotFoundError:
                 file = io.BytesIO()
             with file:

@@ -73,7 +73,7 @@ def read(path: Path) -> bytes | None:
 
     Raises ResourceError, without waiting, for a folder, a pipe or a device.
     """
-    with trouble(path), contextlib.suppress(FileNotFoundError), reading(path) as file:
+    with trouble(path), contextlib.suppress(FileNotFoundError), open_file(path) as file:
         return file.read()
     return None
 
@@ -91,7 +91,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def reading(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -136,7 +136,7 @@ class RunFolder:
             value = parent.get(name, kind()) if isinstance(parent, dict) else parent
             if type(value) is not kind:
                 words = repr(value) if len(repr(value)) < 80 else f"a {type(value).__name__}"
-                raise damaged(self.config_path, f"found {words} as {key}")
+                raise damage_error(self.config_path, f"found {words} as {key}")
         return config
 
     def read_meta(self) -> dict[str, Any]:
@@ -156,11 +156,11 @@ class RunFolder:
         status = self.read_status()
         state, step = status.get("state"), status.get("step")
         if state not in (None, *STATES):
-            raise damaged(self.status_path, f"found state {state!r}")
+            raise damage_error(self.status_path, f"found state {state!r}")
         if state in ENDED and not self.ends_at(step):
             last = self.last_row().get("step", "0")
             why = f"goes to step {last}, but status.json says {state} at step {step}"
-            raise damaged(self.steps_path, why)
+            raise damage_error(self.steps_path, why)
         return state
 
     def ends_at(self, step: object) -> bool:
@@ -242,9 +242,9 @@ class RunFolder:
             array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         except Exception as error:  # numpy evaluates the header, which may raise anything
             # Hide numpy's message: it advises to allow pickles, which run code.
-            raise damaged(path, "is no array of numbers") from error
+            raise damage_error(path, "is no array of numbers") from error
         if array.ndim != (1 if name == "steps" else 2):
-            raise damaged(path, "is no array as a run has it")
+            raise damage_error(path, "is no array as a run has it")
         return array
 
     def layer_names(self) -> list[str]:
@@ -272,7 +272,7 @@ def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]
     Both are empty if there is no file, or if its first line is longer than `size` bytes.
     """
     names = b""
-    with files.trouble(path), contextlib.suppress(FileNotFoundError), files.reading(path) as file:
+    with files.trouble(path), contextlib.suppress(FileNotFoundError), files.open_file(path) as file:
         names = file.readline(size)
         start = max(len(names), os.fstat(file.fileno()).st_size - size)
         file.seek(start)
@@ -285,7 +285,7 @@ def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]
     return names.decode("ascii", "replace").rstrip("\n").split(","), rows
 
 
-def damaged(path: Path, why: str) -> ResourceError:
+def damage_error(path: Path, why: str) -> ResourceError:
     """Return the error for a file that is not as a run wrote it."""
     folder = path.parent.parent if path.suffix == ".npy" else path.parent
     return ResourceError(f"{path}: {why}; `deepstack verify {shlex.quote(str(folder))}` says more")
@@ -306,14 +306,14 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         return files.parse_object(data)
     except ValueError as error:
-        raise damaged(path, str(error) if data else "is empty") from error
+        raise damage_error(path, str(error) if data else "is empty") from error
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
     root, problems = yaml_reader.read(files.read(path) or b"", path.name, limit=None)
     if problems:
-        raise damaged(path, f"is no YAML ({problems[0]})")
+        raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()
     if not value or not isinstance(value, dict):
-        raise damaged(path, "is no mapping" if value else "is empty")
+        raise damage_error(path, "is no mapping" if value else "is empty")
     return value

@@ -46,7 +46,7 @@ class Inspection:
     known: bool = True
 
     @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[None]:
+    def report_unreadable(self, name: str) -> Iterator[None]:
         """Add the problem that a file cannot be read if the block raises an error."""
         try:
             yield
@@ -124,7 +124,7 @@ def _status(result: Inspection) -> dict[str, Any]:
             say(f"{STATUS}: missing")
         return {}
     status = None
-    with result.reading(STATUS):
+    with result.report_unreadable(STATUS):
         status = mapping(folder.status_path)
     if status is None:
         return {}
@@ -158,7 +158,7 @@ def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
     """Compare every data file with checksums.json, and that with its sha256 in status.json."""
     folder, say = result.folder, result.problems.append
     sums = None
-    with result.reading(CHECKSUMS):
+    with result.report_unreadable(CHECKSUMS):
         if status and "checksums" not in status:
             say(f"{STATUS}: has no sha256 of {CHECKSUMS}")
         elif status and sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
@@ -179,7 +179,7 @@ def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
             say(f"{name}: unreadable (no file)")
         else:
             result.files += 1
-            with result.reading(name):
+            with result.report_unreadable(name):
                 if sha256(there[name]) != wanted:
                     say(f"{name}: changed (sha256 differs)")
     # A run killed before it removed its checkpoints still has them, whole and unlisted.
@@ -197,10 +197,10 @@ def _read_all(result: Inspection) -> None:
     """Read the files that have no sha256; add unreadable ones and bad rows to the problems."""
     folder, say = result.folder, result.problems.append
     for path in (folder.meta_path, folder.columns_path):
-        with result.reading(path.name), contextlib.suppress(FileNotFoundError):
+        with result.report_unreadable(path.name), contextlib.suppress(FileNotFoundError):
             mapping(path)
     if folder.exists():
-        with result.reading("config.yaml"):
+        with result.report_unreadable("config.yaml"):
             folder.read_config()
     else:
         say("config.yaml: missing")
@@ -208,7 +208,7 @@ def _read_all(result: Inspection) -> None:
         name = path.relative_to(folder.path).as_posix()
         if path.name.startswith("."):
             continue
-        with result.reading(name):
+        with result.report_unreadable(name):
             if not path.is_file():
                 say(f"{name}: unreadable (no file)")
             elif path.suffix == ".csv":
@@ -245,7 +245,7 @@ def _compare_logs(result: Inspection, step: int) -> None:
     logs: Any = {}
     name = f"checkpoint/{step}/{STATE}"
     # The process that holds the run may just have removed the checkpoint.
-    with result.reading(name), contextlib.suppress(FileNotFoundError):
+    with result.report_unreadable(name), contextlib.suppress(FileNotFoundError):
         logs = mapping(folder.path / name).get("logs", {})
     if not isinstance(logs, dict):
         say(f"{name}: unreadable (logs is no object)")
@@ -253,7 +253,7 @@ def _compare_logs(result: Inspection, step: int) -> None:
     for log_name, wanted in logs.items():
         result.files += 1
         log = folder.log(PurePosixPath(log_name).name, ("step",))
-        with result.reading(log.path.name):
+        with result.report_unreadable(log.path.name):
             if not log.path.exists():
                 say(f"{log.path.name}: missing")
             elif log.upto(step).sha256 != wanted:

@@ -17,7 +17,7 @@ from deepstack.records.folder import (
     STEPS_COLUMNS,
     TIMING_COLUMNS,
     RunFolder,
-    damaged,
+    damage_error,
 )
 
 if TYPE_CHECKING:
@@ -191,10 +191,10 @@ def varying(runs: Sequence[Run]) -> list[str]:
     Leaves out `name` and `runtime`. A key that an older config lacks counts as equal, except among
     options of schemes and tasks and factors of roles.
     """
-    return differing([run.flat_config for run in runs])
+    return differing_keys([run.flat_config for run in runs])
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return `varying` for configs with dotted keys."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
@@ -253,12 +253,12 @@ def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})
     names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
     if missing := [name for name in columns[:2] if name not in names]:
-        raise damaged(path, f"has no column {missing[0]}")
+        raise damage_error(path, f"has no column {missing[0]}")
     try:
         return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
-        raise damaged(path, f"is no table of numbers ({why})") from error
+        raise damage_error(path, f"is no table of numbers ({why})") from error
 
 
 def _dtype(name: str) -> str:

@@ -16,10 +16,10 @@ from deepstack.records.folder import (
     EVALS_COLUMNS,
     STEPS_COLUMNS,
     TIMING_COLUMNS,
-    damaged,
+    damage_error,
     last_rows,
 )
-from deepstack.records.run import OPEN_SECTIONS, Run, differing, find_runs, flatten
+from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys, find_runs, flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,11 +138,11 @@ def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
         scheme = str(one.config.get("model.scheme"))
         schemes.setdefault((one.path.parent, scheme), []).append(one.config)
     options = OPEN_SECTIONS[0]
-    keys = {key for key in differing([one.config for one in summaries]) if key in ALWAYS}
+    keys = {key for key in differing_keys([one.config for one in summaries]) if key in ALWAYS}
     for configs in studies.values():
-        keys.update(key for key in differing(configs) if not key.startswith(options))
+        keys.update(key for key in differing_keys(configs) if not key.startswith(options))
     for configs in schemes.values():
-        keys.update(key for key in differing(configs) if key.startswith(options))
+        keys.update(key for key in differing_keys(configs) if key.startswith(options))
     order = dict.fromkeys(key for one in summaries for key in one.config)
     return [key for key in order if key in keys]
 
@@ -178,10 +178,10 @@ def _rows(
     """Return `last_rows` of a log with these columns; ResourceError where rows differ in form."""
     names, rows = last_rows(path, size)
     if names and (missing := [name for name in columns[:2] if name not in names]):
-        raise damaged(path, f"has no column {missing[0]}")
+        raise damage_error(path, f"has no column {missing[0]}")
     for row in rows:
         if len(row) != len(names) or not row[0].isdecimal():
-            raise damaged(path, f"is no table of numbers (in the row of step {row[0]:.20})")
+            raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
     return names, rows
 
 
@@ -190,7 +190,7 @@ def _number(path: Path, cell: str) -> float:
     try:
         return float(cell or "nan")
     except ValueError as error:
-        raise damaged(path, f"is no table of numbers ({error})") from error
+        raise damage_error(path, f"is no table of numbers ({error})") from error
 
 
 def _plain(value: Any) -> Any:
