@@ -31,8 +31,8 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Files of more bytes are checked for holes before they are read.
 LARGE = 2**26
 
-# Errors that more space on the disk may cure.
-_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+# Errors that more space on the disk may cure; libraries such as safetensors give no number.
+_OF_SPACE = (None, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 _lock_descriptors: set[int] = set()
 
