@@ -153,12 +153,9 @@ class AppendLog:
         """
         # Many rows may have to be written again, so the remaining ones are not copied for each.
         there = self._expected[self._at : self._at + len(line)]
-        if not there:
-            self._append(line)
-        elif there == line[: len(there)]:
+        if there == line[: len(there)]:  # also if nothing is there
             self._at += len(there)
-            if len(there) < len(line):
-                self._append(line[len(there) :])
+            self._append(line[len(there) :])
         elif self.tolerance and (old := self._tolerable(line)) is not None:
             self.tolerated += 1
             self._at += len(old)
@@ -178,13 +175,14 @@ class AppendLog:
         before, now = old.rstrip(b"\n").split(b","), line.rstrip(b"\n").split(b",")
         if not old.endswith(b"\n") or len(before) != len(now) or before[0] != now[0]:
             return None
-        for a, b in zip(before, now, strict=True):
-            try:
-                if a != b and not math.isclose(float(a), float(b), rel_tol=self.tolerance):
-                    return None
-            except ValueError:
-                return None
-        return old
+        try:
+            is_close = all(
+                a == b or math.isclose(float(a), float(b), rel_tol=self.tolerance)
+                for a, b in zip(before, now, strict=True)
+            )
+        except ValueError:
+            return None
+        return old if is_close else None
 
     @property
     def remaining(self) -> bytes:
