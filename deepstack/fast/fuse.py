@@ -8,7 +8,6 @@ parameters are read where they lie, and `Layer.unfused` runs the modules inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,15 @@ from torch import Tensor, nn
 from deepstack.fast.fused_norms import RootMeanSquared
 from deepstack.fast.fused_queries import HeadsNormed, Turned
 from deepstack.fast.fused_sublayers import (
-    OPERATIONS,
+    ACTIVATIONS,
     FusedSublayer,
     Gate,
     Operation,
     Product,
-    ScaledProduct,
+    SelfAttention,
 )
-from deepstack.fast.gpu.nodes import attention_on, in_turn, product_on
-from deepstack.fast.gpu.norm import DeviceNorm, after_sum
+from deepstack.fast.gpu.nodes import DeviceAttention, DeviceSublayer, heads_fit
+from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, fused_sum
 from deepstack.model.layer import Layer
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
@@ -41,28 +40,20 @@ def fuse(layers: Iterable[Layer]) -> None:
         layer.whole = fused_layer(layer)
 
 
-def fused_layer(layer: Layer) -> Callable[[Tensor], Tensor] | None:
-    """The layer as one node per sublayer, sum and norm, or None if a GPU has no kernel for it."""
+def fused_layer(layer: Layer) -> FusedLayer | None:
+    """Return the layer as one node per sublayer, sum and norm, or None without a GPU's kernels."""
     if layer.scheme.post_scale() is None:
         return None
     pairs = zip(layer.running, layer.scheme.norm_functions, strict=True)
-    nodes = [after_sum(G, norm, layer.scheme.post_scale) for G, (norm,) in pairs]
-    found = [node for node in nodes if node is not None]
-    if len(found) < len(nodes):
-        return None
-
-    def run(x: Tensor) -> Tensor:
-        for node in found:
-            x = node(x)
-        return x
-
-    return run
+    sums = [fused_sum(G, norm, layer.scheme.post_scale) for G, (norm,) in pairs]
+    nodes = [node for node in sums if node is not None]
+    return FusedLayer(nodes) if len(nodes) == len(sums) else None
 
 
 def fused_sublayer(
     module: nn.Module, rotations: dict[tuple[Rotation, int], Turned] | None = None
 ) -> FusedSublayer | None:
-    """The sublayer as one autograd node, or None if it has dropout, slots or no such operation.
+    """Return the sublayer as one autograd node, or None, for example with dropout or slots.
 
     rotations: the rotary operations made so far, which all layers share.
     """
@@ -74,37 +65,34 @@ def fused_sublayer(
 def fused_attention(
     module: Attention, rotations: dict[tuple[Rotation, int], Turned]
 ) -> FusedSublayer | None:
-    """Self-attention as one autograd node, or None."""
-    device = module.o.device
-    if module.dropout or module.slots or not module.fused or (module.qk and module.o.is_cuda):
+    """Return self-attention as one autograd node, or None if an operation of it has none."""
+    if module.dropout or module.slots or not module.fused:
         return None
-    d_head = module.o.shape[1] // module.n_heads
-    attention = attention_on(device, module.n_heads, d_head, module.causal)
+    first, last = (module.qkv, module.qkv_bias), (module.o, module.o_bias)
+    scaled = module.linear is scaled_linear
+    if module.o.is_cuda:
+        if module.qk or not heads_fit(module.o.shape[1] // module.n_heads):
+            return None
+        attention = DeviceAttention(module.n_heads, module.causal)
+        return DeviceSublayer(first, attention, last, scaled)
     before = query_operations(module.qk, module.n_heads, rotations) if module.qk else []
-    if attention is None or before is None:
+    if before is None or not SelfAttention.available:
         return None
-    product = product_on(device, product_of(module.linear))
-    into, out = product(module.qkv, module.qkv_bias), product(module.o, module.o_bias)
-    first, *rest = in_turn(into, attention, out)
-    return FusedSublayer([first, *before, *rest])
+    between = [*before, SelfAttention(module.n_heads, module.causal)]
+    return FusedSublayer([Product(*first, scaled), *between, Product(*last, scaled)])
 
 
 def fused_feed_forward(module: FeedForward) -> FusedSublayer | None:
-    """A feed-forward as one autograd node, or None."""
-    operation = OPERATIONS.get(module.activation_name)
-    if module.dropout or module.slots or operation is None or not module.fused:
+    """Return a feed-forward as one autograd node, or None if an operation of it has none."""
+    activation = ACTIVATIONS.get(module.activation_name)
+    if module.dropout or module.slots or activation is None or not module.fused:
         return None
-    if module.gated:
-        operation, inner = Gate(operation), (module.w13, module.w13_bias)
-    else:
-        inner = (module.w1, module.w1_bias)
-    product = product_on(module.w2.device, product_of(module.linear))
-    return FusedSublayer(in_turn(product(*inner), operation, product(module.w2, module.w2_bias)))
-
-
-def product_of(linear: Any) -> type[Product]:
-    """The product that computes what this linear map does."""
-    return ScaledProduct if linear is scaled_linear else Product
+    between: Operation = Gate(activation) if module.gated else activation
+    first = (module.w13, module.w13_bias) if module.gated else (module.w1, module.w1_bias)
+    last, scaled = (module.w2, module.w2_bias), module.linear is scaled_linear
+    if module.w2.is_cuda:
+        return DeviceSublayer(first, between, last, scaled)
+    return FusedSublayer([Product(*first, scaled), between, Product(*last, scaled)])
 
 
 def query_operations(

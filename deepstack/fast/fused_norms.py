@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from deepstack.fast.fused_sublayers import gradient_of
+
 aten = torch.ops.aten
 
 
@@ -60,8 +62,3 @@ def filled(value: float, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of one number, of which every layer reads the same."""
     with torch.inference_mode(False):
         return torch.full(shape, value, dtype=dtype, device="cpu")
-
-
-def gradient_of(parameter: nn.Parameter | None) -> Tensor | None:
-    """Where the gradient of a parameter is added, if it has one."""
-    return parameter.grad if parameter is not None and parameter.requires_grad else None

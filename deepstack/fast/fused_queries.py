@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_norms import filled, gradient_of, inverse_of_root
+from deepstack.fast.fused_norms import filled, inverse_of_root
+from deepstack.fast.fused_sublayers import gradient_of
 
 aten = torch.ops.aten
 

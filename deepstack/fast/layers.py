@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
-from deepstack.fast.fused_sublayers import without_copy
-from deepstack.fast.gpu.nodes import weights_lowered, weights_turned
+from deepstack.fast.gpu.nodes import prepared_weights
+from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.rule import FastPaths
 from deepstack.model.stack import Layers, Through, run_layers
 from deepstack.model.transformer import Transformer
@@ -32,12 +32,16 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     if not first.is_cuda:
         return run_layers(layers, x, memory)
     tokens = first.shape[0] * first.shape[1]
-    if torch.is_autocast_enabled("cuda"):
-        prepared = weights_lowered(layers, tokens, torch.get_autocast_dtype("cuda"))
-    else:
-        prepared = weights_turned(layers, tokens)
-    with prepared:
-        return run_layers(layers, x, memory)
+    autocast = torch.is_autocast_enabled("cuda")
+    half = torch.get_autocast_dtype("cuda") if autocast else None
+    copy: Tensor | None = None  # of x, in half precision
+    with prepared_weights(layers, tokens, half):
+        for layer in layers:
+            if memory is None and isinstance(whole := getattr(layer, "whole", None), FusedLayer):
+                x, copy = whole.run(x, copy)
+            else:
+                x, copy = layer(x, memory), None
+    return x
 
 
 def recomputing(through: Through, every: int, random: bool) -> Through:
@@ -53,8 +57,6 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
             return through(layers, x, memory)
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
-            for tensor in [x] if isinstance(x, Tensor) else x:
-                without_copy(tensor)  # keep the stream in one precision only
             x = checkpoint(through, part, x, memory, use_reentrant=False, preserve_rng_state=random)
         return x
 

@@ -245,9 +245,8 @@ def test_a_captured_step_never_waits_for_the_device() -> None:
 def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
     weight, bias = torch.ones(256, 128, device="cuda"), torch.ones(256, device="cuda")
     weight[3, 5] = float("nan")
-    product = DeviceProduct(nn.Parameter(weight), nn.Parameter(bias))
-    product.relu = True
-    assert not product.kernels(512)
+    product = DeviceProduct(nn.Parameter(weight), nn.Parameter(bias), relu=True)
+    assert not product.small_kernels(512)
     with torch.autocast("cuda", torch.bfloat16):
         y = product.forward(torch.ones(512, 128, device="cuda"), 512, [])
     assert y.dtype is torch.bfloat16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from importlib import import_module
 from typing import Any, cast
 
 import pytest
@@ -11,24 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.fast import make_step
-from deepstack.fast.fuse import norm_function, product_of
-from deepstack.fast.fused_sublayers import OPERATIONS, FusedSublayer, copy_of, with_copy
+from deepstack.fast.fuse import norm_function
+from deepstack.fast.fused_sublayers import ACTIVATIONS
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import nodes as gpu_nodes
 from deepstack.fast.gpu import norm as gpu_norm
-from deepstack.fast.gpu.nodes import (
-    in_turn,
-    product_on,
-    small_products,
-    weights_lowered,
-    weights_turned,
-)
-from deepstack.fast.gpu.norm import DeviceNorm, after_sum
+from deepstack.fast.gpu.nodes import DeviceSublayer, prepared_weights, products_of
+from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, fused_sum
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
 
-CUDA = torch.device("cuda")
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
 
@@ -41,28 +34,43 @@ class Layer(nn.Module):
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.running: tuple[Any, ...] = (self.inner,)
         self.norms: tuple[Any, ...] = (self.norm,)
-        self.nodes: tuple[Any, ...] = ()
+        self.whole: Any = None
 
     def fuse(self) -> None:
         """Take the nodes."""
         G = self.inner
-        product = product_on(CUDA, product_of(G.linear))
-        chain = in_turn(
-            product(G.w1, G.w1_bias), OPERATIONS[G.activation_name], product(G.w2, G.w2_bias)
-        )
-        self.running = (FusedSublayer(chain),)
+        activation, scaled = ACTIVATIONS[G.activation_name], G.linear is scaled_linear
+        weights = (G.w1, G.w1_bias), (G.w2, G.w2_bias)
+        self.running = (DeviceSublayer(weights[0], activation, weights[1], scaled),)
         self.norms = (DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps),)
 
     def forward(self, x: Tensor) -> Tensor:
-        for node in self.nodes:
-            return node(x)
-        found: Tensor = self.norms[0](x + self.running[0](x))
-        return found
+        y: Tensor = self.whole(x) if self.whole else self.norms[0](x + self.running[0](x))
+        return y
 
     def fuse_all(self) -> None:
         """Take one node for all of it."""
         self.fuse()
-        self.nodes = (after_sum(self.running[0], self.norms[0], lambda: 1.0),)
+        node = fused_sum(self.running[0], self.norms[0], lambda: 1.0)
+        assert node is not None
+        self.whole = FusedLayer([node])
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """Let these modules of kernels be available, run by Triton's interpreter, and no others."""
+
+    def kernels(module: str) -> Any:
+        if module not in modules:
+            return None
+        return import_module(f"deepstack.fast.gpu.{module}")
+
+    for user in (gpu_nodes, gpu_norm):
+        monkeypatch.setattr(user, "kernels", kernels)
+
+
+def small_products(layers: nn.ModuleList, tokens: int) -> list[Any]:
+    """Return the products that the kernels for small layers compute."""
+    return [product for product in products_of(layers) if product.small_kernels(tokens)]
 
 
 def built(layer: Any) -> nn.ModuleList:
@@ -77,11 +85,11 @@ def built(layer: Any) -> nn.ModuleList:
     return layers
 
 
-def gradients(layers: nn.ModuleList) -> list[Tensor]:
+def gradients(layers: nn.ModuleList, half: torch.dtype | None = None) -> list[Tensor]:
     """Of x_0 and of every parameter."""
     x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
     y = x
-    with weights_turned(layers, 8):
+    with prepared_weights(layers, 8, half):
         for layer in layers:
             y = layer(y)
     y.square().sum().backward()
@@ -120,16 +128,11 @@ def test_gradients_are_those_of_the_modules(
 
     if kernels:
         pytest.importorskip("triton")
-        monkeypatch.setattr(available, "has_triton", lambda: True)
-        monkeypatch.setattr(gpu_nodes, "small_kernels", gpu_nodes.small_kernels.__wrapped__)
-        monkeypatch.setattr(available, "has_triton", lambda: True)
-        monkeypatch.setattr(gpu_norm, "norm_kernels", gpu_norm.norm_kernels.__wrapped__)
+        with_kernels(monkeypatch, "small_kernels", "norm_kernels")
         if small or activation == "gelu":
             pytest.skip("the interpreter takes long: once a kind of operation")
     else:
-        monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
-        monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
-        monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
+        with_kernels(monkeypatch)
     monkeypatch.setattr(gpu_nodes, "SMALL", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
@@ -150,35 +153,19 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
     def layer() -> Layer:
         return Layer(True, "relu", F.linear, True)
 
-    for module, name in ((gpu_norm, "norm_kernels"), (gpu_nodes, "sum_kernels")):
-        monkeypatch.setattr(available, "has_triton", lambda: True)
-        monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
-    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
     monkeypatch.setattr(gpu_nodes, "SMALL", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
         assert isinstance(each, Layer)
         each.fuse_all()
-        assert each.nodes[0] is not None
-    if lowered:  # as a GPU's are under autocast
-        monkeypatch.setattr(
-            sys.modules[__name__],
-            "weights_turned",
-            lambda layers, tokens: weights_lowered(layers, tokens, torch.float32),
-        )
-    for one, other in zip(gradients(plain), gradients(fused), strict=True):
+    half = torch.float32 if lowered else None  # as a GPU's are under autocast
+    for one, other in zip(gradients(plain), gradients(fused, half), strict=True):
         assert alike(one, other)
     assert not deferred_gradients._waiting
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
         assert alike(plain[0](x), fused[0](x))
-
-
-def test_a_copy_is_believed_until_something_writes_into_the_original() -> None:
-    x = with_copy(torch.ones(3), torch.ones(3, dtype=torch.bfloat16))
-    assert copy_of(x) is not None
-    x.add_(1)
-    assert copy_of(x) is None
 
 
 def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
@@ -193,9 +180,7 @@ def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
 
 
 def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
-    monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
-    monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
+    with_kernels(monkeypatch)
 
     def layer() -> Layer:
         return Layer(True, "relu", F.linear, True)
@@ -220,9 +205,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
         def backward(ctx: Any, dy: Tensor) -> Tensor:
             raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
-    monkeypatch.setattr(gpu_nodes, "sum_kernels", lambda: None)
-    monkeypatch.setattr(gpu_norm, "norm_kernels", lambda: None)
+    with_kernels(monkeypatch)
     layers = built(lambda: Layer(True, "relu", F.linear, True))
     for each in layers:
         assert isinstance(each, Layer)
@@ -253,11 +236,11 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     for each in layers:
         assert isinstance(each, Layer)
         each.fuse()
-    monkeypatch.setattr(gpu_nodes, "small_kernels", object)
+    monkeypatch.setattr(gpu_nodes, "kernels", lambda module: object())
     most = gpu_nodes.SMALLER // (WIDTH * INSIDE)
     assert len(small_products(layers, most)) == 2 * DEPTH
     assert not small_products(layers, most + 1)
-    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    with_kernels(monkeypatch)
     assert not small_products(layers, 8)
 
 
@@ -282,13 +265,13 @@ def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(gpu_nodes, "relu_keeps_nan", lambda *size: asked.append(size) or kept)
-    monkeypatch.setattr(gpu_nodes, "small_kernels", lambda: None)
+    with_kernels(monkeypatch)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     weight[1, 2] = float("nan")
-    product = gpu_nodes.DeviceProduct(nn.Parameter(weight), nn.Parameter(torch.randn(5)))
-    product.relu = True
+    parameters = nn.Parameter(weight), nn.Parameter(torch.randn(5))
+    product = gpu_nodes.DeviceProduct(*parameters, relu=True)
     right = torch.relu(nn.functional.linear(x, weight, product.bias)).bfloat16()
     found = product.forward(x, 3, [])
     assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()

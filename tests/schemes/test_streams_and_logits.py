@@ -19,7 +19,7 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, compiled, enable_fast_paths
-from deepstack.fast.fused_sublayers import FusedSublayer, ScaledProduct
+from deepstack.fast.fused_sublayers import FusedSublayer, Product
 from deepstack.model import build_model
 from deepstack.model.initialise import IN_SUBLAYERS
 
@@ -367,7 +367,7 @@ def test_a_product_preserves_second_moments_under_ntk(ways: FastPaths) -> None:
     y = f.linear(x, f.w1, f.w1_bias)
     assert y.square().mean().item() == pytest.approx(1.0, rel=0.02)
     if ways.fused:
-        product = ScaledProduct(f.w1, f.w1_bias)
+        product = Product(f.w1, f.w1_bias, scaled=True)
         torch.testing.assert_close(product.forward(x.flatten(0, 1), 16, []), y.flatten(0, 1))
 
 
@@ -378,7 +378,7 @@ def test_without_ntk_no_product_is_scaled() -> None:
     enable_fast_paths(model, FUSED, 0, print)
     chains = [c for layer in model.layers for c in layer.running if isinstance(c, FusedSublayer)]
     kinds = {type(operation).__name__ for chain in chains for operation in chain.operations}
-    assert chains and kinds == {"Product", "SelfAttention", "Relu"}
+    assert chains and kinds == {"Product", "SelfAttention", "Activation"}
 
 
 def test_ntk_has_no_fan() -> None:

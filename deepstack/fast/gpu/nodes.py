@@ -1,145 +1,174 @@
-"""The operations of a `FusedSublayer` on a GPU.
+"""Fused sublayers on a GPU: products and attention by the kernel that suits their size.
 
-In a narrow layer launch overhead dominates the time of every kernel.  Weight gradients, which no
-other layer needs, are therefore deferred until one kernel can compute those of many layers.  A
-wide layer's are computed at once on a side stream, concurrently with the rest of the backward
-pass.  The product adds to fp32 gradients directly, also from bf16, without a copy in between.
+In a narrow layer the launches of kernels dominate, so weight gradients are deferred until one
+kernel can compute those of many layers; a wide layer's run on a side stream.  A kernel that writes
+a product's gradient can also write its sums over tokens, which are the gradient of the product's
+bias: a `Gradient` carries both from one operation's backward pass to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepstack.fast.fused_sublayers import Operation, Product, Relu, ScaledProduct, SelfAttention
+from deepstack.fast.fused_sublayers import (
+    ACTIVATIONS,
+    FusedSublayer,
+    Product,
+    relu_gradient,
+)
 from deepstack.fast.gpu.available import (
+    kernels,
     mixes,
     relu_keeps_nan,
     since_ampere,
-    small_kernels,
     split_kernels,
-    sum_kernels,
 )
 from deepstack.fast.gpu.deferred_gradients import add_rows, beside, later
 
 aten = torch.ops.aten
 
-# Multiplications of a product that fill a GPU: the gradients of smaller ones are left until later.
+# Products of fewer multiplications leave a GPU idle: their weight gradients are deferred.
 SMALL = 2**27
-# Those of a product that a kernel for small layers takes less time for than a library's.
+# Products of at most this many multiplications take the kernel for small layers.
 SMALLER = 2**23
-# Rows from which on products of split fp32 numbers take less time than a library's.
+# From this many rows on, products of split fp32 numbers take less time than a library's.
 FEW_ROWS = 128
 
 
-class DeviceProduct(Product):
-    """y = x Wᵀ + b, under autocast in bf16, whose weights' gradients may come later.
+class Gradient(NamedTuple):
+    """The gradient of an operation's result, (tokens, n), and its sums over blocks of tokens.
 
-    relu: y = max(x Wᵀ + b, 0).  gated: x is such a y, of that product, and the gradient of x that
-    of what is inside of max.
+    sums: (blocks, n), or None if no kernel has computed them.
     """
 
-    relu = False
-    gated: DeviceProduct | None = None  # the product that gives x, where that is a ReLU's
-    bias_found = False  # whether the sum over tokens of this pass's dy is on its way already
-    turned: Tensor | None = None  # Wᵀ as it lies in memory, while `weights_turned`
-    lowered: tuple[Tensor, Tensor | None] | None = None  # W and b while `weights_lowered`
+    value: Tensor
+    sums: Tensor | None = None
+
+
+class DeviceProduct(Product):
+    """y = c x Wᵀ + b, in the autocast precision, with deferred weight gradients.
+
+    relu: y = max(c x Wᵀ + b, 0).  after_relu: x is such a y of another product; the gradient of x
+    is then that of the maximum's argument.
+    transposed_weight, half_weights: Wᵀ in memory, and (W, b) in the autocast precision, during a
+    pass inside of `prepared_weights`.
+    """
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        scaled: bool = False,
+        *,
+        relu: bool = False,
+        after_relu: bool = False,
+    ) -> None:
+        super().__init__(weight, bias, scaled)
+        self.relu, self.after_relu = relu, after_relu
+        self.transposed_weight: Tensor | None = None
+        self.half_weights: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        weight, bias = self.weight, self.bias
         half = torch.is_autocast_enabled("cuda")
         if half:
             x = x.to(torch.get_autocast_dtype("cuda"))
-        if small := self.kernels(len(x)):
-            saved += (x, weight)
-            if self.turned is not None:
-                return small.product(x, self.turned, bias, straight=True, relu=self.relu)
-            return small.product(x, weight, bias, relu=self.relu)
-        if half and self.lowered is not None:
-            weight, bias = self.lowered
-        elif half:
-            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if small := self.small_kernels(len(x)):
+            saved += (x, self.weight)
+            straight = self.transposed_weight is not None
+            weight = self.transposed_weight if straight else self.weight
+            return small.product(x, weight, self.bias, straight=straight, relu=self.relu)
+        weight, bias = self.weights_in(x.dtype) if half else (self.weight, self.bias)
         saved += (x, weight)
-        if not half and (split := self.splits(x)):
+        if not half and (split := self.split_kernels(x)):
             return split.product.split_product(x, weight, bias, relu=self.relu)
-        if self.scale == 1.0 and bias is not None and half:
-            if self.relu and relu_keeps_nan(len(x), *weight.shape, x.dtype):
-                return aten._addmm_activation(bias, x, weight.t())
-            y = torch.addmm(bias, x, weight.t())  # one kernel; in fp32 it would be four
-            return torch.relu_(y) if self.relu else y
-        y = torch.mm(x, weight.t())
-        if self.scale != 1.0:
-            y.mul_(self.scale)
+        if half and bias is not None and self.scale == 1.0:
+            return biased_product(x, weight, bias, self.relu)
+        y = self.apply_scale(torch.mm(x, weight.t()))
         if bias is not None:
             y.add_(bias)
         return torch.relu_(y) if self.relu else y
 
-    def backward(
-        self, dy: Tensor, seq: int, saved: list[Tensor], into: Tensor | None = None
-    ) -> Tensor:
-        """The gradient of x, or `into`, (tokens, n_in) fp32, to which it has been added."""
+    def backward_with_sums(
+        self,
+        dy: Gradient,
+        saved: list[Tensor],
+        wants_sums: bool,
+        add_to: Tensor | None = None,
+    ) -> Gradient:
+        """Return the gradient of x, with its sums if `wants_sums` and a kernel computes them.
+
+        add_to: (tokens, n_in) fp32, to which the gradient of x is added instead.
+        """
         weight, x = saved.pop(), saved.pop()
-        if self.weight_grad is not None or self.bias_grad is not None:
-            if self.waits(len(x)):
-                later(self, dy, x)
-            elif dy.is_cuda:  # concurrently with the backward pass of earlier layers
-                beside(self.add_gradients, dy, x)
-            else:
-                self.add_gradients(dy, x)
-        self.bias_found = False
-        if small := self.kernels(len(x)):
-            dx = small.product(dy, weight, straight=True, gate=x if self.gated else None)
-            return dx if into is None else into.add_(dx)
-        if into is not None and self.scale == 1.0:
-            return add_product(into, dy, weight)
-        dx = torch.mm(dy, weight)
-        if self.scale != 1.0:
-            dx.mul_(self.scale)
-        if self.gated is not None:
-            if (sums := sum_kernels()) and not self.gated.waits(len(x)):
-                self.gated.take_bias(sums.gate(dx, x))
-            else:
-                aten.threshold_backward.grad_input(dx, x, 0, grad_input=dx)
-        return dx if into is None else into.add_(dx)
+        self.add_gradients_later(dy, x)
+        if small := self.small_kernels(len(x)):
+            gate = x if self.after_relu else None
+            dx = small.product(dy.value, weight, straight=True, gate=gate)
+            return Gradient(dx if add_to is None else add_to.add_(dx))
+        if add_to is not None and self.scale == 1.0:
+            return Gradient(add_product(add_to, dy.value, weight))
+        dx = self.apply_scale(torch.mm(dy.value, weight))
+        if self.after_relu:
+            if wants_sums and (sums := kernels("sum_kernels")):
+                return Gradient(dx, sums.gate(dx, x))
+            relu_gradient(dx, x)
+        return Gradient(dx if add_to is None else add_to.add_(dx))
 
-    def waits(self, tokens: int) -> bool:
-        """Whether so few tokens' gradients are left until later."""
-        return tokens * self.weight.numel() < SMALL
+    def weights_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Return W and b in this precision, those of `prepared_weights` if there are any."""
+        if self.half_weights is not None:
+            return self.half_weights
+        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
 
-    def take_bias(self, sums: Tensor) -> None:
-        """Add the bias's gradient, sums over the first axis of (blocks, n_out), for `backward`."""
-        self.bias_found = True
-        if self.bias_grad is not None:
-            later(_Bias(self.bias_grad), sums)
-
-    def kernels(self, tokens: int) -> Any:
-        """Kernels for a product as small as this one, or None."""
+    def small_kernels(self, tokens: int) -> Any:
+        """Return the kernels for small layers if this product is small enough, else None."""
         fits = self.scale == 1.0 and tokens * self.weight.numel() <= SMALLER
-        return small_kernels() if fits else None
+        return kernels("small_kernels") if fits else None
 
-    def splits(self, x: Tensor) -> Any:
-        """Kernels for fp32 products on tensor cores, of which nothing goes back, or None."""
+    def split_kernels(self, x: Tensor) -> Any:
+        """Return the kernels for fp32 products on tensor cores, for inference only, or None."""
         fits = self.scale == 1.0 and x.dtype is torch.float32 and x.is_cuda and len(x) >= FEW_ROWS
         return split_kernels() if fits and torch.is_inference_mode_enabled() else None
 
-    def add_gradients(self, dy: Tensor, x: Tensor) -> None:
-        """Add dyᵀ x and the sum of dy over tokens."""
-        if self.bias_grad is not None and not self.bias_found:
-            kernels = sum_kernels()
-            sums = kernels.summed(dy.contiguous()) if kernels else dy
+    def defers(self, tokens: int) -> bool:
+        """Return whether gradients of so few tokens are deferred and need no sums of dy."""
+        return tokens * self.weight.numel() < SMALL
+
+    def add_gradients_later(self, dy: Gradient, x: Tensor) -> None:
+        """Add the gradients of W and b before the end of the backward pass."""
+        if dy.sums is not None and self.bias_grad is not None:
+            later(_Bias(self.bias_grad), dy.sums)
+        if self.weight_grad is None and self.bias_grad is None:
+            return
+        if self.defers(len(x)):
+            later(self, dy.value, x)
+            return
+        add = partial(self.add_gradients, with_bias=dy.sums is None)
+        if dy.value.is_cuda:  # concurrently with the backward pass of earlier layers
+            beside(add, dy.value, x)
+        else:
+            add(dy.value, x)
+
+    def add_gradients(self, dy: Tensor, x: Tensor, with_bias: bool) -> None:
+        """Add dyᵀ x and, with the bias, the sum of dy over tokens."""
+        if self.bias_grad is not None and with_bias:
+            module = kernels("sum_kernels")
+            sums = module.summed(dy.contiguous()) if module else dy
             self.bias_grad.add_(sums.sum(0, dtype=torch.float32))
         if self.weight_grad is not None:
             add_product(self.weight_grad, dy.t(), x, self.scale)
 
     @staticmethod
-    def add_together(left: Sequence[tuple[DeviceProduct, tuple[Tensor, ...]]]) -> None:
-        """The same of many: dyᵀ x, (layer, n_out, n_in), and the sum of dy, (layer, n_out)."""
-        products = [product for product, _ in left]
-        dy, x = (torch.stack(tensors) for tensors in zip(*(t for _, t in left), strict=True))
+    def add_together(deferred: Sequence[tuple[DeviceProduct, tuple[Tensor, ...]]]) -> None:
+        """Add dyᵀ x, (layer, n_out, n_in), and the sums of dy, (layer, n_out), of many products."""
+        products = [product for product, _ in deferred]
+        dy, x = (torch.stack(tensors) for tensors in zip(*(t for _, t in deferred), strict=True))
         sums = torch.bmm(dy.transpose(1, 2), x)
         add_rows([p.weight_grad for p in products], sums, products[0].scale)
         if any(p.bias_grad is not None for p in products):
@@ -153,86 +182,78 @@ class _Bias:
         self.grad = grad
 
     @staticmethod
-    def add_together(left: Sequence[tuple[_Bias, tuple[Tensor, ...]]]) -> None:
+    def add_together(deferred: Sequence[tuple[_Bias, tuple[Tensor, ...]]]) -> None:
         """Add the sums over blocks, (layer, n_out)."""
-        add_rows([bias.grad for bias, _ in left], torch.stack([s for _, (s,) in left]).sum(1))
+        sums = torch.stack([sums for _, (sums,) in deferred]).sum(1)
+        add_rows([bias.grad for bias, _ in deferred], sums)
 
 
-class DeviceScaledProduct(DeviceProduct, ScaledProduct):
-    """y = x Wᵀ / sqrt(n_in) + b: the product under the NTK parameterisation."""
+def biased_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Return x Wᵀ + b, or its maximum with 0, in half precision by one kernel (fp32 takes four)."""
+    if relu and relu_keeps_nan(len(x), *weight.shape, x.dtype):
+        return aten._addmm_activation(bias, x, weight.t())
+    y = torch.addmm(bias, x, weight.t())
+    return torch.relu_(y) if relu else y
 
 
-ON_GPU: dict[type[Product], type[DeviceProduct]] = {
-    Product: DeviceProduct,
-    ScaledProduct: DeviceScaledProduct,
-}
+def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """Return to + scale a b, in place: `to` in fp32, also where a and b are in bf16."""
+    if a.dtype is torch.float32:
+        return to.addmm_(a, b, alpha=scale)
+    if mixes(a.dtype) and scale == 1.0:
+        return torch.addmm(to, a, b, out_dtype=torch.float32, out=to)
+    return to.add_(torch.mm(a, b), alpha=scale)
 
 
-def small_products(layers: Iterable[Any], tokens: int) -> list[DeviceProduct]:
-    """Return the products of fused layers that the small kernels can compute."""
-    return [product for product in products_of(layers) if product.kernels(tokens)]
+@contextmanager
+def prepared_weights(
+    layers: Iterable[Any], tokens: int, half: torch.dtype | None
+) -> Iterator[None]:
+    """Copy the weights of fused layers for the passes inside the block, a shape at once.
+
+    half: the autocast precision, to which weights of products by a library are converted.  Without
+    autocast those of small products are transposed: an fp32 product with a transposed matrix takes
+    twice as long.
+    """
+    products = [p for p in products_of(layers) if bool(p.small_kernels(tokens)) is (half is None)]
+    for same in by_shape(products):
+        weights = stacked([product.weight for product in same], half)
+        if half is None:
+            for product, weight in zip(same, weights.transpose(1, 2).contiguous(), strict=True):
+                product.transposed_weight = weight
+            continue
+        given = [product.bias for product in same if product.bias is not None]
+        biases = stacked(given, half).unbind() if given else [None] * len(same)
+        for product, weight, bias in zip(same, weights.unbind(), biases, strict=True):
+            product.half_weights = weight, bias
+    try:
+        yield
+    finally:
+        for product in products:
+            product.transposed_weight = product.half_weights = None
 
 
 def products_of(layers: Iterable[Any]) -> Iterator[DeviceProduct]:
-    """The products of fused layers."""
+    """Yield the products of fused layers."""
     for layer in layers:
-        for chain in getattr(layer, "running", ()):
-            for operation in getattr(chain, "operations", ()):
+        for sublayer in getattr(layer, "running", ()):
+            for operation in getattr(sublayer, "operations", ()):
                 if isinstance(operation, DeviceProduct):
                     yield operation
 
 
 def by_shape(products: Iterable[DeviceProduct]) -> list[list[DeviceProduct]]:
     """Group products by weight shape and whether they have a bias."""
-    found: dict[Any, list[DeviceProduct]] = {}
+    groups: dict[Any, list[DeviceProduct]] = {}
     for product in products:
-        found.setdefault((product.weight.shape, product.bias is None), []).append(product)
-    return list(found.values())
-
-
-@contextmanager
-def weights_turned(layers: Iterable[Any], tokens: int) -> Iterator[None]:
-    """Give small products their weights as the kernels read them fastest, inside of the block.
-
-    Of fp32 numbers the product with a matrix that lies the other way takes twice as long; turning
-    those of all layers takes as long as two of these products.
-    """
-    products = small_products(layers, tokens)
-    for same in by_shape(products):
-        whole = stacked([product.weight for product in same]).transpose(1, 2).contiguous()
-        for product, turned in zip(same, whole.unbind(), strict=True):
-            product.turned = turned
-    try:
-        yield
-    finally:
-        for product in products:
-            product.turned = None
-
-
-@contextmanager
-def weights_lowered(layers: Iterable[Any], tokens: int, dtype: torch.dtype) -> Iterator[None]:
-    """Give products that a library computes their weights in this precision, inside of the block.
-
-    Of all layers at once: one kernel a shape instead of two a product.
-    """
-    products = [product for product in products_of(layers) if not product.kernels(tokens)]
-    for same in by_shape(products):
-        weights = stacked([product.weight for product in same], dtype).unbind()
-        given = [product.bias for product in same if product.bias is not None]
-        biases = stacked(given, dtype).unbind() if given else [None] * len(same)
-        for product, weight, bias in zip(same, weights, biases, strict=True):
-            product.lowered = weight, bias
-    try:
-        yield
-    finally:
-        for product in products:
-            product.lowered = None
+        groups.setdefault((product.weight.shape, product.bias is None), []).append(product)
+    return list(groups.values())
 
 
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """Tensors of one shape as one, (n, …): where they lie evenly apart in memory, of a view.
+    """Return tensors of one shape as one, (n, …): a view if they are evenly spaced in memory.
 
-    dtype: of the result, that of the tensors where none is given.
+    dtype: of the result; that of the tensors if None.
     """
     kind = dtype or tensors[0].dtype
     first = tensors[0]
@@ -246,26 +267,6 @@ def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tens
     return torch.stack([tensor.to(kind) for tensor in tensors])
 
 
-def in_turn(into: Product, between: Operation, out: Product) -> list[Operation]:
-    """Two products with an operation between them; on a GPU a ReLU is part of both."""
-    if isinstance(into, DeviceProduct) and isinstance(out, DeviceProduct):
-        if isinstance(between, Relu):
-            into.relu, out.gated = True, into
-            return [into, out]
-        if isinstance(between, DeviceAttention):
-            between.before = into
-    return [into, between, out]
-
-
-def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-    """to + scale a b, in place: `to` in fp32, also where a and b are in bf16."""
-    if a.dtype is torch.float32:
-        return to.addmm_(a, b, alpha=scale)
-    if mixes(a.dtype) and scale == 1.0:
-        return torch.addmm(to, a, b, out_dtype=torch.float32, out=to)
-    return to.add_(torch.mm(a, b), alpha=scale)
-
-
 CUDNN = 3  # torch.nn.attention.SDPBackend.CUDNN_ATTENTION
 
 
@@ -277,21 +278,20 @@ def flash(dtype: torch.dtype) -> bool:
 class DeviceAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
-    By torch's kernels for GPUs that F.scaled_dot_product_attention takes: in bf16 flash attention,
-    cuDNN's where torch prefers it and any kernel will do; memory-efficient attention in fp32 and on
-    old GPUs.  causal: a position reads itself and those before it.
+    Uses the kernels that F.scaled_dot_product_attention uses on a GPU: in bf16 flash attention, or
+    cuDNN's if torch prefers it and kernels need not be deterministic; memory-efficient attention in
+    fp32 and on old GPUs.  causal: a position reads itself and earlier ones.
     """
 
     def __init__(self, n_heads: int, causal: bool = False) -> None:
         self.n_heads, self.causal = n_heads, causal
-        self.before: DeviceProduct | None = None  # what gives [q, k, v]
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        if small := self.kernels(seq, x.shape[1] // (3 * self.n_heads)):
+        if small := self.small_kernels(seq, x.shape[1] // (3 * self.n_heads)):
             saved.append(x)
             return small.attend(x, seq, self.n_heads, self.causal)
         tokens, width = x.shape
-        if x.dtype is torch.float32 and torch.is_inference_mode_enabled():  # nothing goes back
+        if x.dtype is torch.float32 and torch.is_inference_mode_enabled():
             if split := split_kernels():
                 return split.attention.split_attention(x, seq, self.n_heads, self.causal)
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
@@ -309,13 +309,25 @@ class DeviceAttention:
         saved += (q, k, v, y, logsumexp, seed, offset)
         return y.transpose(1, 2).reshape(tokens, width // 3).to(x.dtype)
 
-    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        if small := self.kernels(seq, dy.shape[1] // self.n_heads):
-            return small.attend_backward(saved.pop(), dy, seq, self.n_heads, self.causal)
+    def backward_with_sums(
+        self, dy: Gradient, seq: int, saved: list[Tensor], wants_sums: bool
+    ) -> Gradient:
+        """Return the gradient of [q, k, v], with its sums if wanted and a kernel computes them."""
+        tokens, width = dy.value.shape
+        if small := self.small_kernels(seq, width // self.n_heads):
+            qkv = saved.pop()
+            return Gradient(small.attend_backward(qkv, dy.value, seq, self.n_heads, self.causal))
+        gradients = self.head_gradients(dy.value, seq, saved)
+        if wants_sums and (sums := kernels("sum_kernels")):
+            return Gradient(*sums.merge(gradients))
+        parts = [g.transpose(1, 2) for g in gradients]
+        return Gradient(torch.stack(parts, dim=2).view(tokens, 3 * width))
+
+    def head_gradients(self, dy: Tensor, seq: int, saved: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the gradients of q, k and v, each (batch, head, seq, d_head)."""
         q, k, v, y, logsumexp, seed, offset = saved[-7:]
         del saved[-7:]
-        tokens, width = dy.shape
-        heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
+        heads = dy.view(len(dy) // seq, seq, self.n_heads, -1).transpose(1, 2)
         if not flash(dy.dtype):
             *gradients, _ = aten._scaled_dot_product_efficient_attention_backward(
                 heads.float(), q, k, v, None, y, logsumexp, seed, offset, 0.0,
@@ -330,40 +342,60 @@ class DeviceAttention:
             gradients = aten._scaled_dot_product_flash_attention_backward(
                 heads, q, k, v, y, logsumexp, None, None, seq, seq, 0.0, self.causal, seed, offset
             )
-        gradients = tuple(gradient.to(dy.dtype) for gradient in gradients)
-        if self.before is not None and (sums := sum_kernels()):
-            if not self.before.waits(tokens):
-                dx, found = sums.merge(gradients)
-                self.before.take_bias(found)
-                return dx
-        # (batch, head, seq, d_head) each, side by side
-        parts = [g.transpose(1, 2) for g in gradients]
-        return torch.stack(parts, dim=2).view(tokens, 3 * width)
+        return tuple(gradient.to(dy.dtype) for gradient in gradients)
 
     def by_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether torch would take cuDNN's attention, whose backward pass has no fixed order."""
+        """Return whether torch would use cuDNN's attention, whose backward has no fixed order."""
         if torch.are_deterministic_algorithms_enabled():
             return False
         return torch._fused_sdp_choice(q, k, v, None, 0.0, self.causal) == CUDNN
 
-    def kernels(self, seq: int, d_head: int) -> Any:
-        """Kernels for sequences as short as these, or None."""
-        small = small_kernels()
+    def small_kernels(self, seq: int, d_head: int) -> Any:
+        """Return the kernels for small layers if these sequences are short enough, else None."""
+        small = kernels("small_kernels")
         return small if small and seq <= small.LONGEST and d_head <= small.WIDEST else None
 
 
-def product_on(device: torch.device, kind: type[Product]) -> type[Product]:
-    """The same kind of product on a device."""
-    return ON_GPU[kind] if device.type == "cuda" else kind
+class DeviceSublayer(FusedSublayer):
+    """A fused sublayer that begins and ends with a product, with an operation between them.
+
+    A ReLU between them is part of both products.
+    """
+
+    def __init__(self, first: Weights, between: Any, last: Weights, scaled: bool) -> None:
+        relu = between is ACTIVATIONS["relu"]
+        into = DeviceProduct(*first, scaled, relu=relu)
+        out = DeviceProduct(*last, scaled, after_relu=relu)
+        super().__init__([into, out] if relu else [into, between, out])
+        self.into, self.out, self.between = into, out, None if relu else between
+
+    def backward(
+        self,
+        dy: Tensor,
+        saved: list[Tensor],
+        sums: Tensor | None = None,
+        add_to: Tensor | None = None,
+    ) -> Tensor:
+        """Return the gradient of x.
+
+        sums: those of dy over blocks of tokens, (blocks, d_model), if they are known.
+        add_to: (tokens, d_model) fp32, to which the gradient of x is added instead.
+        """
+        seq, width = dy.shape[-2:]
+        tokens = dy.numel() // width
+        wants_sums = not self.into.defers(tokens)
+        gradient = Gradient(dy.reshape(-1, width), sums)
+        gradient = self.out.backward_with_sums(gradient, saved, wants_sums)
+        if isinstance(self.between, DeviceAttention):
+            gradient = self.between.backward_with_sums(gradient, seq, saved, wants_sums)
+        elif self.between is not None:
+            gradient = Gradient(self.between.backward(gradient.value, seq, saved))
+        return self.into.backward_with_sums(gradient, saved, False, add_to).value.view(dy.shape)
+
+
+Weights = tuple[nn.Parameter, nn.Parameter | None]
 
 
 def heads_fit(d_head: int) -> bool:
-    """Whether a GPU's attention is made for heads this wide."""
+    """Return whether a GPU's attention kernels support heads of this width."""
     return d_head % 8 == 0 and d_head <= 128
-
-
-def attention_on(device: torch.device, n_heads: int, d_head: int, causal: bool) -> Operation | None:
-    """Self-attention on a device, or None where no kernel is made for such heads."""
-    if device.type == "cuda":
-        return DeviceAttention(n_heads, causal) if heads_fit(d_head) else None
-    return SelfAttention(n_heads, causal) if SelfAttention.available else None
