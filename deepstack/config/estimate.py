@@ -158,7 +158,6 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
     sizes = _sizes(config, train.batch_size)
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
-    with_probe = _sizes(config, train.batch_size + (probe if _carried(config) else 0))
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "weights": weights,
@@ -166,7 +165,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": activations(config, with_probe),
+        "activations": activations(config, sizes),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "validation batches": 0 if on_gpu(config) else _held_out(config),
@@ -285,13 +284,6 @@ def _held_out(config: Config) -> int:
     """Bytes of the validation batches: int64 tokens and targets, and whether they are masked."""
     a_sequence = 8 * positions(config) + 9 * config.task.seq_len
     return config.train.eval_batches * config.train.batch_size * a_sequence
-
-
-def _carried(config: Config) -> bool:
-    """Whether the probe's rows are kept with the batch's, as where they share a replayed step."""
-    model, train, runtime = config.model, config.train, config.runtime
-    plain = not model.dropout and train.precision == "fp32" and not runtime.recompute_every
-    return plain and _replayed(config) and config.log.probe_sequences <= train.batch_size
 
 
 def _replayed(config: Config) -> bool:

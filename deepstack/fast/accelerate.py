@@ -59,11 +59,11 @@ class Accelerated:
 
     def _recorder(self) -> Callable[[Update, Probe | None], Made]:
         """Return the function that records a step: CUDA graph capture, replay, or neither."""
-        model = self.built.model
-        joint = not model.schemes[0].changes_by_step
         if self.paths.replayed:
-            return partial(replaying, said=self.notify, joint=joint)
+            return partial(replaying, said=self.notify)
         if self.paths.captured:
+            model = self.built.model
+            joint = not model.schemes[0].changes_by_step
             insist = self.config.runtime.cuda_graph is True
             parts = partial(in_parts, model)
             return partial(capture, said=self.notify, insist=insist, joint=joint, parts=parts)

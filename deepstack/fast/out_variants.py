@@ -1,4 +1,8 @@
-"""An operation in the form that writes its results into memory that is there already."""
+"""Replaces recorded operations by their `out=` variants, which write into given memory.
+
+A variant is used only if it gives the same bits as the operation on random numbers of the same
+shapes.  Otherwise the operation runs and its results are copied into the given memory.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.fast.probe_fusion import Operation, equal_bits
 from deepstack.fast.recording import Call, Shape, TensorRef, converted, shapes_of
 
 aten = torch.ops.aten
 
-# torch's functions in Python take a microsecond less to call than the operations they stand for.
+Operation = tuple[Callable[..., Any], Any, dict[str, Any]]
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# These Python functions of torch take a microsecond less to call than the equal operations.
 SHORT: dict[Any, Callable[..., Any]] = {
     aten.add.out: torch.add,
     aten.add_.Tensor: Tensor.add_,
@@ -31,15 +37,15 @@ SHORT: dict[Any, Callable[..., Any]] = {
     aten.sub.out: torch.sub,
     aten.sum.IntList_out: torch.sum,
 }
-# Operations with a number: their own forms that write compute elsewhere and copy, while torch's
-# functions take a number where these take a tensor.
+# Operations with a scalar: their own `out=` variants compute elsewhere and copy.  torch's
+# functions accept a scalar in place of the tensor argument of these variants.
 WITH_NUMBER = {packet.Scalar: packet.out for packet in (aten.div, aten.mul)}
-# What an operation says of what it makes, and its form that writes reads off what it is given.
+# Options of an operation that its `out=` variant takes from the given tensor.
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def callable_of(call: Call, tensor: Callable[[TensorRef], Tensor]) -> Operation:
-    """The call with tensors for TensorRefs, writing its results where they belong."""
+    """Return the call with tensors for TensorRefs, writing its results into their tensors."""
     args = converted(call.args, tensor, TensorRef)
     kwargs = {name: converted(value, tensor, TensorRef) for name, value in call.kwargs.items()}
     results = {index: tensor(place) for index, place in call.results.items()}
@@ -53,21 +59,21 @@ def callable_of(call: Call, tensor: Callable[[TensorRef], Tensor]) -> Operation:
 
 
 class Writing(NamedTuple):
-    """The form of an operation that writes its results into the tensors named `outs`."""
+    """The `out=` variant of an operation, which writes into the arguments named `outs`."""
 
     operation: Any
     outs: tuple[str, ...]
-    dropped: frozenset[str]  # options of the operation, which are those of its results
+    dropped: frozenset[str]  # options that the variant takes from the given tensors
 
     def options(self, kwargs: dict[str, Any], results: dict[int, Tensor]) -> dict[str, Any]:
-        """What it is given by name."""
+        """Return the keyword arguments of the variant: kept options and output tensors."""
         kept = {name: value for name, value in kwargs.items() if name not in self.dropped}
         return kept | dict(zip(self.outs, results.values(), strict=True))
 
 
 @cache
 def writing(operation: Any) -> Writing | None:
-    """The form of an operation that writes into given tensors, or None where torch has none."""
+    """Return the `out=` variant of an operation, or None if torch has none."""
     if operation in WITH_NUMBER:
         return Writing(WITH_NUMBER[operation], ("out",), frozenset())
     packet, own = operation._overloadpacket, operation._schema
@@ -87,9 +93,9 @@ def writing(operation: Any) -> Writing | None:
 
 
 def same_bits(call: Call) -> bool:
-    """Whether the form that writes gives the bits of the operation itself, tried on random numbers.
+    """Return whether the `out=` variant gives the operation's exact bits on random numbers.
 
-    Not all of torch's do: that of batch norm is wrong where rows do not lie side by side.
+    Some variants of torch do not: that of batch norm is wrong for non-contiguous rows.
     """
     kwargs = tuple((name, shapes_of(value)) for name, value in call.kwargs.items())
     results = tuple((index, shapes_of(place)) for index, place in call.results.items())
@@ -109,7 +115,7 @@ def _tried(
         given, options = drawn(args, kwargs)
         try:
             found = operation(*given, **options)
-        except RuntimeError:  # it cannot be done to as many rows
+        except RuntimeError:  # the operation rejects these shapes
             return False
         values = found if isinstance(found, (list, tuple)) else (found,)
         expected = [values[index] for index, _ in results]
@@ -123,13 +129,13 @@ def _tried(
 
 
 def drawn(args: Any, kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, dict[str, Any]]:
-    """The arguments with a tensor of random numbers for each Shape, every time the same."""
+    """Return the arguments with a tensor for each Shape, drawn from a fixed seed."""
     torch.manual_seed(0)
     return converted(args, filled, Shape), {n: converted(v, filled, Shape) for n, v in kwargs}
 
 
 def filled(shape: Shape) -> Tensor:
-    """A tensor of this shape, of random numbers, or of zeros where they may count something."""
+    """Return a tensor of this shape: random if floating point, else zeros (safe as indices)."""
     extent = 1 + sum((n - 1) * step for n, step in zip(shape.size, shape.stride, strict=True))
     numbers = torch.zeros(extent if 0 not in shape.size else 0, dtype=shape.dtype)
     if shape.dtype.is_floating_point:
@@ -137,8 +143,14 @@ def filled(shape: Shape) -> Tensor:
     return numbers.as_strided(shape.size, shape.stride)
 
 
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors agree to the last bit, NaNs included."""
+    word = WORDS[one.dtype.itemsize]
+    return one.dtype == other.dtype and torch.equal(one.view(word), other.view(word))
+
+
 def copying(operation: Any, results: dict[int, Tensor]) -> Callable[..., None]:
-    """The operation, and its results copied to where they belong: torch has no form that writes."""
+    """Return a function that runs the operation and copies its results into the given tensors."""
     run, places = operation._op, list(results.items())
 
     def one(*args: Any, **kwargs: Any) -> None:

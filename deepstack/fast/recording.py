@@ -49,7 +49,6 @@ class Recording(TorchDispatchMode):
     calls: the operations that compute something; a view is only another TensorRef.
     sizes: bytes of each storage by number.
     before: the storages that existed before the step, by number.
-    divided: the number of calls before `divide`; drawn: whether later ones drew random numbers.
     made: TensorRefs of the results.  refused: why the step cannot be replayed, or ''.
     """
 
@@ -59,8 +58,6 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
-        self.divided, self.drawn = 0, False
-        self._random: Tensor | None = None
         self.made: Any = None
         self.refused = ""
 
@@ -131,14 +128,8 @@ class Recording(TorchDispatchMode):
         size, stride = tuple(tensor.shape), tensor.stride()
         return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
-    def divide(self) -> None:
-        """Mark the start of the probe's operations."""
-        self.divided, self._random = len(self.calls), torch.get_rng_state()
-
     def end(self, made: Any) -> None:
         """Keep the TensorRefs of the results and remove the numbers from older storages."""
-        if self._random is not None:
-            self.drawn = not torch.equal(self._random, torch.get_rng_state())
         self.made = converted(made, self.place)
         for storage in self.before.values():
             delattr(storage, MARK)
@@ -148,7 +139,7 @@ class Recording(TorchDispatchMode):
         return (
             isinstance(other, Recording)
             and (self.calls, self.sizes) == (other.calls, other.sizes)
-            and (self.divided, self.made) == (other.divided, other.made)
+            and self.made == other.made
             and self.before.keys() == other.before.keys()
             and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
         )

@@ -61,50 +61,50 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "megabytes"),  # the peak of a run of these, replayed and not
     [
-        ("model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4", (1230, 976)),
+        ("model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4", (1023, 976)),
         (
             "model.scheme=real_former task.seq_len=1024 model.n_heads=4 model.depth=4 "
             "train.batch_size=4",
-            (2479, 955),
+            (1521, 955),
         ),
         (
             "model.scheme=dlcl model.depth=200 task.seq_len=32 train.batch_size=4",
-            (3709, 1398),
+            (2919, 1398),
         ),
         (
             "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4",
-            (3587, 1357),
+            (2897, 1357),
         ),
         (
             "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 "
             "model.scheme_options.dilation=4 model.scheme_options.period=5",
-            (992, 763),
+            (967, 763),
         ),
-        ("model.scheme=attn_res model.depth=48", (1125, 872)),
-        ("model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0", (3145, 1461)),
-        ("model.scheme=hyper_connections model.depth=48", (1163, 999)),
-        ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1390, 1384)),
-        ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1033, 1128)),
-        ("model.scheme=ngpt model.depth=24 train.batch_size=96", (1128, 1125)),
-        ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1202, 1025)),
-        ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (2086, 1967)),
+        ("model.scheme=attn_res model.depth=48", (1108, 872)),
+        ("model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0", (2481, 1461)),
+        ("model.scheme=hyper_connections model.depth=48", (1216, 999)),
+        ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1386, 1384)),
+        ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1129, 1128)),
+        ("model.scheme=ngpt model.depth=24 train.batch_size=96", (1115, 1125)),
+        ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1182, 1025)),
+        ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (1992, 1967)),
         (
             "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary",
-            (1039, 944),
+            (845, 944),
         ),
         (
             "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary "
             "model.qk_norm=true model.norm.kind=rms",
-            (1301, 1191),
+            (925, 1191),
         ),
         (
             "model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 "
             "train.optimizer=muon",
-            (1738, 1473),
+            (1621, 1473),
         ),
         (
             "model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4",
-            (2158, 2157),
+            (2128, 2157),
         ),
     ],
 )

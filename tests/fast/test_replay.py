@@ -30,9 +30,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that are replayed."""
     found: list[Recording] = []
 
-    def seen(recording: Recording, may_join: bool = True) -> Any:
+    def seen(recording: Recording) -> Any:
         found.append(recording)
-        return bound(recording, may_join)
+        return bound(recording)
 
     monkeypatch.setattr("deepstack.fast.replay.bound", seen)
     return found
