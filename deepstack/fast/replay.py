@@ -17,13 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.fast.out_variants import Operation, callable_of
-from deepstack.fast.recording import (
-    Recording,
-    TensorRef,
-    converted,
-    numbers_in,
-)
+from deepstack.fast.out_variants import Operation, bind
+from deepstack.fast.recording import Recording, TensorRef, map_nested, numbers_in
 from deepstack.fast.step import Made, Measured, Probe, Update, probed
 from deepstack.gc_control import gc_paused
 
@@ -85,9 +80,9 @@ class _Replayed:
         began = time.perf_counter()
         with Recording(self.recorded) as recording:
             measured = self.whole(self.inputs, self.targets)
-        recording.end(tuple(measured))
+        recording.finish(tuple(measured))
         before, self.recorded = self.recorded, recording
-        if before is not None and not recording.refused and recording != before:
+        if before is not None and not recording.refused and not recording.equals(before):
             recording.refused = "it does not do the same at every step"
         if recording.refused:
             self.refused, self.recorded = True, None
@@ -95,7 +90,7 @@ class _Replayed:
         elif before is not None:
             self.recorded = None
             with torch.inference_mode():
-                self.bound = bound(recording)
+                self.bound = bind_recording(recording)
             trim_memory()
         self.seconds += time.perf_counter() - began
         if self.bound and self.seconds >= WORTH_SAYING:
@@ -111,25 +106,25 @@ class Bound(NamedTuple):
     measured: Measured
 
 
-def bound(recording: Recording) -> Bound:
+def bind_recording(recording: Recording) -> Bound:
     """Bind a recording to one block of memory and return its operations and results."""
     before = frozenset(recording.before)
     calls = [call for call in recording.calls if call.operation not in UNFILLED]
-    kept = set(numbers_in(recording.made)) - before
+    kept = numbers_in(recording.results) - before
     offsets, total = layout([call.used - before for call in calls], recording.sizes, kept)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
-    made: dict[TensorRef, Tensor] = {}
+    tensors: dict[TensorRef, Tensor] = {}
 
-    def tensor(place: TensorRef) -> Tensor:
-        if place not in made:
-            storage = recording.before.get(place.number, memory)
-            first = offsets.get(place.number, 0) // place.dtype.itemsize + place.offset
-            empty = torch.empty(0, dtype=place.dtype)
-            made[place] = empty.set_(storage, first, place.size, place.stride)
-        return made[place]
+    def tensor(reference: TensorRef) -> Tensor:
+        if reference not in tensors:
+            number, offset, size, stride, dtype = reference
+            storage = recording.before.get(number, memory)
+            first = offsets.get(number, 0) // dtype.itemsize + offset
+            tensors[reference] = torch.empty(0, dtype=dtype).set_(storage, first, size, stride)
+        return tensors[reference]
 
-    operations = [callable_of(call, tensor) for call in calls]
-    return Bound(operations, Measured(*converted(recording.made, tensor, TensorRef)))
+    operations = [bind(call, tensor) for call in calls]
+    return Bound(operations, Measured(*map_nested(recording.results, tensor, TensorRef)))
 
 
 def layout(

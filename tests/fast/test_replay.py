@@ -18,9 +18,9 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.fast import Measured, replaying
-from deepstack.fast.out_variants import writing
-from deepstack.fast.recording import Recording
-from deepstack.fast.replay import bound, layout, padded
+from deepstack.fast.out_variants import FUNCTIONS, bind
+from deepstack.fast.recording import Recording, TensorRef
+from deepstack.fast.replay import bind_recording, layout, padded
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
@@ -32,9 +32,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
     def seen(recording: Recording) -> Any:
         found.append(recording)
-        return bound(recording)
+        return bind_recording(recording)
 
-    monkeypatch.setattr("deepstack.fast.replay.bound", seen)
+    monkeypatch.setattr("deepstack.fast.replay.bind_recording", seen)
     return found
 
 
@@ -229,20 +229,61 @@ def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
     assert total < sum(map(padded, sizes)), "no memory was used twice"
 
 
-def test_the_forms_that_write_are_found() -> None:
-    aten = torch.ops.aten
-    for operation, form in {
-        aten.mm.default: aten.mm.out,
-        aten.add.Tensor: aten.add.out,
-        aten.mul.Scalar: aten.mul.out,
-        aten.sum.dim_IntList: aten.sum.IntList_out,
-        aten.zeros_like.default: aten.zeros_like.out,
-        aten.native_layer_norm.default: aten.native_layer_norm.out,
-    }.items():
-        found = writing(operation)
-        assert found is not None and found.operation is form
-    assert writing(aten.add_.Tensor) is None
-    assert writing(aten._foreach_mul.Scalar) is None
+ATEN = torch.ops.aten
+X, Y, W = (torch.randn(8, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+NORM = (X, [8], X.mean(1, keepdim=True), (X.var(1, keepdim=True) + 1).rsqrt(), Y[0], Y[1])
+ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    ATEN.add.Tensor: (X, Y[0]),
+    ATEN.addcmul.default: (X, Y, W),
+    ATEN.addmm.default: (Y[0], X, W),
+    ATEN.baddbmm.default: (X[None], Y[None], W[None]),
+    ATEN.bmm.default: (X[None], W[None]),
+    ATEN.cat.default: ([X, Y], 1),
+    ATEN.div.Scalar: (X, 3.0),
+    ATEN.linalg_vector_norm.default: (X, 2, [1], True),
+    ATEN.mul.Scalar: (X, 3.0),
+    ATEN.mv.default: (X, Y[0]),
+    ATEN.native_layer_norm.default: (X, [8], Y[0], Y[1], 1e-5),
+    ATEN.native_layer_norm_backward.default: (W, *NORM, [True, True, True]),
+    ATEN.sum.dim_IntList: (X, [0], True),
+    ATEN.threshold_backward.default: (Y, X, 0),
+} | {packet.default: (X,) for packet in (ATEN.gelu, ATEN.sigmoid, ATEN.silu, ATEN.tanh)}
+
+
+@pytest.mark.parametrize("operation", [op for op, (_, *outs) in FUNCTIONS.items() if outs], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_function_of_the_table_gives_the_bits_of_its_operation(
+    operation: Any, transposed: bool
+) -> None:
+    args = ARGUMENTS.get(operation, (X, Y))
+    if transposed:
+        args = tuple(
+            arg.mT.contiguous().mT if isinstance(arg, Tensor) and arg.ndim > 1 else arg
+            for arg in args
+        )
+    with Recording() as recording:
+        values = operation(*args)
+    recording.finish(())
+    [call] = recording.calls
+    tensors = {}
+    values = values if isinstance(values, tuple) else (values,)
+    for index, reference in call.results.items():
+        empty = torch.full(values[index].shape, torch.nan)
+        tensors[reference] = empty.as_strided(reference.size, reference.stride)
+
+    def tensor(reference: TensorRef) -> Tensor:
+        if reference not in tensors:
+            storage, (_, *where, dtype) = recording.before[reference.number], reference
+            tensors[reference] = torch.empty(0, dtype=dtype).set_(storage, *where)
+        return tensors[reference]
+
+    function, arguments, options = bind(call, tensor)
+    assert options.keys() >= set(FUNCTIONS[operation][1:])
+    function(*arguments, **options)
+    for index, reference in call.results.items():
+        assert torch.equal(tensors[reference].view(torch.int32), values[index].view(torch.int32)), (
+            index
+        )
 
 
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
