@@ -76,7 +76,7 @@ def fused_attention(
         attention = DeviceAttention(module.n_heads, module.causal)
         return DeviceSublayer(first, attention, last, scaled)
     before = query_operations(module.qk, module.n_heads, rotations) if module.qk else []
-    if before is None or not SelfAttention.available:
+    if before is None:
         return None
     between = [*before, SelfAttention(module.n_heads, module.causal)]
     return FusedSublayer([Product(*first, scaled), *between, Product(*last, scaled)])
@@ -123,14 +123,9 @@ def turned(rotation: Rotation, n_heads: int) -> Turned:
 
 
 def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A norm of the stack as a plain function, which saves the cost of calling a module."""
-    if isinstance(norm, LayerNorm):
-        shape, gain, bias, eps = norm.shape, norm.gain, norm.bias, norm.eps
-        if gain is not None and gain.is_cuda:
-            return DeviceNorm(gain, bias, *shape, eps)
-        if gain is None and bias is not None:
-            return norm
-        return lambda z: torch.layer_norm(z, shape, gain, bias, eps)
+    """Return a norm of the stack as a function that is faster than its module, or the module."""
+    if isinstance(norm, LayerNorm) and norm.gain is not None and norm.gain.is_cuda:
+        return DeviceNorm(norm.gain, norm.bias, *norm.shape, norm.eps)
     if isinstance(norm, RMSNorm):
         return rms_function(norm)
     if isinstance(norm, DynamicTanh):

@@ -64,9 +64,7 @@ class HeadsNormed:
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         qk = queries_and_keys(x)
-        # A copy whose rows lie one behind the other, by `cat`: of what `empty` gives, no recorded
-        # call is the maker, so that a replayed step would have a pass of its own for the probe.
-        flat = torch.cat([qk], dim=1)
+        flat = torch.cat([qk], dim=1)  # a contiguous copy
         n = flat.view(len(flat), 2 * self.n_heads, -1)
         if self.centred:
             n.sub_(n.sum(-1, keepdim=True), alpha=1 / n.shape[-1])

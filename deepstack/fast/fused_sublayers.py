@@ -140,8 +140,6 @@ class SelfAttention:
     causal: a position reads itself and earlier ones.
     """
 
-    available = hasattr(aten, "_scaled_dot_product_flash_attention_for_cpu")
-
     def __init__(self, n_heads: int, causal: bool = False) -> None:
         self.n_heads, self.causal = n_heads, causal
 

@@ -140,7 +140,7 @@ def test_gradients_are_those_of_the_modules(
         each.fuse()
     for one, other in zip(gradients(plain), gradients(fused), strict=True):
         assert alike(one, other)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
 
 
 @pytest.mark.parametrize("lowered", [False, True])
@@ -162,7 +162,7 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
     half = torch.float32 if lowered else None  # as a GPU's are under autocast
     for one, other in zip(gradients(plain), gradients(fused, half), strict=True):
         assert alike(one, other)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
         assert alike(plain[0](x), fused[0](x))
@@ -227,7 +227,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,17 @@
-"""Deferred weight gradients, batched over layers or run on a side stream."""
+"""Deferred weight gradients, batched over layers or run on a side stream.
+
+No other operation of a backward pass reads a weight's gradient.  Those of small layers wait until
+one kernel can add them for many layers: at width 64 this replaces 50 microseconds a layer by 3.
+Those of wide layers run on a side stream, concurrently with the rest of the pass.  The queue of a
+pass ends with it, by a callback of torch's autograd engine.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,37 +21,33 @@ LAYERS, BYTES = 64, 2**26
 # Limits of the side stream: pending products, and the bytes they read, kept until they finish.
 UNDER_WAY, BYTES_UNDER_WAY = 8, 2**29
 
-
-class Lasting(Protocol):
-    """An object whose parameter gradients can be added for many layers at once."""
-
-    @staticmethod
-    def add_together(left: Sequence[tuple[Any, tuple[Tensor, ...]]]) -> None:
-        """Add the gradients of all objects, each given with deferred tensors of equal shapes."""
+Deferred = tuple[Any, tuple[Tensor, ...]]  # an object with gradients, and the tensors they need
 
 
 class DeferredQueue:
     """The gradients that one backward pass has deferred, by kind and shape, or runs on the side."""
 
     def __init__(self) -> None:
-        self.left: dict[Any, list[tuple[Lasting, tuple[Tensor, ...]]]] = {}
+        self.deferred: dict[Any, list[Deferred]] = {}
         self.under_way: deque[tuple[torch.cuda.Event, int, Any]] = deque()
 
-    def add(self, what: Lasting, tensors: tuple[Tensor, ...]) -> None:
-        """Defer the gradient until enough of its shape are deferred."""
-        key = type(what), tensors[0].dtype, *(tensor.shape for tensor in tensors)
-        same = self.left.setdefault(key, [])
-        same.append((what, tensors))
+    def add(
+        self, function: Callable[[Sequence[Deferred]], None], owner: Any, *tensors: Tensor
+    ) -> None:
+        """Call `function` for many owners at once, when enough of equal shapes are deferred."""
+        key = function, tensors[0].dtype, *(tensor.shape for tensor in tensors)
+        same = self.deferred.setdefault(key, [])
+        same.append((owner, tensors))
         if len(same) < LAYERS and len(same) * sum(t.nbytes for t in tensors) < BYTES:
             return
-        run = partial(what.add_together, self.left.pop(key))
+        run = partial(function, self.deferred.pop(key))
         if tensors[0].is_cuda:
-            self.beside(run, ())
+            self.run_beside(run)
         else:
             run()
 
-    def beside(self, run: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
-        """Run `run` on the side stream, after earlier work of the current stream."""
+    def run_beside(self, run: Callable[..., None], *tensors: Tensor) -> None:
+        """Run run(*tensors) on the side stream, after earlier work of the current stream."""
         now = torch.cuda.current_stream()
         other = other_stream(torch.cuda.current_device())
         other.wait_stream(now)
@@ -67,58 +69,45 @@ class DeferredQueue:
     def end(self) -> None:
         """Wait for the side stream and add all deferred gradients."""
         self.join()
-        for same in self.left.values():
-            same[0][0].add_together(same)
+        for (function, *_), same in self.deferred.items():
+            function(same)
 
 
 # The queue of each running backward pass, by torch's number of the pass.
-_waiting: dict[int, DeferredQueue] = {}
+_queues: dict[int, DeferredQueue] = {}
 
 
-def later(what: Lasting, *tensors: Tensor) -> None:
-    """Defer gradients, which are added before the end of the running backward pass."""
-    waiting().add(what, tensors)
-
-
-def beside(run: Callable[..., None], *tensors: Tensor) -> None:
-    """Run run(*tensors) on the GPU concurrently with the rest of the running backward pass."""
-    waiting().beside(run, tensors)
+def running_queue() -> DeferredQueue:
+    """Return the queue of the running backward pass, which ends with the pass."""
+    task = torch._C._current_graph_task_id()
+    if task not in _queues:
+        _queues[task] = DeferredQueue()
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: _queues.pop(task).end())
+    return _queues[task]
 
 
 def join() -> None:
     """Let the current stream wait for all side-stream work: a graph ends here."""
-    for one in _waiting.values():
-        one.join()
-
-
-def waiting() -> DeferredQueue:
-    """Return the queue of the running backward pass."""
-    task = torch._C._current_graph_task_id()
-    if task not in _waiting:
-        _waiting[task] = DeferredQueue()
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(end, task))
-    return _waiting[task]
-
-
-@cache
-def other_stream(device: int, use: str = "gradients") -> torch.cuda.Stream:
-    """A stream of this process beside the one that works, one for each use: libraries keep memory
-    for each, which torch may free with a graph that was captured on it."""
-    return torch.cuda.Stream(device)
-
-
-def end(task: int) -> None:
-    """End the queue of a finished backward pass."""
-    _waiting.pop(task).end()
+    for queue in _queues.values():
+        queue.join()
 
 
 def forget() -> None:
     """Discard the deferred gradients of a backward pass that ended in an error."""
-    if any(one.under_way for one in _waiting.values()):
+    if any(queue.under_way for queue in _queues.values()):
         if not torch.cuda.is_current_stream_capturing():
             join()
-    _waiting.clear()
+    _queues.clear()
+
+
+@cache
+def other_stream(device: int, use: str = "gradients") -> torch.cuda.Stream:
+    """Return the side stream of this process for one use.
+
+    Libraries keep memory for each stream, which torch may free with a graph captured on it.
+    """
+    return torch.cuda.Stream(device)
 
 
 def add_rows(gradients: Sequence[Tensor | None], sums: Tensor, alpha: float = 1.0) -> None:

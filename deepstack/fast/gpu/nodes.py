@@ -29,7 +29,7 @@ from deepstack.fast.gpu.available import (
     since_ampere,
     split_kernels,
 )
-from deepstack.fast.gpu.deferred_gradients import add_rows, beside, later
+from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
 
 aten = torch.ops.aten
 
@@ -143,15 +143,15 @@ class DeviceProduct(Product):
     def add_gradients_later(self, dy: Gradient, x: Tensor) -> None:
         """Add the gradients of W and b before the end of the backward pass."""
         if dy.sums is not None and self.bias_grad is not None:
-            later(_Bias(self.bias_grad), dy.sums)
+            running_queue().add(add_biases, self, dy.sums)
         if self.weight_grad is None and self.bias_grad is None:
             return
         if self.defers(len(x)):
-            later(self, dy.value, x)
+            running_queue().add(add_products, self, dy.value, x)
             return
         add = partial(self.add_gradients, with_bias=dy.sums is None)
         if dy.value.is_cuda:  # concurrently with the backward pass of earlier layers
-            beside(add, dy.value, x)
+            running_queue().run_beside(add, dy.value, x)
         else:
             add(dy.value, x)
 
@@ -164,28 +164,21 @@ class DeviceProduct(Product):
         if self.weight_grad is not None:
             add_product(self.weight_grad, dy.t(), x, self.scale)
 
-    @staticmethod
-    def add_together(deferred: Sequence[tuple[DeviceProduct, tuple[Tensor, ...]]]) -> None:
-        """Add dyᵀ x, (layer, n_out, n_in), and the sums of dy, (layer, n_out), of many products."""
-        products = [product for product, _ in deferred]
-        dy, x = (torch.stack(tensors) for tensors in zip(*(t for _, t in deferred), strict=True))
-        sums = torch.bmm(dy.transpose(1, 2), x)
-        add_rows([p.weight_grad for p in products], sums, products[0].scale)
-        if any(p.bias_grad is not None for p in products):
-            add_rows([p.bias_grad for p in products], dy.sum(1, dtype=torch.float32))
+
+def add_products(deferred: Sequence[Deferred]) -> None:
+    """Add dyᵀ x, (layer, n_out, n_in), and the sums of dy, (layer, n_out), of many products."""
+    products = [product for product, _ in deferred]
+    dy, x = (torch.stack(tensors) for tensors in zip(*(t for _, t in deferred), strict=True))
+    sums = torch.bmm(dy.transpose(1, 2), x)
+    add_rows([p.weight_grad for p in products], sums, products[0].scale)
+    if any(p.bias_grad is not None for p in products):
+        add_rows([p.bias_grad for p in products], dy.sum(1, dtype=torch.float32))
 
 
-class _Bias:
-    """The deferred gradient of a bias: rows of sums, (blocks, n_out)."""
-
-    def __init__(self, grad: Tensor) -> None:
-        self.grad = grad
-
-    @staticmethod
-    def add_together(deferred: Sequence[tuple[_Bias, tuple[Tensor, ...]]]) -> None:
-        """Add the sums over blocks, (layer, n_out)."""
-        sums = torch.stack([sums for _, (sums,) in deferred]).sum(1)
-        add_rows([bias.grad for bias, _ in deferred], sums)
+def add_biases(deferred: Sequence[Deferred]) -> None:
+    """Add sums over blocks of tokens, (blocks, n_out) each, to the gradients of many biases."""
+    sums = torch.stack([sums for _, (sums,) in deferred]).sum(1)
+    add_rows([product.bias_grad for product, _ in deferred], sums)
 
 
 def biased_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:

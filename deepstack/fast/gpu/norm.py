@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deepstack.fast.fused_sublayers import gradient_of
 from deepstack.fast.gpu.available import kernels
-from deepstack.fast.gpu.deferred_gradients import add_rows, later
+from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
 from deepstack.fast.gpu.nodes import DeviceSublayer
 
 
@@ -44,14 +44,14 @@ class DeviceNorm:
     def add_gradients_later(self, sums: Tensor) -> None:
         """Add the gradients of gain and bias, sums over the first axis of (programs, 2, d)."""
         if self.gain_grad is not None or self.bias_grad is not None:
-            later(self, sums)
+            running_queue().add(add_norms, self, sums)
 
-    @staticmethod
-    def add_together(deferred: Sequence[tuple[DeviceNorm, tuple[Tensor, ...]]]) -> None:
-        """Add the deferred gradients of many norms."""
-        gains, biases = torch.stack([sums for _, (sums,) in deferred]).sum(1).unbind(1)
-        add_rows([norm.gain_grad for norm, _ in deferred], gains)
-        add_rows([norm.bias_grad for norm, _ in deferred], biases)
+
+def add_norms(deferred: Sequence[Deferred]) -> None:
+    """Add the deferred gradients of the gains and biases of many norms."""
+    gains, biases = torch.stack([sums for _, (sums,) in deferred]).sum(1).unbind(1)
+    add_rows([norm.gain_grad for norm, _ in deferred], gains)
+    add_rows([norm.bias_grad for norm, _ in deferred], biases)
 
 
 class _Norm(torch.autograd.Function):
