@@ -69,10 +69,10 @@ class CapturedFunction(Generic[T]):
 
     def __init__(self, function: Callable[[], T], said: Callable[[str], None]) -> None:
         self.function, self.said = function, said
-        self.stream = other_stream(torch.cuda.current_device(), "looks")
+        self.stream = other_stream(torch.cuda.current_device(), "snapshots")
         self.calls, self.refused = 0, False
         self.graphs: Graphs | None = None
-        self.found: T | None = None
+        self.result: T | None = None
 
     def __call__(self) -> T:
         self.calls += 1
@@ -83,9 +83,9 @@ class CapturedFunction(Generic[T]):
                 return self.function()
         if self.graphs is None and not self.record():
             return self()
-        assert self.graphs is not None and self.found is not None
+        assert self.graphs is not None and self.result is not None
         self.graphs.replay()
-        return self.found
+        return self.result
 
     def record(self) -> bool:
         """Capture the function and return whether that succeeded; report a failure."""
@@ -95,13 +95,13 @@ class CapturedFunction(Generic[T]):
             return False
         pool, random = torch.cuda.graph_pool_handle(), torch.cuda.get_rng_state()
         try:
-            self.graphs, self.found = captured(self.function, pool, self.stream)
+            self.graphs, self.result = capture_graphs(self.function, pool, self.stream)
         except RuntimeError as error:
             abandon([pool], random)
-            let_go(error)
+            free_frames(error)
             self.refused = True
             why = str(error.__context__ or error).splitlines()[0]
-            self.said(f"looks at the layers are launched kernel by kernel: {why}")
+            self.said(f"snapshots are launched kernel by kernel: {why}")
         return not self.refused
 
 
@@ -215,23 +215,25 @@ class _Captured:
         random = torch.cuda.get_rng_state()
         made = Graphs()
         try:
-            first, found = captured(
+            first, measurements = capture_graphs(
                 lambda: self.update.gradients(self.inputs, self.targets),
                 pools[0], self.stream, parts,
             )  # fmt: skip
             made += first
-            second, measured = captured(lambda: self.update.apply(*found), pools[0], self.stream)
+            second, measured = capture_graphs(
+                lambda: self.update.apply(*measurements), pools[0], self.stream
+            )
             made += second
             third = None
             if self.probe is not None:
-                third, values = captured(self.probe, pools[1], self.beside, parts)
+                third, values = capture_graphs(self.probe, pools[1], self.beside, parts)
                 measured = measured._replace(
                     probe=values, settle=weakly(self.settle) if self.joint else None
                 )
         except RuntimeError as error:
             abandon(pools, random)
             made.reset()
-            let_go(error)
+            free_frames(error)
             return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Recorded(first, second, third, measured)
         return None
@@ -246,7 +248,7 @@ def on(stream: torch.cuda.Stream) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def captured(
+def capture_graphs(
     function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream, parts: Parts | None = None
 ) -> tuple[Graphs, Any]:
     """Capture the function in memory of the pool; return its graphs and its result.
@@ -267,18 +269,18 @@ def captured(
 
             begin()
             if parts is None:
-                found = function()
+                result = function()
             else:
                 # a capture ends in the thread in which it began, in the backward pass too
                 with torch.autograd.set_multithreading_enabled(False), parts(LAYERS, begin):
-                    found = function()
+                    result = function()
     except RuntimeError:
         graphs.reset()
         raise
-    return graphs, found
+    return graphs, result
 
 
-def let_go(error: BaseException | None) -> None:
+def free_frames(error: BaseException | None) -> None:
     """Free the objects in an error's frames, such as activations, and keep its traceback."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

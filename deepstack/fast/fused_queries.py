@@ -1,6 +1,8 @@
 """Norms and rotation of queries and keys, as operations of a `FusedSublayer` on a CPU.
 
-They work in place on [q, k, v], (tokens, 3 d), which a product has made and the attention reads.
+They work in place on [q, k, v], (tokens, 3 d), between a product and the attention.  Without
+them attention with either is not fused: a replayed step with rotary positions takes 1.16 times as
+long, with normed queries and keys 1.03, with both and RMSNorm 1.3.
 """
 
 from __future__ import annotations
@@ -10,37 +12,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_norms import filled, inverse_of_root
+from deepstack.fast.fused_norms import constant, inverse_root
 from deepstack.fast.fused_sublayers import gradient_of
 
 aten = torch.ops.aten
 
 
-class Turned:
+class HeadRotation:
     """(h_2i, h_2i+1) -> (h_2i + i h_2i+1) e^(i p θ_i) for every head of q and k, p the position.
 
-    turns: e^(i p θ_i), (seq_len, d), all heads of q and k side by side; its conjugate turns back.
+    factors: e^(i p θ_i), (seq_len, d), for all heads of q and k side by side.
     """
 
-    def __init__(self, turns: Tensor) -> None:
-        self.turns, self.back = turns, turns.conj().resolve_conj()
+    def __init__(self, factors: Tensor) -> None:
+        self.factors, self.conjugate = factors, factors.conj().resolve_conj()
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        return times(x, self.turns[:seq])
+        return rotate(x, self.factors[:seq])
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        return times(dy, self.back[:seq])
+        return rotate(dy, self.conjugate[:seq])
 
 
-def times(x: Tensor, turns: Tensor) -> Tensor:
-    """x, (tokens, 3 d), whose first d pairs of numbers are multiplied as complex ones."""
-    seq, d = turns.shape
+def rotate(x: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the first d pairs of numbers of x, (tokens, 3 d), as complex numbers, in place."""
+    seq, d = factors.shape
     pairs = torch.view_as_complex(x.view(-1, seq, 3 * d // 2, 2)[:, :, :d])
-    pairs.mul_(turns)
+    pairs.mul_(factors)
     return x
 
 
-class HeadsNormed:
+class HeadNorm:
     """h -> g * n + b, n = (h - m) / sqrt(mean((h - m)^2) + eps), for every head h of q and k.
 
     centred: m = mean(h), a layer norm; otherwise m = 0, an RMS norm.  gains, biases: g and b of q
@@ -68,10 +70,10 @@ class HeadsNormed:
         n = flat.view(len(flat), 2 * self.n_heads, -1)
         if self.centred:
             n.sub_(n.sum(-1, keepdim=True), alpha=1 / n.shape[-1])
-        scale = inverse_of_root(n, self.eps)
+        scale = inverse_root(n, self.eps)
         n.mul_(scale)
         saved += (n, scale)
-        gain, bias = self.of_all(self.gains), self.of_all(self.biases)
+        gain, bias = self.for_all_heads(self.gains), self.for_all_heads(self.biases)
         if gain is not None:
             saved.append(gain)
         if gain is not None and bias is not None:
@@ -86,11 +88,11 @@ class HeadsNormed:
         gain = saved.pop() if self.gains else None
         scale, n = saved.pop(), saved.pop()
         dqk = queries_and_keys(dy)
-        self.add(dqk, self.bias_grads)
-        self.add(dqk * n.view(dqk.shape), self.gain_grads)
+        self.add_sums(dqk, self.bias_grads)
+        self.add_sums(dqk * n.view(dqk.shape), self.gain_grads)
         dn = (torch.cat([dqk], dim=1) if gain is None else dqk * gain).view(n.shape)
-        if self.centred:  # the backward pass of a layer norm of what is one already
-            mean, rstd = (filled(value, scale.shape, n.dtype) for value in (0.0, 1.0))
+        if self.centred:  # n is normalised: the layer norm of n has mean 0 and rstd 1
+            mean, rstd = (constant(value, scale.shape, n.dtype) for value in (0.0, 1.0))
             dn, _, _ = aten.native_layer_norm_backward(
                 dn, n, n.shape[-1:], mean, rstd, None, None, [True, False, False]
             )
@@ -99,19 +101,19 @@ class HeadsNormed:
         dqk.copy_(dn.mul_(scale).view(dqk.shape))
         return dy
 
-    def of_all(self, each: list[Tensor]) -> Tensor | None:
+    def for_all_heads(self, vectors: list[Tensor]) -> Tensor | None:
         """Repeat q's and k's vectors, (d_head,) each, over all heads: (2 d,), or None."""
-        return torch.cat([p for p in each for _ in range(self.n_heads)]) if each else None
+        return torch.cat([p for p in vectors for _ in range(self.n_heads)]) if vectors else None
 
-    def add(self, what: Tensor, grads: Sequence[Tensor | None]) -> None:
+    def add_sums(self, terms: Tensor, grads: Sequence[Tensor | None]) -> None:
         """Add sums over tokens and heads to the gradients of q's and of k's."""
         if any(grad is not None for grad in grads):
-            sums = what.sum(0).view(2, self.n_heads, -1).sum(1)
+            sums = terms.sum(0).view(2, self.n_heads, -1).sum(1)
             for grad, sum_ in zip(grads, sums.unbind(), strict=True):
                 if grad is not None:
                     grad.add_(sum_)
 
 
 def queries_and_keys(x: Tensor) -> Tensor:
-    """[q, k], (tokens, 2 d), of [q, k, v]."""
+    """Return [q, k], (tokens, 2 d), a view of [q, k, v]."""
     return x[:, : 2 * x.shape[1] // 3]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
@@ -63,23 +64,24 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
     return run
 
 
-def cut(through: Through, every: int, between: Callable[[], None]) -> Through:
-    """Call `between` before every so many layers, and after them in the backward pass."""
-
-    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
-        for first in range(0, len(layers), every):
-            between()
-            once_on_the_way_back(x, between)
-            x = through(layers[first : first + every], x, memory)
-        return x
-
-    return run
-
-
 @contextmanager
 def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
     """Call `between` between every so many layers, forward and backward, inside the block."""
-    with model.another_way(lambda through: cut(through, every, between)):
+
+    def cut(through: Through) -> Through:
+        def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+            for first in range(0, len(layers), every):
+                between()
+                before = [x] if isinstance(x, Tensor) else x
+                tensors = [t for t in before if isinstance(t, Tensor) and t.requires_grad]
+                if tensors and torch.is_grad_enabled():  # once, at the first of their gradients
+                    register_multi_grad_hook(tensors, lambda _: between(), mode="any")
+                x = through(layers[first : first + every], x, memory)
+            return x
+
+        return run
+
+    with model.another_way(cut):
         yield
 
 
@@ -103,43 +105,26 @@ def enable_fast_paths(
         stack.through = through
 
 
-def once_on_the_way_back(x: Stream, call: Callable[[], None]) -> None:
-    """Call `call` once in the backward pass, at the first gradient of the stream."""
-    came = False
-
-    def come(_: Tensor) -> None:
-        nonlocal came
-        if not came:
-            came = True
-            call()
-
-    for tensor in [x] if isinstance(x, Tensor) else x:
-        if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
-            tensor.register_hook(come)
-
-
 def compiled(
-    said: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
+    notify: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
 ) -> Through:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
-    and constants that differ by layer are 0-d buffers.  said: notified before a compilation.
+    and constants that differ by layer are 0-d buffers.  notify: receives a line before a
+    compilation.
     """
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    # torch allows a code object a few graphs: an encoder and a decoder that reads it have their own
-    forwards: dict[
-        tuple[type[nn.Module], bool], Callable[[nn.Module, Stream, Tensor | None], Stream]
-    ] = {}
+    # By kind of layer and whether it reads a memory: torch limits the graphs of a code object.
+    forwards: dict[tuple[type[nn.Module], bool], Callable[..., Stream]] = {}
 
-    def prepare(kind: type[nn.Module]) -> Callable[[nn.Module, Stream, Tensor | None], Stream]:
-        said("compiling a layer; this takes up to a minute, once for all layers")
-        # A new code object: torch limits the compiled graphs per code object, and another stack of
-        # this process would use up the limit.
-        own = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
-        return torch.compile(own, dynamic=False, fullgraph=True, backend=backend)
+    def prepare(kind: type[nn.Module]) -> Callable[..., Stream]:
+        notify("compiling a layer; this takes up to a minute, once for all layers")
+        # A new code object: another stack of this process would use up the limit of this one.
+        forward = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
+        return torch.compile(forward, dynamic=False, fullgraph=True, backend=backend)
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:

@@ -120,4 +120,4 @@ def test_a_look_that_cannot_be_captured_holds_nothing_afterwards(graphs: list[Gr
         assert failed[0]() is None and not graphs[0].held
     finally:
         gc.enable()
-    assert lines == ["looks at the layers are launched kernel by kernel: a wait while capturing"]
+    assert lines == ["snapshots are launched kernel by kernel: a wait while capturing"]

@@ -17,7 +17,7 @@ from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import nodes as gpu_nodes
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu.nodes import DeviceSublayer, prepared_weights, products_of
-from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, fused_sum
+from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
@@ -51,9 +51,7 @@ class Layer(nn.Module):
     def fuse_all(self) -> None:
         """Take one node for all of it."""
         self.fuse()
-        node = fused_sum(self.running[0], self.norms[0], lambda: 1.0)
-        assert node is not None
-        self.whole = FusedLayer([node])
+        self.whole = FusedLayer([FusedSum(self.running[0], self.norms[0], lambda: 1.0)])
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:

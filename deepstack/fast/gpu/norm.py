@@ -149,10 +149,3 @@ class FusedLayer:
         for node in self.nodes:
             x, half = node(x, half)
         return x, half
-
-
-def fused_sum(sublayer: Any, norm: Any, scale: Callable[[], float | None]) -> FusedSum | None:
-    """Return a sublayer, the sum after it and its norm as one node, or None without kernels."""
-    if not (isinstance(sublayer, DeviceSublayer) and isinstance(norm, DeviceNorm)):
-        return None
-    return FusedSum(sublayer, norm, scale) if norm.kernels() else None
