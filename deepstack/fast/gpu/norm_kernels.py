@@ -1,7 +1,7 @@
-"""Layer norms on a GPU, in Triton: with the sum before them, and what products read of them.
+"""Layer norms on a GPU, in Triton, with the sum before them and the copy that products read.
 
-z = a x + y, LN(z) and its copy in bf16 are one launch and one pass over memory, and so is the way
-back: the gradients of both terms and the sums over tokens for those of gain and bias.
+One launch and one pass over memory compute z = a x + y, LN(z) and its copy in bf16.  Another one
+computes the gradients of x and y and the sums over tokens for the gradients of gain and bias.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 class Normed(NamedTuple):
-    """out: LN(z), (…, d); copy: the same in another precision; saved: what the way back needs, z
-    and mean and 1/sqrt(var + eps) of its rows.  The last two where they were asked for."""
+    """LN(z), its copy in another precision, and tensors for the backward pass.
+
+    out: (…, d).  saved: z, and mean and 1/sqrt(var + eps) of its rows.  copy and saved are None
+    unless requested.
+    """
 
     out: Tensor
     copy: Tensor | None
@@ -116,9 +119,9 @@ def normed(
     copy: torch.dtype | None = None,
     save: bool = True,
 ) -> Normed:
-    """LN(x), or LN(scale x + plus).  x: (…, d) fp32, plus: alike in any precision.
+    """Return LN(x), or LN(scale x + plus).  x: (…, d) fp32; plus: (…, d) in any precision.
 
-    copy: the precision of a second result, the same numbers.  save: what the way back needs.
+    copy: the precision of a copy of the result.  save: keep tensors for the backward pass.
     """
     x = x.contiguous()
     width = x.shape[-1]
@@ -146,10 +149,10 @@ def normed_backward(
     scale: float = 1.0,
     plus: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The gradient of x; that of what was added, in its precision; and sums over tokens.
+    """Return the gradient of x, that of `plus` in its precision `plus`, and sums over tokens.
 
-    sums: (programs, 2 or 3, d), whose sums over programs are the gradients of gain and of bias, and
-    the sum over tokens of that of what was added.
+    sums: (programs, 2 or 3, d).  Added over programs they are the gradients of gain and of bias,
+    and the sum over tokens of the gradient of `plus`.
     """
     z, mean, rstd = saved
     dout = dout.contiguous()
@@ -171,11 +174,11 @@ def normed_backward(
 
 
 def tile(tiles: Tiles, rows: int, width: int) -> tuple[int, int]:
-    """Rows and columns of a tile."""
+    """Return the rows and columns of a tile."""
     D = triton.next_power_of_2(width)
     return max(1, min(tiles.numbers // D, triton.next_power_of_2(rows))), D
 
 
 def warps(tiles: Tiles, columns: int) -> int:
-    """Warps of a program, more where rows are so long that registers would lack."""
+    """Return the warps of a program: more for long rows, which need more registers."""
     return max(tiles.warps, min(16, columns // 512))

@@ -1,9 +1,9 @@
 """Attention of fp32 numbers on a GPU's tensor cores, forward only, in Triton.
 
-y = softmax(q kᵀ / sqrt(d_head)) v by blocks of keys, of which only the largest logit m, the sum of
-the powers and that of the powers times v are kept, and faded as m grows (Milakov & Gimelshein 2018,
-arXiv:1805.02867).  Both products are three of shorter numbers (split_product.py);
-the second is taken as yᵀ = vᵀ pᵀ: Hopper's products of tf32 numbers read what is summed along rows.
+It computes y = softmax(q kᵀ / sqrt(d_head)) v by blocks of keys and keeps the largest logit and the
+sums of powers and of powers times v, rescaled as that logit grows (Milakov & Gimelshein 2018,
+arXiv:1805.02867).  Each product is three of shorter numbers (split_product.py).  The second one is
+yᵀ = vᵀ pᵀ, because Hopper's tf32 products read both factors along the summed axis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDEST = 128  # head
 
 
 def blocks_for(head: int) -> Blocks:
-    """Blocks that leave registers for a head this wide."""
+    """Return blocks that leave registers for a head this wide."""
     return Blocks(64, 64, warps=4, stages=3) if head <= 64 else Blocks(64, 32, warps=8, stages=2)
 
 
@@ -91,10 +91,10 @@ def _attention(  # type: ignore[no-untyped-def]
 def split_attention(
     qkv: Tensor, seq: int, heads: int, causal: bool, *, settings: Blocks | None = None
 ) -> Tensor:
-    """concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h, (tokens, d), of [q, k, v], (tokens, 3 d).
+    """Return concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h, (tokens, d), given [q, k, v].
 
-    To the accuracy of fp32, in which all is.  d_head: at most WIDEST.  What is not finite gives
-    what is not finite, as in `split_product`; of a key that is not seen it may, too.
+    All in fp32, to its accuracy.  d_head: at most WIDEST.  Infinite numbers give NaN or infinite
+    ones, as in `split_product`, possibly also those of a masked key.
     """
     qkv = qkv.contiguous()
     tokens, width = qkv.shape[0], qkv.shape[1] // 3

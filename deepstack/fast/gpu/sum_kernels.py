@@ -37,15 +37,15 @@ def _gate(  # type: ignore[no-untyped-def]
 
 
 def gate(dy: Tensor, y: Tensor) -> Tensor:
-    """dy where y > 0 and else 0, in place (NaN in y lets dy pass); its sums, (blocks, columns).
+    """Set dy to 0 where y <= 0, in place, and return its sums over rows, (blocks, columns).
 
-    dy, y: (rows, columns) of one precision, contiguous; the gradient of y = max(x, 0), where x is.
+    dy, y: (rows, columns) of one precision, contiguous; y = max(x, 0).  NaN in y keeps dy.
     """
     return _summed(dy, y)
 
 
 def summed(dy: Tensor) -> Tensor:
-    """The sums of dy, (rows, columns) and contiguous, over blocks of rows: (blocks, columns)."""
+    """Return sums of dy, (rows, columns), contiguous, over blocks of rows: (blocks, columns)."""
     return _summed(dy, None)
 
 
@@ -89,9 +89,9 @@ def _merge(  # type: ignore[no-untyped-def]
 
 
 def merge(parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Three tensors of heads side by side, (tokens, 3 d), and their sums, (blocks, 3 d).
+    """Concatenate three tensors of heads to (tokens, 3 d); return it and its sums, (blocks, 3 d).
 
-    parts: each (batch, head, seq, d_head), alike in precision; d = heads times d_head.
+    parts: each (batch, head, seq, d_head), of one precision; d = heads times d_head.
     """
     like = parts[0].stride()
     if like[3] != 1 or any(part.stride() != like for part in parts):
