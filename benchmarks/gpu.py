@@ -28,7 +28,9 @@ import torch
 from deepstack.bench import bench, report
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
-from deepstack.training import memory_limit, temporary_run, train
+from deepstack.schemes import scheme_memory
+from deepstack.training import Observer, memory_limit, train
+from deepstack.training.preflight import open_job
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
@@ -132,10 +134,15 @@ def shares(rows: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
     return rows
 
 
+def estimate_memory(config: Config) -> int:
+    """Return the estimated peak of a run's memory, in bytes."""
+    return memory_estimate(config, scheme_memory=scheme_memory(config))
+
+
 def fitting(config: Config) -> Config:
     """Halve the batch of a configuration until the run fits into this GPU."""
     memory = 0.95 * memory_limit(torch.device("cuda"))
-    while memory_estimate(config) > memory and config.train.batch_size > 1:
+    while estimate_memory(config) > memory and config.train.batch_size > 1:
         config = with_overrides(config, {"train.batch_size": config.train.batch_size // 2})
         say(f"a batch of {config.train.batch_size}: more does not fit into this GPU")
     return config
@@ -175,7 +182,7 @@ def deep() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         losses = trained(config, Path(folder)).steps["loss"].tolist()
     seconds = time.perf_counter() - began
-    peak, estimate = torch.cuda.max_memory_allocated(), memory_estimate(config)
+    peak, estimate = torch.cuda.max_memory_allocated(), estimate_memory(config)
     row = {"depth": 10_000, "steps": len(losses), "s in all": seconds, "loss": losses[-1]}
     return {"rows": [row | {"peak GB": peak / 1e9, "estimate/peak": estimate / peak}]}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.records import find_runs
+from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
 
 ALL = (
@@ -43,7 +44,8 @@ def measure(settings: list[str], out: Path) -> tuple[float, float]:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (run,) = find_runs(out / conf.study_name(config, file))
     peak = run.timing["peak_memory_mb"].max() * 1e6
-    return conf.memory_estimate(config, task_of(config).vocab_size), float(peak)
+    vocab_size = task_of(config).vocab_size
+    return conf.memory_estimate(config, vocab_size, scheme_memory(config)), float(peak)
 
 
 def main() -> None:

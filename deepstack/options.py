@@ -1,4 +1,4 @@
-"""Options of a function: its keyword-only parameters, validated and described."""
+"""Options of tasks and schemes: their types and defaults, validated and described."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -17,58 +27,44 @@ from deepstack.registry import unknown
 
 
 class Option(NamedTuple):
-    """One option, as `deepstack list` shows it."""
+    """An option: its annotation and its default."""
 
-    name: str
-    type: str
+    annotation: Any
     default: Any
-    description: str
+
+    @property
+    def type(self) -> str:
+        """Its type in words: "number > 0, <= 1"."""
+        return _describe(self.annotation)
+
+    @property
+    def description(self) -> str:
+        """The description in its annotation, or ''."""
+        return FieldInfo.from_annotation(self.annotation).description or ""
 
 
-def options_of(
-    function: Callable[..., Any], *, given: tuple[str, ...], kind: str, name: str
-) -> list[Option]:
-    """Return the keyword-only parameters of a function that are options.
-
-    given: parameters that are not options.  kind, name: owner in messages ('task', 'text').
-    """
-    owner = f"{kind} {name!r}"
-    return [
-        Option(
-            name=key,
-            type=_describe(annotation),
-            default=default,
-            description=FieldInfo.from_annotation(annotation).description or "",
-        )
-        for key, (annotation, default) in _signature(function, given, owner).items()
-    ]
+Options = Mapping[str, Option]
+"""The options of one task or scheme, by name."""
 
 
 def validated(
-    function: Callable[..., Any],
-    values: Mapping[str, Any],
-    *,
-    given: tuple[str, ...] = (),
-    kind: str,
-    name: str,
-    section: str,
+    options: Options, values: Mapping[str, Any], *, kind: str, name: str, section: str
 ) -> dict[str, Any]:
-    """Return the values with the types of the function's parameters, ready to be passed to it.
+    """Return the values with the types of their options.
 
-    section: their dotted key in a configuration.  Raises ConfigError with one line for each unknown
-    option (with the nearest known one), wrong type and value out of range.
+    kind, name: the owner in messages ('task', 'text').  section: the dotted key of the options in a
+    configuration.  Raises ConfigError with one line for each unknown option (with the nearest known
+    one), wrong type and value out of range.
     """
-    owner = f"{kind} {name!r}"
-    known = _signature(function, given, owner)
     problems: dict[str, str] = {}
     result = {}
     for key, value in values.items():
-        if key not in known:
-            problems[key] = unknown(f"{name} option", key, sorted(known))
+        if key not in options:
+            problems[key] = unknown(f"{name} option", key, sorted(options))
             continue
-        annotation = known[key][0]
+        annotation = options[key].annotation
         try:
-            result[key] = _adapter(owner, key, annotation).validate_python(value)
+            result[key] = _adapter(f"{kind} {name!r}", key, annotation).validate_python(value)
         except ValidationError as error:
             reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
             reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
@@ -80,22 +76,42 @@ def validated(
 
 
 @cache
-def _signature(
-    function: Callable[..., Any], given: tuple[str, ...], owner: str
-) -> dict[str, tuple[Any, Any]]:
-    """Return the annotation and the default of every option."""
-    called = function
-    if isinstance(function, type):  # the __init__ of the class, or the inherited one
-        called = next(vars(c)["__init__"] for c in function.__mro__ if "__init__" in vars(c))
+def options_of_function(function: Callable[..., Any], owner: str) -> dict[str, Option]:
+    """Return the keyword-only parameters of a function, a method or `__init__`.
+
+    owner: in messages ("task 'text'").  Raises PluginError for annotations that cannot be read.
+    """
     try:
-        hints = get_type_hints(called, include_extras=True)
+        hints = get_type_hints(function, include_extras=True)
     except Exception as error:  # evaluating an annotation can raise anything
         raise PluginError(f"{owner}: its annotations cannot be read: {error}") from error
     return {
-        key: (hints.get(key, Any), parameter.default)
+        key: Option(hints.get(key, Any), parameter.default)
         for key, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and key not in given
+        if parameter.kind is parameter.KEYWORD_ONLY
     }
+
+
+def options_of_class(cls: type, base: type, inherited: Options, owner: str) -> dict[str, Option]:
+    """Return the inherited options and the annotated attributes of a class that have a default.
+
+    Excluded are names that begin with '_', attributes of `base`, and those annotated as ClassVar.
+    """
+    known = {*dir(base), *inspect.get_annotations(base)}
+    names = [
+        key
+        for key in inspect.get_annotations(cls)
+        if key in vars(cls) and key[0] != "_" and key not in known
+    ]
+    try:
+        hints = inspect.get_annotations(cls, eval_str=True) if names else {}
+    except Exception as error:  # evaluating an annotation can raise anything
+        raise PluginError(f"{owner}: its annotations cannot be read: {error}") from error
+    annotations = {key: option.annotation for key, option in inherited.items()}
+    for key in names:
+        if ClassVar not in (hints[key], get_origin(hints[key])):
+            annotations[key] = hints[key]
+    return {key: Option(annotation, getattr(cls, key)) for key, annotation in annotations.items()}
 
 
 def _adapter(owner: str, key: str, annotation: Any) -> TypeAdapter[Any]:

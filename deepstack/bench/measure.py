@@ -23,6 +23,7 @@ from deepstack.bench.process import WARM_UP, Worker, WorkerError
 from deepstack.bench.rows import LOGGED, OWN, label_of
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import build_model
+from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
 from deepstack.training import choose_device, choose_threads
 from deepstack.training.fingerprint import cpu
@@ -199,7 +200,7 @@ def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
     needed = 0.0
     for worker in workers:
         factor = 1.0 if worker.row in OWN else PEER_FACTOR
-        terms = conf.memory_terms(worker.config)
+        terms = conf.memory_terms(worker.config, scheme_memory=scheme_memory(worker.config))
         needed += factor * sum(terms.values()) + 2 * terms["weights"]
     return needed <= PART_OF_MEMORY * memory
 

@@ -34,34 +34,33 @@ def check_command(
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack import config as conf
-    from deepstack.model import build_model, check_scheme, places
-    from deepstack.schemes import find_scheme, with_options
+    from deepstack.model import build_model, check_scheme
+    from deepstack.schemes import scheme_memory, stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import choose_device, device_is_here, memory_limit, run_name
 
     model = settings.model
-    scheme, options = find_scheme(model.scheme, model.scheme_options)
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
-    memory = conf.memory_estimate(settings, task.vocab_size)
+    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings))
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
-    sides = places(model)
-    coefficients = {}
-    for side, place in sides.items():
-        arguments, of = options | {"place": place}, f" of the {side}" if len(sides) > 1 else ""
-        coefficients[f"alpha{of}"] = with_options(scheme.alpha, arguments)(place.depth)
-        coefficients[f"beta{of}"] = with_options(scheme.beta, arguments)(place.depth)
+    schemes = stack_schemes(settings)
+    coefficients: dict[str, Any] = {}
+    for side, scheme in schemes.items():
+        of = f" of the {side}" if len(schemes) > 1 else ""
+        coefficients |= {f"alpha{of}": scheme.alpha, f"beta{of}": scheme.beta}
         if of:
-            coefficients[f"depth{of}"] = place.depth
+            coefficients[f"depth{of}"] = scheme.place.depth
+    first = next(iter(schemes.values())).scheme
     return {
         "run": run_name(settings),
-        "scheme": f"{scheme.label}: {scheme.equation}",
+        "scheme": f"{first.label}: {first.equation}",
         "family": model.family,
         **coefficients,
-        **({} if len(sides) > 1 else {"depth": model.depth}),
+        **({} if len(schemes) > 1 else {"depth": model.depth}),
         "steps": settings.train.steps,
         "tokens a step": settings.train.batch_size * settings.task.seq_len,
         "data": task.data.get("name"),

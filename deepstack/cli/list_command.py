@@ -91,23 +91,19 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
 def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
     from deepstack.config import Config, with_overrides
-    from deepstack.model import places
-    from deepstack.model.initialise import IN_LAYERS, gains
-    from deepstack.schemes import find_scheme, with_options
+    from deepstack.model.initialise import IN_LAYERS
+    from deepstack.schemes import stack_schemes
 
-    model = with_overrides(Config(), {"model.family": family, "model.depth": depth}).model
-    model = model.model_copy(update={"scheme": name})
-    scheme, options = find_scheme(name, {})
-    gain_of, sides = gains(model), {}
-    for side, place in places(model).items():
-        arguments = options | {"place": place}
+    changes = {"model.family": family, "model.depth": depth, "model.scheme": name}
+    sides = {}
+    for side, scheme in stack_schemes(with_overrides(Config(), changes)).items():
         crosses = family == "encoder_decoder" and side == "decoder"
         roles = (*IN_LAYERS, *(f"cross_{role}" for role in "qkvo" if crosses))
         sides[side] = {
-            "alpha": with_options(scheme.alpha, arguments)(place.depth),
-            "beta": with_options(scheme.beta, arguments)(place.depth),
-            "gains": {role: gain_of[side](role, 1) for role in roles},
-            "gains_last": {role: gain_of[side](role, place.depth) for role in roles},
+            "alpha": scheme.alpha,
+            "beta": scheme.beta,
+            "gains": {role: scheme.gain(role, 1) for role in roles},
+            "gains_last": {role: scheme.gain(role, scheme.place.depth) for role in roles},
         }
     return sides
 
@@ -123,9 +119,12 @@ def task_rows(nested: bool) -> list[dict[str, Any]]:
         families = list(task_families(name))
         row["families"] = families if nested else family_cell(families)
         if nested:
-            row["options"] = [option._asdict() for option in options]
+            row["options"] = [
+                {"name": key, "type": o.type, "default": o.default, "description": o.description}
+                for key, o in options.items()
+            ]
         else:
-            row["options"] = ", ".join(f"{o.name}={o.default}" for o in options)
+            row["options"] = ", ".join(f"{key}={o.default}" for key, o in options.items())
         rows.append(row)
     return rows
 

@@ -1,6 +1,7 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
 from deepstack.config.estimate import (
+    StackSizes,
     depths,
     disk_estimate,
     memory_estimate,
@@ -55,6 +56,7 @@ __all__ = [
     "Norm",
     "Override",
     "Runtime",
+    "StackSizes",
     "Study",
     "Task",
     "Train",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from deepstack.config.schema import MATRICES, Config
 
@@ -22,9 +23,6 @@ LAYER_FILES = 60
 # from how many steps on `auto` replays them; of how many sublayers a look computes at a time
 FEW_STEPS = 50
 LOOKED_AT_TOGETHER = 128
-# tensors as large as the stream, which some schemes keep besides for each sublayer
-BESIDES = {"frac_connections": 6, "siamese_norm": 4, "mv_split": 3, "laurel": 2, "res_former": 1,
-           "x0_lambdas": 1, "ngpt": 1}  # fmt: skip
 
 _FP32, _BF16 = 4, 2
 
@@ -95,6 +93,36 @@ def width_inside(config: Config) -> int:
     return config.model.d_ff or 4 * config.model.d_model
 
 
+class StackSizes(NamedTuple):
+    """The sizes of a stack from which a scheme computes the memory that it adds.
+
+    sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
+    which keeps the gradients of activations as well.
+    """
+
+    depth: int
+    sublayers: int
+    batch: int
+    seq: int
+    heads: int
+    d_model: int
+    replayed: bool
+
+    @property
+    def stream(self) -> int:
+        """The bytes of one stream (batch, seq, d_model) in fp32."""
+        return self.batch * self.seq * self.d_model * _FP32
+
+
+SchemeMemory = Callable[[StackSizes], int]
+"""Bytes that a scheme keeps in a stack for its gradients, in addition to Pre-LN's."""
+
+
+def no_more(sizes: StackSizes) -> int:
+    """Return the memory that Pre-LN adds: none."""
+    return 0
+
+
 @dataclass(frozen=True)
 class _Sizes:
     """The sizes that activations depend on: batch b, positions n, heads h, widths d and d_ff."""
@@ -147,8 +175,12 @@ SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
 )  # fmt: skip
 
 
-def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str, int]:
-    """The bytes at the peak of a run, term by term: a training step, or a look at every layer."""
+def memory_terms(
+    config: Config,
+    vocab_size: int = BYTES_VOCABULARY,
+    scheme_memory: SchemeMemory = no_more,
+) -> dict[str, int]:
+    """Return the bytes at the peak of a run, term by term: of a training step, or of a snapshot."""
     train, depth = config.train, sum(depths(config))
     by_role = parameter_count(config, vocab_size)
     weights = sum(by_role.values()) * _FP32
@@ -165,7 +197,7 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": activations(config, sizes),
+        "activations": activations(config, with_probe, scheme_memory),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "validation batches": 0 if on_gpu(config) else _held_out(config),
@@ -184,7 +216,8 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
             # what is computed of some sublayers at a time, with the stream of all layers once more
             seen = 4 * depth + 6 * min(sublayers(config), LOOKED_AT_TOGETHER)
             states = seen * probe * positions(config) * config.model.d_model * _FP32
-            after = 2 * weights + saved_by_layers(config, _sizes(config, probe)) + states
+            saved = saved_by_layers(config, _sizes(config, probe), scheme_memory)
+            after = 2 * weights + saved + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * largest)
         during = terms["activations"] + terms["temporaries of the optimizer"]
@@ -192,12 +225,18 @@ def memory_terms(config: Config, vocab_size: int = BYTES_VOCABULARY) -> dict[str
     return terms
 
 
-def memory_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> int:
-    """Bytes at the peak of a run: of the process on a CPU, of the device's memory on a GPU.
+def memory_estimate(
+    config: Config,
+    vocab_size: int = BYTES_VOCABULARY,
+    scheme_memory: SchemeMemory = no_more,
+) -> int:
+    """Return the bytes at the peak of a run: of the process on a CPU, of the memory of a GPU.
+
+    scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, that of Pre-LN.
 
     On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """
-    return sum(memory_terms(config, vocab_size).values())
+    return sum(memory_terms(config, vocab_size, scheme_memory).values())
 
 
 def moments(config: Config, by_role: Mapping[str, int]) -> int:
@@ -226,53 +265,28 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     return weights + logs, 3 * (weights + moments(config, by_role) + logs) + logs
 
 
-def activations(config: Config, sizes: _Sizes) -> int:
-    """Bytes that the layers keep for the backward pass, all of them or what is not recomputed."""
+def activations(config: Config, sizes: _Sizes, scheme_memory: SchemeMemory) -> int:
+    """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
     depth, every = sum(depths(config)), config.runtime.recompute_every
+    saved = saved_by_layers(config, sizes, scheme_memory)
     if not every or every >= depth:
-        return saved_by_layers(config, sizes)
+        return saved
     boundaries = -(-depth // every) * sizes.b * sizes.n * sizes.d * _FP32
-    return boundaries + every * saved_by_layers(config, sizes) // depth
+    return boundaries + every * saved // depth
 
 
-def saved_by_layers(config: Config, sizes: _Sizes) -> int:
-    """Bytes that all layers keep; cross-attention as much as self-attention with its norm."""
+def saved_by_layers(config: Config, sizes: _Sizes, scheme_memory: SchemeMemory) -> int:
+    """Return the bytes of all layers; a cross-attention keeps as much as a self-attention."""
     depth, beside = depths(config)
     crossing = sublayers(config) - 2 * (depth + beside)
     share = {"attention": 1.0, "feed_forward": 0.0, "both": 0.5}
     attention = sum(share[where] * size(sizes) for where, _, size in SAVED_BY_A_LAYER)
     layers = (depth + beside) * saved_by_a_layer(sizes) + int(crossing * attention)
-    return layers + saved_by_scheme(config, sizes)
-
-
-def saved_by_scheme(config: Config, sizes: _Sizes) -> int:
-    """Bytes that schemes keep besides what every layer does, as was measured."""
-    model, state = config.model, sizes.b * sizes.n * sizes.d * _FP32
-    replayed = _replayed(config)
-
-    def option(name: str, default: int) -> int:
-        value = model.scheme_options.get(name, default)
-        return value if isinstance(value, int) else default
-
-    if model.scheme == "dlcl":  # layer l stacks l states; a replayed step has the gradients' too
-        stacked = sum(depth * (depth + 3) // 2 for depth in depths(config))
-        return (1 + replayed) * stacked * state
-    if model.scheme == "dense_former":  # the same, of the layers that it reads
-        mixing = range(0, model.depth + 1, max(option("period", 1), 1))
-        stacked = sum(layer // max(option("dilation", 1), 1) + 1 for layer in mixing)
-        return (1 + replayed) * stacked * state
-    if model.scheme == "attn_res":  # what is weighed, normed too; of all sublayers, gradients too
-        total, blocks = sublayers(config), option("blocks", 8)
-        whole = not blocks or blocks >= total
-        sources = total * (total + 3) // 2 if whole else total * (blocks + 3) // 2
-        return (3 + 3 * (replayed and whole)) * sources * state
-    if model.scheme == "real_former":  # logits and softmax of every layer, and those at work
-        return 2 * (sum(depths(config)) + 2) * sizes.b * sizes.h * sizes.n**2 * _FP32
-    if model.scheme in ("hyper_connections", "mhc"):  # as they are, normed, mixed, and added to
-        n = option("streams", 4)
-        steps = 2 * option("iterations", 20) if model.scheme == "mhc" else 0
-        return sublayers(config) * (4 * n * state + steps * n * n * sizes.b * sizes.n * _FP32)
-    return sublayers(config) * BESIDES.get(model.scheme, 0) * state
+    common = sizes.b, sizes.n, sizes.h, sizes.d, _replayed(config)
+    layers += scheme_memory(StackSizes(depth, 2 * depth, *common))
+    return layers + (
+        scheme_memory(StackSizes(beside, 2 * beside + crossing, *common)) if beside else 0
+    )
 
 
 def saved_by_a_layer(sizes: _Sizes) -> int:

@@ -6,7 +6,7 @@ from deepstack.model.initialise import initialise
 from deepstack.model.layer import Layer
 from deepstack.model.plugin_check import check_scheme, shallow
 from deepstack.model.resolve import option_defaults, with_defaults, without_defaults
-from deepstack.model.transformer import Transformer, places
+from deepstack.model.transformer import Transformer
 
 __all__ = [
     "Layer",
@@ -17,7 +17,6 @@ __all__ = [
     "generate",
     "initialise",
     "option_defaults",
-    "places",
     "shallow",
     "with_defaults",
     "without_defaults",

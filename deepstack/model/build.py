@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,26 +12,29 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
-from deepstack.model.constraints import Constraint, constraint_of
 from deepstack.model.initialise import initialise
 from deepstack.model.transformer import Transformer
 from deepstack.parameters import Bank, Banks
-from deepstack.schemes import Optim, checked_optim, find_scheme, with_options
+from deepstack.schemes import Optim, Scheme, StackScheme, stack_schemes
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model, its parameters by role, and its trained parameters."""
+    """A model, its parameters by role, its trained parameters, and the scheme of each stack."""
 
     model: Transformer
     banks: Banks
     trained: list[Bank]
-    optim: Callable[[str], Optim]
-    project: Constraint | None = None
+    schemes: Mapping[str, StackScheme]
+
+    def optim(self, role: str) -> Optim:
+        """Return the scheme's factors on a role's learning rate, weight decay and epsilon."""
+        return first_of(self.schemes).optim(role)
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
-        return None if self.project is None else partial(self.project, self.trained)
+        constrains = first_of(self.schemes).scheme.constrains
+        return partial(constrain, self.trained, self.schemes) if constrains else None
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights of a checkpoint: parameters and running averages of batch norms."""
@@ -78,20 +81,20 @@ def build_model(
     unknown or has no equations for the family, PluginError for one that cannot form a stack.
     """
     device = torch.device(device)
-    refuse_unfit(conf.checked_config(config).model)
+    schemes = stack_schemes(conf.checked_config(config))
+    refuse_unfit(config.model, first_of(schemes).scheme)
     joined = ("q", "k", "v"), ("cross_k", "cross_v"), ("w1", "w3")
     apart = frozenset(
-        role for roles in joined if not one_treatment(config, roles) for role in roles
+        role for roles in joined if not one_treatment(config, schemes, roles) for role in roles
     )
     seq_len = config.task.seq_len
-    model = Transformer(config.model, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
+    model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
-    project = constraint_of(config.model)
     banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":
-        initialise(banks, config.model, config.seed)
-        if project is not None:
-            project(banks)
+        initialise(banks, config.model, schemes, config.seed)
+        if first_of(schemes).scheme.constrains:
+            constrain(banks, schemes)
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
     if not trained:
@@ -104,15 +107,30 @@ def build_model(
     for name, parameter in model.named_parameters() if left_out else ():
         key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
         parameter.requires_grad_(key not in left_out)
-    built = Built(model, banks, trained, optim_of(config), project)
+    built = Built(model, banks, trained, schemes)
     if device.type != "meta":
         built.at_step(0)
     return built
 
 
-def refuse_unfit(model: conf.Model) -> None:
+def first_of(schemes: Mapping[str, StackScheme]) -> StackScheme:
+    """Return the scheme of the first stack, whose depth is `model.depth`."""
+    return next(iter(schemes.values()))
+
+
+def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None:
+    """Apply the scheme's constraint to the matrices of layers among some banks.
+
+    Matrices are the parameters of layers with start 'matrix': q, k, v, o, w1, w2, w3, those of a
+    cross-attention, and a scheme's own.
+    """
+    for bank in banks:
+        if bank.stack is not None and bank.start == "matrix":
+            bank.change(schemes[bank.stack].constrain)
+
+
+def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     """Raise ConfigError for a model that the scheme's equations or the norm do not support."""
-    scheme, _ = find_scheme(model.scheme, model.scheme_options)
     if model.family not in scheme.families:
         raise ConfigError(
             f"model.family: found {model.family}, for which {scheme.label} has no equations here; "
@@ -156,18 +174,12 @@ def refuse_unfit(model: conf.Model) -> None:
             )
 
 
-def one_treatment(config: conf.Config, roles: tuple[str, ...]) -> bool:
+def one_treatment(
+    config: conf.Config, schemes: Mapping[str, StackScheme], roles: tuple[str, ...]
+) -> bool:
     """Return whether these roles have the same optimizer settings and so can share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
-    optim = optim_of(config)
+    optim = first_of(schemes).optim
     treatments = {(config.train.lr_factor(role), optim(role)) for role in roles}
     return len(trained) == 1 and len(treatments) == 1
-
-
-def optim_of(config: conf.Config) -> Callable[[str], Optim]:
-    """Return role -> the scheme's factors on its learning rate, weight decay and epsilon."""
-    scheme, options = find_scheme(config.model.scheme, config.model.scheme_options)
-    known = options | {"optimizer": config.train.optimizer}
-    optim = checked_optim(scheme, with_options(scheme.optim, known))
-    return lambda role: optim(role, config.model.depth)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.model.transformer import places
 from deepstack.parameters import Bank, Banks
-from deepstack.schemes import Place, checked_gain, find_scheme, with_options
+from deepstack.schemes import StackScheme
 
 # numbers of random streams: 8 * layer + index for a matrix in a layer, the index alone outside
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
@@ -137,7 +136,9 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
 
 
-def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
+def initialise(
+    banks: Banks, model: conf.Model, schemes: Mapping[str, StackScheme], seed: int
+) -> None:
     """Draw every parameter: matrices times the scheme's gain, tables N(0, 1/d), the rest 0 or 1.
 
     | start  | roles                                  | distribution                              |
@@ -162,8 +163,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
     from the same numbers at every depth and under every scheme, except for the gain, and
     comparisons are paired.
     """
-    gain_of = gains(model)
-    first = next(iter(gain_of))
+    first = next(iter(schemes))
     start = DISTRIBUTIONS[model.init.distribution]
     elsewhere = ELSEWHERE.get(model.init.distribution, start)
     with torch.no_grad():
@@ -175,7 +175,7 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                     if begin not in ("matrix", "table"):
                         row.fill_(CONSTANTS.get(begin, begin))
                         continue
-                    gain = gain_of[bank.stack or first](role, layer if bank.in_layers else 0)
+                    gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
                     rng = generator(seed, stream_number(bank, role, layer, first), row.device)
                     if begin == "table":
                         row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
@@ -185,18 +185,6 @@ def initialise(banks: Banks, model: conf.Model, seed: int) -> None:
                         n_out *= 3
                     own = start if role in IN_SUBLAYERS else elsewhere
                     own.fill(row, gain * own.scale(model.init, n_in, n_out), rng)
-
-
-def gains(model: conf.Model) -> dict[str, Callable[[str, int], float]]:
-    """Return (role, layer) -> the scheme's gain, for each stack; layer 0 is outside the layers."""
-    scheme, options = find_scheme(model.scheme, model.scheme_options)
-    known = {"qkv": model.init.qkv} | options
-
-    def of(place: Place) -> Callable[[str, int], float]:
-        gain = checked_gain(scheme, with_options(scheme.gain, known | {"place": place}))
-        return lambda role, layer: gain(role, layer, place.depth)
-
-    return {side: of(place) for side, place in places(model).items()}
 
 
 def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:

@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.transformer import Transformer
-from deepstack.parameters import RoleParameter
+from deepstack.parameters import has_role
 from deepstack.schemes import BatchNorm
 
 JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
@@ -85,7 +85,7 @@ def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
     owner = model.get_submodule(path)
     found = getattr(owner, attribute)
     before = f"{path}." if path else ""
-    is_matrix = isinstance(found, RoleParameter) and found.start in ("matrix", "table")
+    is_matrix = has_role(found) and found.start in ("matrix", "table")
     if is_matrix and attribute != "weight":
         return tuple(f"{before}{part}.weight" for part in JOINED.get(attribute, (attribute,)))
     base = attribute.removesuffix("_bias")

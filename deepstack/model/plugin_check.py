@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.model.build import build_model
-from deepstack.model.initialise import IN_LAYERS, gains
+from deepstack.model.initialise import IN_LAYERS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack
-from deepstack.model.transformer import places
-from deepstack.schemes import Scheme, Tap, find_scheme, visible, written
+from deepstack.schemes import Scheme, Tap, defined_at, stack_schemes, visible
 
 WIDEST = 1024  # beyond it even two layers take long
 TOKENS = 5  # of two sequences
@@ -26,14 +25,13 @@ def check_scheme(config: conf.Config) -> None:
     Raises PluginError if it returns a value other than a stream, (batch, seq, d_model), or changes
     in place x or the G(x) of a sublayer, which other code reads.  Torch's random state is restored.
     """
-    scheme, _ = find_scheme(config.model.scheme, config.model.scheme_options)
-    if scheme.__module__.partition(".")[0] == "deepstack":  # its tests check more
-        return
-    for side, gain in gains(config.model).items():
-        gain("embedding", 0)
+    for scheme in stack_schemes(config).values():
+        if scheme.scheme.__module__.partition(".")[0] == "deepstack":  # its tests check more
+            return
+        scheme.gain("embedding", 0)
         for role in IN_LAYERS:
-            gain(role, 1)
-            gain(role, places(config.model)[side].depth)
+            scheme.gain(role, 1)
+            scheme.gain(role, scheme.place.depth)
     width = config.model.d_model
     if width > WIDEST:
         return
@@ -90,7 +88,7 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
         if changed:
             name = "layer" if scheme.joins_sublayers else "residual"
             raise PluginError(
-                f"{written(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
+                f"{defined_at(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
                 f"which the backward pass and what is measured read; write {changed} + …"
             )
         refuse_no_stream(scheme, "leave", stack.leave(left), x)
@@ -116,7 +114,7 @@ def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
     else:
         said = type(first).__name__ if first is found else f"a tuple of {type(first).__name__}, …"
     if several or getattr(type(scheme), method) is not getattr(Scheme, method):
-        where = written(type(scheme), method)
+        where = defined_at(type(scheme), method)
     else:
         where = f"the scheme {scheme.name}: "
     or_tuple = ", or a tuple that begins with one" if several else ""

@@ -7,14 +7,12 @@ configurations are compared without options that equal their defaults.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from deepstack.config import Config, Task
 from deepstack.errors import ConfigError
-from deepstack.options import Option, validated
-from deepstack.registry import Registry
+from deepstack.options import Options, validated
 from deepstack.schemes import SCHEMES, scheme_options
 from deepstack.tasks import TASKS, task_options
 
@@ -31,11 +29,11 @@ def without_defaults(config: Config) -> Config:
     Whole numbers become integers if the option's type allows both: 1 for 1.0.
     """
     task, scheme = _defaults(config)
-    name, model = config.task.name, config.model
+    model = config.model
     return _with(
         config,
-        _shortest(_news(config.task.options(), task), TASKS, name),
-        _shortest(_news(model.scheme_options, scheme), SCHEMES, model.scheme),
+        _shortest(_news(config.task.options(), task), _task_options(config)),
+        _shortest(_news(model.scheme_options, scheme), _scheme_options(config)),
     )
 
 
@@ -48,26 +46,31 @@ def option_defaults(config: Config) -> dict[str, Any]:
 
 def _defaults(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the default options of task and scheme; empty for a name that is not registered."""
-    task = task_options(config.task.name) if config.task.name in TASKS else []
-    scheme = scheme_options(config.model.scheme) if config.model.scheme in SCHEMES else []
-    return _plain(task), _plain(scheme)
+    return _plain(_task_options(config)), _plain(_scheme_options(config))
 
 
-def _plain(options: Sequence[Option]) -> dict[str, Any]:
+def _task_options(config: Config) -> Options:
+    return task_options(config.task.name) if config.task.name in TASKS else {}
+
+
+def _scheme_options(config: Config) -> Options:
+    return scheme_options(config.model.scheme) if config.model.scheme in SCHEMES else {}
+
+
+def _plain(options: Options) -> dict[str, Any]:
     # Convert through JSON, as YAML reads them: a tuple in a signature becomes a list.
-    return dict(json.loads(json.dumps({option.name: option.default for option in options})))
+    return dict(json.loads(json.dumps({key: option.default for key, option in options.items()})))
 
 
 def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in usual or value != usual[key]}
 
 
-def _shortest(values: dict[str, Any], owners: Registry[Any], name: str) -> dict[str, Any]:
+def _shortest(values: dict[str, Any], options: Options) -> dict[str, Any]:
     """Return the values with integers for whole numbers, if validation gives the same result."""
 
     def read(key: str, value: Any) -> str:
-        found = validated(owners[name], {key: value}, kind=owners.kind, name=name, section="")
-        return repr(found)
+        return repr(validated(options, {key: value}, kind="", name="", section=""))
 
     chosen = dict(values)
     for key, value in values.items():

@@ -18,12 +18,10 @@ from deepstack.registry import unknown
 from deepstack.schemes import (
     NORMS,
     Parts,
-    Place,
     Scheme,
     StackNorm,
+    StackScheme,
     Stream,
-    check_equal_parameters,
-    find_scheme,
 )
 
 Layers = Sequence[nn.Module] | nn.ModuleList
@@ -46,19 +44,19 @@ def run_layers(layers: Layers, x: Stream, memory: Tensor | None = None) -> Strea
 class Stack(nn.Module):
     """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm if the scheme has one.
 
-    place: the side and the family.  The layers of a decoder are causal; in an encoder_decoder they
-    read the encoder's output, `memory`, (batch, source, d_model).
+    scheme: the scheme of this stack; its place has the side and the family.  The layers of a
+    decoder are causal; in an encoder_decoder they read the encoder's output, `memory`, (batch,
+    source, d_model).
     seq_len: the number of positions, for a rotation.
     apart: roles with different optimizer settings, whose matrices are separate parameters.
     """
 
     def __init__(
-        self, model: conf.Model, place: Place, seq_len: int, apart: frozenset[str]
+        self, model: conf.Model, scheme: StackScheme, seq_len: int, apart: frozenset[str]
     ) -> None:
         super().__init__()
-        self.place = place
+        self.scheme, self.place = scheme, scheme.place
         d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
-        scheme, options = find_scheme(model.scheme, model.scheme_options)
         last = ("final_norm", "final_norm")
 
         norm = model.norm.model_dump(exclude={"kind", "final_gain"})
@@ -68,21 +66,19 @@ class Stack(nn.Module):
             said = norm | of_last if roles == last else norm
             return NORMS[model.norm.kind](width, roles=roles, **said)
 
+        place = self.place
         causal = place.side == "decoder"
         reads = causal and place.family == "encoder_decoder"
         merged = reads and place.decoder_sublayers == 2
         names = ("attention", "cross_attention", "feed_forward")
         chosen = names if reads and not merged else (names[0], names[2])
         parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, place, model.gated)
-        self.schemes: list[Scheme] = [
-            scheme(layer, place.depth, parts, **options) for layer in range(1, place.depth + 1)
-        ]
-        check_equal_parameters(self.schemes)
+        self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
         if model.qk_norm and {"q", "k"} & set(self.schemes[0].slots):
             raise ConfigError(
-                f"model.qk_norm: found true, unused under model.scheme={scheme.name}, which has "
+                f"model.qk_norm: found true, unused under model.scheme={model.scheme}, which has "
                 "its own norms of queries and keys; allowed false",
                 key="model.qk_norm",
             )
@@ -119,9 +115,9 @@ class Stack(nn.Module):
             return made
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
-        self.entry_norm = make_norm(d) if scheme.entry_norm else None
-        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(scheme.stream_norms))
-        self.final_norm = make_norm(d, last) if scheme.final_norm else None
+        self.entry_norm = make_norm(d) if scheme.scheme.entry_norm else None
+        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(scheme.scheme.stream_norms))
+        self.final_norm = make_norm(d, last) if scheme.scheme.final_norm else None
         self.through: Through = run_layers
 
     def enter(self, x: Tensor) -> Stream:

@@ -16,7 +16,7 @@ from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack, Through, run_layers
 from deepstack.parameters import parameter
-from deepstack.schemes import BatchNorm, Place, Scheme, Statistics
+from deepstack.schemes import BatchNorm, Scheme, StackScheme, Statistics
 
 
 class Transformer(nn.Module):
@@ -42,6 +42,7 @@ class Transformer(nn.Module):
     def __init__(
         self,
         model: conf.Model,
+        schemes: Mapping[str, StackScheme],
         *,
         vocab_size: int,
         seq_len: int,
@@ -53,7 +54,6 @@ class Transformer(nn.Module):
         self.scale = math.sqrt(d if model.positions == "rotary" else d / 2)
         both = model.family == "encoder_decoder"
         self.source_len = seq_len if both else 0
-        sides = places(model)
         self.embedding = parameter(vocab_size, d, role="embedding", start="table")
         if model.positions == "learned":
             self.position = parameter((1 + both) * seq_len, d, role="position", start="table")
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
             self.register_buffer("position", table, persistent=False)
         else:
             self.position = None
-        stacks = {side: Stack(model, place, seq_len, apart) for side, place in sides.items()}
+        stacks = {side: Stack(model, scheme, seq_len, apart) for side, scheme in schemes.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
         self.infers = False  # whether a pass without gradients uses torch's inference mode
@@ -196,19 +196,6 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         # not through `hidden`: FSDP2 gathers parameters on entry of each of the two
         return self.head(self._hidden(tokens), self.embedding)
-
-
-def places(model: conf.Model) -> dict[str, Place]:
-    """Return the stacks of a configuration: side -> position."""
-    both = model.family == "encoder_decoder"
-    encoder = model.depth if model.family != "decoder" else 0
-    decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
-    counts = encoder, decoder, 2 if model.decoder_attention == "merged" else 3
-    found = {
-        "encoder": Place(model.family, "encoder", *counts),
-        "decoder": Place(model.family, "decoder", *counts),
-    }
-    return {side: place for side, place in found.items() if place.depth}
 
 
 def sinusoidal(seq_len: int, d: int) -> Tensor:

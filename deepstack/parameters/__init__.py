@@ -1,7 +1,7 @@
 """Parameters with roles, and banks that stack those of all layers."""
 
 from deepstack.parameters.banks import Bank, Banks, global_norm, layer_norms
-from deepstack.parameters.role import RoleParameter, Start, parameter, with_storage
+from deepstack.parameters.role import RoleParameter, Start, has_role, parameter, with_storage
 
 __all__ = [
     "Bank",
@@ -9,6 +9,7 @@ __all__ = [
     "RoleParameter",
     "Start",
     "global_norm",
+    "has_role",
     "layer_norms",
     "parameter",
     "with_storage",

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from deepstack.parameters.role import RoleParameter, Start, with_storage
+from deepstack.parameters.role import RoleParameter, Start, has_role, with_storage
 
 # Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
 # optimizers round the last few numbers of a tensor, those that fill no vector register, in another
@@ -153,7 +153,7 @@ class Banks:
     ) -> None:
         layers = cast(list[RoleParameter], [owner[name] for owner in owners])
         first = layers[0]
-        assert isinstance(first, RoleParameter)
+        assert has_role(first)
         count = len(owners) if stacked else 1
         size = math.prod(first.shape)
         padded = padded_size(first.shape)

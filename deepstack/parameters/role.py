@@ -1,9 +1,9 @@
-"""A parameter that knows its role: the one place where role and start are attached to it."""
+"""Parameters with roles: the only module that attaches role and start to a parameter."""
 
 from __future__ import annotations
 
 from numbers import Real
-from typing import Literal, cast, get_args
+from typing import Literal, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,11 @@ Start = Word | float
 WORDS: tuple[str, ...] = get_args(Word)
 
 
-class _WithRoles(type(nn.Parameter)):  # type: ignore[misc]
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, nn.Parameter) and "roles" in vars(instance)
+class RoleParameter(nn.Parameter):
+    """The type, for annotations, of a parameter with its role(s) and the way it starts.
 
-
-class RoleParameter(nn.Parameter, metaclass=_WithRoles):
-    """A parameter with the role(s) it plays and the way it starts.
-
-    Any nn.Parameter that has them is one, and none is of this class: not every torch (2.6 and 2.7
-    do not) compiles a layer whose parameters are of a class of their own.
+    No object is of this class: `has_role` tells whether an nn.Parameter has both attributes.  Not
+    every torch (2.6 and 2.7 do not) compiles a layer whose parameters are of a subclass.
 
     roles: one name, or one an equal slice of the first axis (the fused q, k, v, (3 d, d)).
     start: 'matrix' (Xavier, times the scheme's gain), 'table' (N(0, 1/d)), 'zero', 'one', a number.
@@ -34,10 +29,15 @@ class RoleParameter(nn.Parameter, metaclass=_WithRoles):
     start: Start
 
 
-def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
-    """A parameter of this shape, without storage yet, with its role and the way it starts.
+def has_role(parameter: object) -> TypeGuard[RoleParameter]:
+    """Return whether `parameter` or `with_storage` made this parameter."""
+    return isinstance(parameter, nn.Parameter) and hasattr(parameter, "roles")
 
-    Raises PluginError for a start that is none, or a matrix that has not two axes.
+
+def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
+    """Return a parameter of this shape, without storage yet, with its role and start.
+
+    Raises PluginError for an unknown start, or a matrix without exactly two axes.
     """
     known = start in WORDS if isinstance(start, str) else isinstance(start, Real)
     if not known:
@@ -53,7 +53,7 @@ def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RolePar
 
 
 def with_storage(storage: Tensor, roles: tuple[str, ...], start: Start) -> RoleParameter:
-    """The parameter whose storage is this tensor: a view of it, not a copy."""
-    made = nn.Parameter(storage)
-    vars(made).update(roles=roles, start=start)
-    return cast(RoleParameter, made)
+    """Return the parameter whose storage is this tensor: a view of it, not a copy."""
+    parameter = cast(RoleParameter, nn.Parameter(storage))
+    parameter.roles, parameter.start = roles, start
+    return parameter

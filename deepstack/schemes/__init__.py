@@ -1,13 +1,8 @@
 """Residual schemes, one class each; importing this package registers them all."""
 
-from deepstack.parameters.role import RoleParameter, parameter, with_storage
+from deepstack.parameters.role import RoleParameter, has_role, parameter, with_storage
 from deepstack.registry import import_all
-from deepstack.schemes.check_instance import (
-    check_equal_parameters,
-    checked_gain,
-    checked_optim,
-    written,
-)
+from deepstack.schemes.check_class import defined_at
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.scheme import (
     FAMILIES,
@@ -17,12 +12,17 @@ from deepstack.schemes.scheme import (
     Parts,
     Place,
     Scheme,
+    StackPosition,
     Stream,
     Sublayer,
-    find_scheme,
-    scheme_options,
     visible,
-    with_options,
+)
+from deepstack.schemes.stack_scheme import (
+    StackScheme,
+    scheme_memory,
+    scheme_options,
+    stack_positions,
+    stack_schemes,
 )
 from deepstack.schemes.tap import Tap
 
@@ -41,18 +41,19 @@ __all__ = [
     "RoleParameter",
     "Scheme",
     "StackNorm",
+    "StackPosition",
+    "StackScheme",
     "Statistics",
     "Stream",
     "Sublayer",
     "Tap",
-    "check_equal_parameters",
-    "checked_gain",
-    "checked_optim",
-    "find_scheme",
+    "defined_at",
+    "has_role",
     "parameter",
+    "scheme_memory",
     "scheme_options",
+    "stack_positions",
+    "stack_schemes",
     "visible",
-    "with_options",
     "with_storage",
-    "written",
 ]

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32
 from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
@@ -18,6 +19,29 @@ class Attending(Protocol):
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return G(x) and the tensor for the next layer's attention."""
+
+
+class AttentionStream(Scheme, registered=False):
+    """A scheme whose stream is x and a tensor from one attention to that of the next layer."""
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, None
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        (now, before), (attention, feed_forward) = x, sublayers
+        handed: list[Tensor] = []
+
+        def attend(z: Tensor) -> Tensor:
+            y, on = cast(Attending, attention).attend_after(z, before)
+            handed.append(on)
+            return y
+
+        (of_attention,), (of_feed_forward,) = self.norm_functions
+        now = self.residual(now, attend, of_attention)
+        return self.residual(now, feed_forward, of_feed_forward), handed[0]
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        return super().leave(stream[0], norm)
 
 
 class RunningLogits(nn.Module):
@@ -39,7 +63,7 @@ class RunningLogits(nn.Module):
 
 
 class RealFormer(
-    Scheme, name="real_former", label="RealFormer", paper="arXiv:2012.11747", static=True
+    AttentionStream, name="real_former", label="RealFormer", paper="arXiv:2012.11747", static=True
 ):
     """x <- LN(x + A(x)), S_l = q kᵀ/sqrt(d_head) + S_{l-1} in A's softmax, x <- LN(x + F(x)).
 
@@ -53,38 +77,18 @@ class RealFormer(
     (`use_running_mean` in google-research/realformer); the paper's equation has the sum.
     """
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        mean: Annotated[bool, Field(description="the mean of the logits, not their sum")] = False,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.slots["logits"] = RunningLogits(layer, mean)
+    mean: Annotated[bool, Field(description="the mean of the logits, not their sum")] = False
 
-    def enter(self, x: Tensor) -> Stream:
-        return x, None
+    def setup(self, parts: Parts) -> None:
+        self.slots["logits"] = RunningLogits(self.layer_index, self.mean)
 
-    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        (now, before), (attention, feed_forward) = x, sublayers
-        handed: list[Tensor] = []
-
-        def attend(z: Tensor) -> Tensor:
-            y, on = cast(Attending, attention).attend_after(z, before)
-            handed.append(on)
-            return y
-
-        (of_attention,), (of_feed_forward,) = self.norm_functions
-        now = self.residual(now, attend, of_attention)
-        return self.residual(now, feed_forward, of_feed_forward), handed[0]
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        """Return the bytes of logits and softmax in fp32: of every layer, and of two at work."""
+        return 2 * (sizes.depth + 2) * sizes.batch * sizes.heads * sizes.seq**2 * 4
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x))
-
-    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
-        return super().leave(stream[0], norm)
 
 
 class MixedValues(nn.Module):
@@ -111,7 +115,7 @@ class MixedValues(nn.Module):
 
 
 class ResFormer(
-    RealFormer, name="res_former", label="ResFormer", paper="arXiv:2410.17897", static=True
+    AttentionStream, name="res_former", label="ResFormer", paper="arXiv:2410.17897", static=True
 ):
     """x <- x + A(LN(x)), v_l <- a v_1 + b v_l in A, x <- x + F(LN(x)).  Zhou et al. 2024.
 
@@ -128,21 +132,16 @@ class ResFormer(
     """
 
     final_norm = True
+    extra_streams = 1
+    learnable: Annotated[bool, Field(description="a and b are trained")] = False
+    first: Annotated[float, Field(description="a, of the first layer's values")] = 0.5
+    own: Annotated[float, Field(description="b, of the layer's own values")] = 0.5
+    last: Annotated[int, Field(ge=0, description="layers that mix, at the end; 0: all")] = 0
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        learnable: Annotated[bool, Field(description="a and b are trained")] = False,
-        first: Annotated[float, Field(description="a, of the first layer's values")] = 0.5,
-        own: Annotated[float, Field(description="b, of the layer's own values")] = 0.5,
-        last: Annotated[int, Field(ge=0, description="layers that mix, at the end; 0: all")] = 0,
-    ) -> None:
-        Scheme.__init__(self, layer, depth, parts)
-        mixes = layer > 1 and (not last or layer > depth - last)
-        self.slots["mixed_values"] = MixedValues(mixes, first, own, learnable)
+    def setup(self, parts: Parts) -> None:
+        mixes = not self.last or self.layer_index > self.depth - self.last
+        mixed = MixedValues(mixes and self.layer_index > 1, self.first, self.own, self.learnable)
+        self.slots["mixed_values"] = mixed
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x))

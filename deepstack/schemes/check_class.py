@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from deepstack.errors import PluginError
-from deepstack.registry import line_of, nearest
+from deepstack.registry import line_of, nearest, place_of
 
-# class methods -> their positional arguments; further arguments are options, or listed in MORE
-OF_A_DEPTH: dict[str, tuple[str, ...]] = {
+# class methods -> their positional arguments; further ones are options or GIVEN_BY_NAME
+CLASS_METHODS: dict[str, tuple[str, ...]] = {
     "alpha": ("depth",),
     "beta": ("depth",),
     "gain": ("role", "layer", "depth"),
     "optim": ("role", "depth"),
     "project": ("role", "matrices"),
+    "extra_memory": ("sizes",),
 }
-MORE = {"optim": {"optimizer"}, "gain": {"place", "qkv"}}
+GIVEN_BY_NAME = {"place", "qkv", "optimizer"}
 # methods of a layer -> their positional arguments
-OF_A_LAYER: dict[str, tuple[str, ...]] = {
+METHODS: dict[str, tuple[str, ...]] = {
     "__init__": ("layer", "depth", "parts"),
+    "setup": ("parts",),
     "enter": ("x",),
     "leave": ("stream", "norm"),
     "pass_over": ("x",),
@@ -36,101 +38,112 @@ SETTINGS = (
     "normalised",
     "norms_per_sublayer",
     "uniform",
+    "extra_streams",
 )
-# methods that an instance attribute must not hide
-CALLED = (
-    *OF_A_DEPTH,
-    *(n for n in OF_A_LAYER if n != "__init__"),
-    "residual",
-    "layer",
-    "calibrate",
-    "tap",
-)
-KNOWN = (*OF_A_DEPTH, *OF_A_LAYER, "residual", "layer", "calibrate", *SETTINGS)
+KNOWN = (*CLASS_METHODS, *METHODS, "residual", "layer", "calibrate", *SETTINGS)
 
 
-def check_class(cls: Any, base: Any, options: Sequence[str]) -> None:
+def check_class(cls: Any, base: Any) -> None:
     """Raise PluginError if a scheme class is unusable or would not do as its author intends.
 
-    It checks the docstring, misspelt names and the arguments of methods.  cls: a subclass of
-    `base`, which is Scheme; options: the keyword-only arguments of its __init__.
+    It checks the options, the docstring, misspelt names and the arguments of methods.
+    cls: a subclass of `base`, which is Scheme.
     """
-    what = f"the scheme {cls.name}"
-    if not (vars(cls).get("__doc__") or "").strip():
+    owner, defined = f"the scheme {cls.name}", vars(cls)
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        keyword = parameter.kind is parameter.KEYWORD_ONLY
+        if keyword and parameter.empty in (parameter.annotation, parameter.default):
+            raise PluginError(f"{owner}: option {name!r} needs a type annotation and a default")
+    if not (defined.get("__doc__") or "").strip():
         raise PluginError(
-            f"{what}: it needs a docstring that opens with its equation; lists show it"
+            f"{owner}: it needs a docstring that opens with its equation; lists show it"
         )
+    check_names(owner, cls, base)
+    options = {*cls.attribute_options, *cls.argument_options}
+    for name in CLASS_METHODS:
+        if name in defined:
+            check_class_method(owner, name, defined[name], options | GIVEN_BY_NAME)
+    for name in METHODS:
+        if name in defined:
+            named = cls.argument_options if name == "__init__" else ()
+            check_arguments(owner, defined[name], ("self", *METHODS[name]), named)
+    if "layer" in defined:
+        check_arguments(owner, defined["layer"], ("self", "x", "attention", "feed_forward"))
+        if "encoder_decoder" in cls.families:
+            sublayers = ("attention", "cross_attention", "feed_forward")
+            check_arguments(owner, defined["layer"], ("self", "x", *sublayers))
+    if "residual" in defined and not cls.joins_sublayers:
+        count = cls.norms_per_sublayer
+        norms = [f"norm{i}" for i in range(1, count + 1)] if count > 1 else ["norm"] * count
+        keywords = [
+            name
+            for name, parameter in inspect.signature(defined["residual"]).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        ]
+        check_arguments(owner, defined["residual"], ("self", "x", "G", *norms), keywords)
+
+
+def check_names(owner: str, cls: Any, base: Any) -> None:
+    """Raise PluginError for `forward`, and for a name that is nearly one of a scheme's members."""
     for name, value in vars(cls).items():
         if name == "forward":
             raise PluginError(
-                f"{what}{line_of(value)}: forward is called by nobody; write residual(self, x, G, "
+                f"{owner}{line_of(value)}: forward is called by nobody; write residual(self, x, G, "
                 "norm), one sublayer joined to the stream, or layer(self, x, *sublayers)"
             )
-        declared = name in base.__annotations__  # name, label, paper: each scheme has them
+        # each scheme has the annotated name, label and paper
+        declared = name in base.__annotations__ or name in cls.attribute_options
         inherited = declared or any(hasattr(parent, name) for parent in cls.__bases__)
-        if not name.startswith("_") and not inherited:
-            meant = nearest(name, KNOWN)
-            if meant:
-                raise PluginError(
-                    f"{what}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what "
-                    "is your own may be called _" + name
-                )
-    for name, given in OF_A_DEPTH.items():
-        if name in vars(cls):
-            known = {*options, *MORE.get(name, {"place"})}
-            refuse_class_method(what, cls, name, given, known)
-    for name, given in OF_A_LAYER.items():
-        if name in vars(cls):
-            named = options if name == "__init__" else ()
-            refuse_call(what, vars(cls)[name], ("self", *given), named)
-    if "layer" in vars(cls):
-        between: list[tuple[str, ...]] = [()]
-        if "encoder_decoder" in cls.families:
-            between.append(("cross_attention",))
-        for more in between:
-            sublayers = ("attention", *more, "feed_forward")
-            refuse_call(what, vars(cls)["layer"], ("self", "x", *sublayers))
-    if "residual" in vars(cls) and cls.layer is base.layer:
-        count = cls.norms_per_sublayer
-        norms = [f"norm{i}" for i in range(1, count + 1)] if count > 1 else ["norm"] * count
-        refuse_call(what, vars(cls)["residual"], ("self", "x", "G", *norms))
+        meant = None if name.startswith("_") or inherited else nearest(name, KNOWN)
+        if meant:
+            raise PluginError(
+                f"{owner}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what "
+                "is your own may be called _" + name
+            )
 
 
-def refuse_class_method(
-    what: str, cls: type, name: str, given: tuple[str, ...], known: set[str]
-) -> None:
-    """Raise PluginError for a method such as alpha or gain that needs more than its class."""
-    value, right = vars(cls)[name], f"@classmethod def {name}(cls, {', '.join(given)})"
+def check_class_method(owner: str, name: str, value: Any, known: Collection[str]) -> None:
+    """Raise PluginError for a method such as alpha or gain that needs more than its class.
+
+    known: the arguments that it may have beside its positional ones.
+    """
+    arguments = CLASS_METHODS[name]
     if not isinstance(value, classmethod | staticmethod):
-        found = "takes self" if callable(value) else f"is {value!r}"
+        kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
-            f"{what}{line_of(value)}: {name} {found}; it is asked before there is a layer: {right}"
+            f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
+            f"@classmethod def {name}(cls, {', '.join(arguments)})"
         )
     function = value.__func__
-    own = ("cls", *given) if isinstance(value, classmethod) else given
-    passed = known & set(inspect.signature(function).parameters)
-    refuse_call(what, function, own, sorted(passed))
+    first = ("cls",) if isinstance(value, classmethod) else ()
+    named = [key for key in inspect.signature(function).parameters if key in known]
+    check_arguments(owner, function, (*first, *arguments), named)
 
 
-def refuse_call(
-    what: str, function: Any, given: tuple[str, ...], named: Sequence[str] = ()
+def check_arguments(
+    owner: str, function: Any, given: tuple[str, ...], named: Collection[str] = ()
 ) -> None:
     """Raise PluginError if a function does not take these arguments, in this order."""
     if not callable(function):
         return
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    swapped = any(place in given and given.index(place) != i for i, place in enumerate(places))
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    swapped = any(name in given and given.index(name) != i for i, name in enumerate(positional))
+    problem = "their order is another" if swapped else ""
     try:
         signature.bind(*given, **dict.fromkeys(named))
-        wrong = "their order is another" if swapped else ""
     except TypeError as error:
-        wrong = str(error)
-    if wrong:
+        problem = str(error)
+    if problem:
         name = function.__name__
-        written = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+        shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         raise PluginError(
-            f"{what}{line_of(function)}: found {name}({written}); allowed "
-            f"{name}({', '.join(given)}): {wrong}"
+            f"{owner}{line_of(function)}: found {name}({shown}); allowed "
+            f"{name}({', '.join(given)}): {problem}"
         )
+
+
+def defined_at(cls: Any, method: str) -> str:
+    """Return where a scheme defines a method: 'the scheme mine: my_file.py:12: '."""
+    return f"the scheme {cls.name}: {place_of(getattr(cls, method))}"

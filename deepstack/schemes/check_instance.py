@@ -1,19 +1,15 @@
-"""Checks of the schemes in a stack: their parameters, gains and optimizer factors."""
+"""Checks of the schemes in a stack: their attributes and parameters."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from deepstack.errors import PluginError
-from deepstack.parameters.role import RoleParameter
-from deepstack.registry import place_of
-from deepstack.schemes.check_class import CALLED
-from deepstack.schemes.scheme import Optim, Scheme
+from deepstack.parameters.role import has_role
+from deepstack.schemes.check_class import defined_at
+from deepstack.schemes.scheme import Scheme
 
 
 def check_equal_parameters(schemes: Sequence[Scheme]) -> None:
@@ -21,107 +17,77 @@ def check_equal_parameters(schemes: Sequence[Scheme]) -> None:
 
     One tensor stores a parameter for all layers, one row each; so each layer needs the same ones.
     """
-    names: dict[int, str] = {}  # by identity: none of the parameters is freed meanwhile
-    first = parameters_of(schemes[0], names)
-    for own in schemes[1:]:
-        found = parameters_of(own, names)
-        if found == first:
-            continue
-        name = next(name for name in {**first, **found} if first.get(name) != found.get(name))
+    owners: dict[int, str] = {}  # by identity: none of the parameters is freed meanwhile
+    first: dict[str, tuple[int, ...]] = {}
+    for scheme in schemes:
+        check_attributes(scheme)
+        shapes = parameter_shapes(scheme, owners)
+        first = first or shapes
+        name = next((n for n in {**first, **shapes} if first.get(n) != shapes.get(n)), None)
+        if name is not None:
+            raise PluginError(
+                f"the scheme {scheme.name}: layer {scheme.layer_index} has "
+                f"{describe(name, shapes)}, layer 1 {describe(name, first)}; every layer needs the "
+                "same parameters, used there or not"
+            )
+
+
+def check_attributes(scheme: Scheme) -> None:
+    """Raise PluginError for tensors without a role, hidden methods and missing values."""
+    owner = f"the scheme {scheme.name}"
+    if "slots" not in vars(scheme).get("_modules", {}):
         raise PluginError(
-            f"the scheme {own.name}: layer {own.layer_index} has {said(name, found)}, layer 1 "
-            f"{said(name, first)}; every layer needs the same parameters, used there or not"
+            f"{owner}: its __init__ does not call super().__init__(layer, depth, parts); that "
+            "comes first"
         )
-
-
-def parameters_of(own: Scheme, names: dict[int, str]) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a layer's parameters; raise PluginError for unusable ones.
-
-    names: id -> name of the parameters of earlier layers; those of this layer are added.
-    """
-    what = f"the scheme {own.name}"
-    if "slots" not in vars(own).get("_modules", {}):
-        raise PluginError(
-            f"{what}: its __init__ does not call super().__init__(layer, depth, parts); that comes "
-            "first"
-        )
-    for name, value in vars(own).items():
+    for name, value in vars(scheme).items():
         if isinstance(value, Tensor):
             raise PluginError(
-                f"{what}: {name} is a tensor of its own, neither trained nor kept nor moved to a "
-                f"device; trained: deepstack.schemes.parameter({shape(value)}, role='scheme', "
+                f"{owner}: {name} is a tensor of its own, neither trained nor kept nor moved to a "
+                f"device; trained: deepstack.schemes.parameter({sizes(value)}, role='scheme', "
                 f"start=…); constant: self.register_buffer({name!r}, …, persistent=False)"
             )
-        if name in CALLED:
+        if callable(getattr(Scheme, name, None)):
             raise PluginError(
-                f"{what}: its __init__ sets self.{name}, which is a method of schemes; choose "
+                f"{owner}: its __init__ sets self.{name}, which is a method of schemes; choose "
                 f"another name, such as self.own_{name}"
             )
-    found = {}
-    for name, value in own.named_parameters(remove_duplicate=False):
-        if not isinstance(value, RoleParameter):
+    for name in () if scheme.joins_sublayers else scheme.residual_values:
+        if not hasattr(scheme, f"{scheme.sublayers[0]}_{name}"):
             raise PluginError(
-                f"{what}: its parameter {name} is torch's, without role and start; make it as "
-                f"deepstack.schemes.parameter({shape(value)}, role='scheme', "
+                f"{defined_at(type(scheme), 'residual')}residual has the argument {name}, which no "
+                f"sublayer has; make it in __init__: self.of_each({name!r}, lambda: parameter(…))"
+            )
+
+
+def parameter_shapes(scheme: Scheme, owners: dict[int, str]) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of a layer's parameters; raise PluginError for unusable ones.
+
+    owners: id -> name of the parameters of earlier layers; those of this layer are added.
+    """
+    shapes = {}
+    for name, value in scheme.named_parameters(remove_duplicate=False):
+        if not has_role(value):
+            raise PluginError(
+                f"the scheme {scheme.name}: its parameter {name} is torch's, without role and "
+                f"start; make it as deepstack.schemes.parameter({sizes(value)}, role='scheme', "
                 "start=…)"
             )
-        other = names.setdefault(id(value), f"{name} of layer {own.layer_index}")
-        if other != f"{name} of layer {own.layer_index}":
+        full_name = f"{name} of layer {scheme.layer_index}"
+        other = owners.setdefault(id(value), full_name)
+        if other != full_name:
             raise PluginError(
-                f"{what}: {name} of layer {own.layer_index} is the same parameter as {other}; make "
-                "one for each: their storage is not shared"
+                f"the scheme {scheme.name}: {full_name} is the same parameter as {other}; make one "
+                "for each: their storage is not shared"
             )
-        found[name] = tuple(value.shape)
-    return found
+        shapes[name] = tuple(value.shape)
+    return shapes
 
 
-def said(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
+def describe(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
     return f"the parameter {name} {shapes[name]}" if name in shapes else f"no parameter {name}"
 
 
-def shape(tensor: Tensor) -> str:
+def sizes(tensor: Tensor) -> str:
     """Return a tensor's shape as arguments: '3, 4' for (3, 4)."""
     return ", ".join(map(str, tensor.shape))
-
-
-def checked_gain(scheme: type[Scheme], gain: Callable[..., Any]) -> Callable[..., float]:
-    """Wrap `gain` of a scheme to raise PluginError unless it returns a finite number >= 0."""
-
-    def checked(role: str, layer: int, depth: int) -> float:
-        asked = f"gain({role!r}, {layer}, {depth})"
-        try:
-            found = gain(role, layer, depth)
-        except ZeroDivisionError as error:
-            raise PluginError(
-                f"{written(scheme, 'gain')}{asked}: {error}; layer is 1..N, and 0 for what lies "
-                "outside of the layers (embedding, position, head)"
-            ) from error
-        if not isinstance(found, Real) or not 0 <= float(found) < math.inf:
-            raise PluginError(
-                f"{written(scheme, 'gain')}{asked} gave {found!r}; allowed a finite number >= 0"
-            )
-        return float(found)
-
-    return checked
-
-
-def checked_optim(scheme: type[Scheme], optim: Callable[..., Any]) -> Callable[..., Optim]:
-    """Wrap `optim` of a scheme to raise PluginError unless it returns an Optim of numbers >= 0."""
-
-    def checked(role: str, depth: int) -> Optim:
-        found = optim(role, depth)
-        if not isinstance(found, Optim) or not all(
-            isinstance(value, Real) and 0 <= value < math.inf for value in found
-        ):
-            raise PluginError(
-                f"{written(scheme, 'optim')}optim({role!r}, {depth}) gave {found!r}; allowed "
-                "deepstack.schemes.Optim(lr=…, weight_decay=…, eps=…), factors >= 0"
-            )
-        return found
-
-    return checked
-
-
-def written(scheme: type[Scheme], method: str) -> str:
-    """Return where a method is defined: 'the scheme mine: my_file.py:12: '."""
-    return f"the scheme {scheme.name}: {place_of(getattr(scheme, method))}"

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32, in_full_precision
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
@@ -28,10 +29,18 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=T
     entry_norm = True
     final_norm = True
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.output_norm = parts.norm()
-        self.weights = parameter(depth + 1, role="scheme", start="zero")
+        self.weights = parameter(self.depth + 1, role="scheme", start="zero")
+
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        return cls.stacked(sizes, sizes.depth * (sizes.depth + 3) // 2)
+
+    @classmethod
+    def stacked(cls, sizes: StackSizes, states: int) -> int:
+        """Return the bytes of the states that all layers stack; a replayed step has gradients."""
+        return (1 + sizes.replayed) * states * sizes.stream
 
     def enter(self, x: Tensor) -> Stream:
         return x, (x,)
@@ -72,19 +81,17 @@ class DenseFormer(
 
     families = ("encoder", "decoder")
     entry_norm = False
+    dilation: Annotated[int, Field(ge=1, description="read every so many-th layer")] = 1
+    period: Annotated[int, Field(ge=1, description="mix after every so many-th layer")] = 1
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        dilation: Annotated[int, Field(ge=1, description="read every so many-th layer")] = 1,
-        period: Annotated[int, Field(ge=1, description="mix after every so many-th layer")] = 1,
-    ) -> None:
-        Scheme.__init__(self, layer, depth, parts)
-        self.dilation, self.mixes = dilation, layer % period == 0
-        self.weights = parameter(depth // dilation + 1, role="scheme", start="zero")
+    def setup(self, parts: Parts) -> None:
+        self.mixes = self.layer_index % self.period == 0
+        self.weights = parameter(self.depth // self.dilation + 1, role="scheme", start="zero")
+
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        mixing = range(0, sizes.depth + 1, cls.period)
+        return cls.stacked(sizes, sum(layer // cls.dilation + 1 for layer in mixing))
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
         """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
@@ -114,19 +121,12 @@ class AttentionResiduals(
 
     uniform = False
     final_norm = True
+    blocks: Annotated[int, Field(ge=0, description="runs of sublayers; 0: one each")] = 8
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        blocks: Annotated[int, Field(ge=0, description="runs of sublayers; 0: one each")] = 8,
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         count = len(parts.sublayers)
-        total, first = depth * count, (layer - 1) * count
-        blocks = blocks or total
+        total, first = self.depth * count, (self.layer_index - 1) * count
+        blocks = self.blocks or total
 
         def block(sublayers: int) -> int:
             """Return how many blocks are complete after so many sublayers of the stack."""
@@ -134,7 +134,16 @@ class AttentionResiduals(
 
         self.completes = [block(first + i + 1) > block(first + i) for i in range(count)]
         # the query of the next reader: the sublayer after, or at the end the final norm
-        self.of_each("query", lambda: parameter(parts.d_model, role="scheme", start="zero"))
+        d = parts.d_model
+        self.add_per_sublayer("query", lambda: parameter(d, role="scheme", start="zero"))
+
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        """Return the bytes of all values weighed, also normed; a replayed sum has gradients."""
+        total = sizes.sublayers
+        full = not cls.blocks or cls.blocks >= total
+        sources = total * ((total if full else cls.blocks) + 3) // 2
+        return (3 + 3 * (sizes.replayed and full)) * sources * sizes.stream
 
     def enter(self, x: Tensor) -> Stream:
         return x, None, (x,)
@@ -161,7 +170,7 @@ class AttentionResiduals(
         if self.completes[i] and part is not None:
             part, done = None, (*done, part)
         values = torch.stack(done if part is None else (*done, part), dim=2)
-        return weighed(values, self.each("query")[i]), part, done
+        return weighed(values, self.per_sublayer("query")[i]), part, done
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         """Return v, given h (here x)."""
@@ -197,18 +206,12 @@ class X0Lambdas(
 
     entry_norm = True
     final_norm = True
+    extra_streams = 1
+    start: Annotated[float, Field(description="where s starts")] = 0.0
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[float, Field(description="where s starts")] = 0.0,
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.r = parameter(1, role="scheme", start="one")
-        self.s = parameter(1, role="scheme", start=start)
+        self.s = parameter(1, role="scheme", start=self.start)
 
     def enter(self, x: Tensor) -> Stream:
         return x, x

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import Norm, Optim, Scheme, Sublayer
 
 
 class DeepNormAdam(
@@ -82,34 +82,25 @@ class DeepNormPower(
     The points of the curve 2N (2 beta^2) / alpha^2 = 1; power 1/4 is DeepNorm itself.
     """
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        power: Annotated[float, Field(ge=0, le=1, description="1/4 is DeepNorm")] = 0.25,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.coefficient = self.alpha(depth, power=power)
+    power: Annotated[float, Field(ge=0, le=1, description="1/4 is DeepNorm")] = 0.25
 
     @classmethod
-    def alpha(cls, depth: int, *, power: float = 0.25) -> float:
-        return (2 * depth) ** power
+    def alpha(cls, depth: int) -> float:
+        return (2 * depth) ** cls.power
 
     @classmethod
-    def beta(cls, depth: int, *, power: float = 0.25) -> float:
-        return cls.alpha(depth, power=power) / (4 * depth) ** 0.5
+    def beta(cls, depth: int) -> float:
+        return cls.alpha(depth) / (4 * depth) ** 0.5
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, power: float = 0.25) -> float:
-        return cls.beta(depth, power=power) if role in VALUE_PATH else 1.0
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.beta(depth) if role in VALUE_PATH else 1.0
 
     def post_scale(self) -> float:
-        return self.coefficient
+        return self.alpha(self.depth)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(torch.add(G(x), x, alpha=self.coefficient))
+        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
 
 
 # The power of N with which an update of size eta moves F, for one Adam step from initialisation.
@@ -147,15 +138,7 @@ class DeepNormRates(
     the derivation omits and which was not measured alone.  The rates of SGD are unchanged.
     """
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 6,
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 6
 
     @classmethod
     def alpha(cls, depth: int) -> float:
@@ -170,10 +153,10 @@ class DeepNormRates(
         return cls.beta(depth) if role in VALUE_PATH else 1.0
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, base: int = 6, optimizer: str = "adamw") -> Optim:
+    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
         if optimizer == "sgd":
             return Optim()
-        return Optim(lr=(base / depth) ** ADAM_GROWTH.get(role, 0.0))
+        return Optim(lr=(cls.base / depth) ** ADAM_GROWTH.get(role, 0.0))
 
     def post_scale(self) -> float:
         return self.alpha(self.depth)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.config import StackSizes
 from deepstack.errors import ConfigError
 from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_full_precision
@@ -51,8 +51,57 @@ class Connections(nn.Module):
         return A, B
 
 
+class ManyStreams(Scheme, registered=False):
+    """A scheme of n streams, mixed around every sublayer by connections of their own.
+
+    The stream is a tuple of H's first stream, for charts, and H, (n, batch, seq, d).
+    """
+
+    final_norm = True
+    streams: Annotated[int, Field(ge=1, le=64, description="n, the number of streams")] = 4
+    output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0
+
+    def setup(self, parts: Parts) -> None:
+        k = count((self.layer_index - 1) * len(self.sublayers))
+        self.add_per_sublayer(
+            "connections", lambda: self.connections(next(k) % self.streams, parts)
+        )
+
+    def connections(self, k: int, parts: Parts) -> nn.Module:
+        """Return the connections of a sublayer that mainly reads stream k at the start."""
+        raise NotImplementedError
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.output_gain if role in ("o", "cross_o", "w2") else 1.0
+
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        """Return the bytes of the streams: as they are, normed, mixed and added to."""
+        return sizes.sublayers * 4 * cls.streams * sizes.stream
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, x.expand(self.streams, *x.shape)
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        _, H = x
+        every = self.per_sublayer("connections")
+        for G, norms, connections in zip(sublayers, self.norm_functions, every, strict=True):
+            A, B = connections(H)
+            h, mixed = mix(A, H).split([1, len(H)])
+            H = self.residual(h.squeeze(0), G, *norms, mixed=mixed, B=B)
+        return H[0], H
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
+        """Return H, given h (here x) and the streams mixed by A_r, (n, batch, seq, d)."""
+        return mixed + B * G(norm(x))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        return super().leave(stream[1].sum(dim=0), norm)
+
+
 class HyperConnections(
-    Scheme,
+    ManyStreams,
     name="hyper_connections",
     label="Hyper-connections",
     paper="arXiv:2409.19606",
@@ -71,63 +120,19 @@ class HyperConnections(
     W.  They also report matrices o and w2 that start scaled by sqrt(n).  The option `output_gain`
     sets this factor; the start then differs from Pre-LN's.
 
-    The stream is a tuple of H's first stream, for charts, and H.  Memory for the values between
-    sublayers is n times as large, or 2 n + 1 times with the mixed streams.
+    Memory for the values between sublayers is n times as large, or 2 n + 1 times with the mixed
+    streams.
     """
 
     families = FAMILIES
-    final_norm = True
+    dynamic: Annotated[
+        bool, Field(description="connections depend on the streams, not only on training")
+    ] = True
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        streams: Annotated[int, Field(ge=1, le=64, description="n, the number of streams")] = 4,
-        dynamic: Annotated[
-            bool, Field(description="connections depend on the streams, not only on training")
-        ] = True,
-        output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        identity = torch.eye(streams)
-
-        def connections(k: int) -> Connections:
-            begin = torch.cat([identity[:, k, None], identity], dim=1)  # [A_m | A_r]
-            return Connections(begin, parts.d_model, parts, dynamic)
-
-        self.connect(streams, connections)
-
-    def connect(self, streams: int, make: Callable[[int], nn.Module]) -> None:
-        """Build the connections of every sublayer, given the stream that it reads at the start."""
-        self.streams = streams
-        k = count((self.layer_index - 1) * len(self.sublayers))
-        self.of_each("connections", lambda: make(next(k) % streams))
-
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, output_gain: float = 1.0) -> float:
-        return output_gain if role in ("o", "cross_o", "w2") else 1.0
-
-    def enter(self, x: Tensor) -> Stream:
-        return x, x.expand(self.streams, *x.shape)
-
-    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        _, H = x
-        for G, norms, connections in zip(
-            sublayers, self.norm_functions, self.each("connections"), strict=True
-        ):
-            A, B = connections(H)
-            h, mixed = mix(A, H).split([1, len(H)])
-            H = self.residual(h.squeeze(0), G, *norms, mixed=mixed, B=B)
-        return H[0], H
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
-        """Return H, given h (here x) and the streams mixed by A_r, (n, batch, seq, d)."""
-        return mixed + B * G(norm(x))
-
-    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
-        return super().leave(stream[1].sum(dim=0), norm)
+    def connections(self, k: int, parts: Parts) -> nn.Module:
+        identity = torch.eye(self.streams)
+        begin = torch.cat([identity[:, k, None], identity], dim=1)  # [A_m | A_r]
+        return Connections(begin, parts.d_model, parts, self.dynamic)
 
 
 class Constrained(nn.Module):
@@ -185,7 +190,7 @@ def sinkhorn(R: Tensor, iterations: int) -> Tensor:
     return torch.exp(R)
 
 
-class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880", static=True):
+class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static=True):
     """h = A_mᵀ H, H <- A_r H + B G(LN(h)), A_r doubly stochastic.  Xie et al. 2025, 2512.24880.
 
     Manifold-constrained hyper-connections: H, (n, d) for a token, is at first x_0 in every stream;
@@ -197,20 +202,16 @@ class MHC(HyperConnections, name="mhc", label="mHC", paper="arXiv:2512.24880", s
     sublayers of the stack.  Memory and the stream between layers: as with hyper-connections.
     """
 
-    families = ("encoder", "decoder")
+    iterations: Annotated[int, Field(ge=1, description="of Sinkhorn and Knopp")] = 20
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        streams: Annotated[int, Field(ge=1, le=64, description="n, the number of streams")] = 4,
-        iterations: Annotated[int, Field(ge=1, description="of Sinkhorn and Knopp")] = 20,
-        output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0,
-    ) -> None:
-        Scheme.__init__(self, layer, depth, parts)
-        self.connect(streams, lambda k: Constrained(k, streams, parts, iterations))
+    def connections(self, k: int, parts: Parts) -> nn.Module:
+        return Constrained(k, self.streams, parts, self.iterations)
+
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        """Return the bytes of the streams and of the steps of Sinkhorn and Knopp, in fp32."""
+        steps = 2 * cls.iterations * cls.streams**2 * sizes.batch * sizes.seq * 4
+        return super().extra_memory(sizes) + sizes.sublayers * steps
 
 
 class FracConnections(
@@ -229,34 +230,26 @@ class FracConnections(
     """
 
     final_norm = True
+    extra_streams = 6
+    fractions: Annotated[int, Field(ge=1, le=64, description="m, a divisor of d_model")] = 4
+    dynamic: Annotated[
+        bool, Field(description="connections depend on the stream, not only on training")
+    ] = True
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        fractions: Annotated[int, Field(ge=1, le=64, description="m, a divisor of d_model")] = 4,
-        dynamic: Annotated[
-            bool, Field(description="connections depend on the stream, not only on training")
-        ] = True,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        if parts.d_model % fractions:
+    def setup(self, parts: Parts) -> None:
+        if parts.d_model % self.fractions:
             raise ConfigError(
-                f"model.scheme_options.fractions: found {fractions}, allowed a divisor of "
+                f"model.scheme_options.fractions: found {self.fractions}, allowed a divisor of "
                 f"model.d_model, {parts.d_model}",
                 key="model.scheme_options.fractions",
             )
-        self.fractions = fractions
-        begin = torch.eye(fractions).repeat(1, 2)  # [Y | A]
-        width = parts.d_model // fractions
-        self.of_each("connections", lambda: Connections(begin, width, parts, dynamic))
+        begin = torch.eye(self.fractions).repeat(1, 2)  # [Y | A]
+        width = parts.d_model // self.fractions
+        self.add_per_sublayer("connections", lambda: Connections(begin, width, parts, self.dynamic))
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, connections in zip(
-            sublayers, self.norm_functions, self.each("connections"), strict=True
-        ):
+        every = self.per_sublayer("connections")
+        for G, norms, connections in zip(sublayers, self.norm_functions, every, strict=True):
             H = self.apart(x)
             A, B = connections(H)
             h, mixed = mix(A, H).chunk(2)

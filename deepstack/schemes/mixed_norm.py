@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.parameters.role import RoleParameter, parameter
+from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 
 
@@ -20,19 +20,11 @@ class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795", sta
     """
 
     final_norm = True
+    share: Annotated[float, Field(ge=0, le=1, description="of the layers: Post-LN")] = 0.25
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        share: Annotated[float, Field(ge=0, le=1, description="of the layers: Post-LN")] = 0.25,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.is_post = layer <= math.floor(
-            share * depth + 1e-9
-        )  # 0.29 * 100 is a little less than 29
+    def setup(self, parts: Parts) -> None:
+        count = math.floor(self.share * self.depth + 1e-9)  # 0.29 * 100 is a little less than 29
+        self.is_post = self.layer_index <= count
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + G(x)) if self.is_post else x + G(norm(x))
@@ -51,8 +43,7 @@ class HybridNorm(
     final_norm = True
     norms_per_sublayer = 0
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.between = parts.norm()
         for name in ("q", "k", "v"):
             self.slots[name] = parts.norm(parts.d_model // parts.n_heads)
@@ -74,19 +65,9 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
 
     families = FAMILIES
     final_norm = True
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        s: Annotated[
-            float, Field(gt=0, description="keeps r in the range of fp16; LN takes it out")
-        ] = (1.0),
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.s = s
+    s: Annotated[
+        float, Field(gt=0, description="keeps r in the range of fp16; LN takes it out")
+    ] = 1.0
 
     def enter(self, x: Tensor) -> Stream:
         return x, self.s * x
@@ -123,11 +104,13 @@ class SiameseNorm(
     final_norm = True
     stream_norms = 2
     norms_per_sublayer = 3
+    extra_streams = 4
     share: Tensor
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
-        self.register_buffer("share", torch.tensor((2 * layer) ** -0.5), persistent=False)
+    def setup(self, parts: Parts) -> None:
+        self.register_buffer(
+            "share", torch.tensor((2 * self.layer_index) ** -0.5), persistent=False
+        )
 
     def enter(self, x: Tensor) -> Stream:
         return x, x
@@ -174,38 +157,24 @@ class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", stati
     """
 
     families = FAMILIES
+    start: Annotated[
+        Literal["profiled", "log", "one", "linear"], Field(description="where w starts")
+    ] = "profiled"
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[
-            Literal["profiled", "log", "one", "linear"], Field(description="where w starts")
-        ] = "profiled",
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        n = len(parts.sublayers) * depth
-        self.profiled = start == "profiled"
+    def setup(self, parts: Parts) -> None:
+        n = len(parts.sublayers) * self.depth
         forms = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "one": math.sqrt(n)}
-        begin = forms.get(start, 1.0)
-        self.of_each("omega", lambda: parameter(parts.d_model, role="scheme", start=begin))
+        start = forms.get(self.start, 1.0)
+        self.add_per_sublayer("omega", lambda: parameter(parts.d_model, role="scheme", start=start))
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, omega in zip(sublayers, self.norm_functions, self.each("omega"), strict=True):
-            x = self.residual(x, G, *norms, omega=omega)
-        return x
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, omega: RoleParameter) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, omega: Tensor) -> Tensor:
         return norm(omega * x + G(x))
 
     def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
-        if not self.profiled:
+        if self.start != "profiled":
             return self.layer(x, *sublayers)
-        for G, (norm,), omega in zip(
-            sublayers, self.norm_functions, self.each("omega"), strict=True
-        ):
+        omegas = self.per_sublayer("omega")
+        for G, (norm,), omega in zip(sublayers, self.norm_functions, omegas, strict=True):
             ratio = seen.get("ratio", 1.0)
             omega.fill_(ratio)
             f = G(x)

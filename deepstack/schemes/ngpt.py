@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.parameters.role import RoleParameter, parameter
+from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import Parts, Scheme, Sublayer
 from deepstack.schemes.unit_norm import lengths, unit
 
@@ -93,21 +93,14 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=T
     """
 
     norms_per_sublayer = 0
+    extra_streams = 1
+    start: Annotated[float | None, Field(gt=0, description="where a starts; null: at 1/N")] = 0.05
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[
-            float | None, Field(gt=0, description="where a starts; null: at 1/N")
-        ] = 0.05,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.root = parts.d_model**0.5
-        self.factor = (1 / depth if start is None else start) * self.root
-        self.of_each("alpha", lambda: parameter(parts.d_model, role="scheme", start=1 / self.root))
+    def setup(self, parts: Parts) -> None:
+        d = parts.d_model
+        self.root = d**0.5
+        self.factor = (1 / self.depth if self.start is None else self.start) * self.root
+        self.add_per_sublayer("alpha", lambda: parameter(d, role="scheme", start=1 / self.root))
         self.slots["q"], self.slots["k"] = UnitQueries(parts), UnitKeys()
         self.slots["w1"] = ScaledRows(parts)
 
@@ -118,12 +111,7 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=T
     def enter(self, x: Tensor) -> Tensor:
         return unit(x)
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, alpha in zip(sublayers, self.each("alpha"), strict=True):
-            x = self.residual(x, G, alpha=alpha)
-        return x
-
-    def residual(self, x: Tensor, G: Sublayer, *, alpha: RoleParameter) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, *, alpha: Tensor) -> Tensor:
         a = torch.abs(alpha * self.factor)
         return unit(torch.lerp(x, unit(G(x)), a))
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.parameters.role import RoleParameter, parameter
+from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import ALONE, FAMILIES, Parts, Place, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Parts, Scheme, Sublayer
 
 
 class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", static=True):
@@ -22,8 +22,7 @@ class ReZero(Scheme, name="rezero", label="ReZero", paper="arXiv:2003.04887", st
     norms_per_sublayer = 0
     normalised = False
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.scale = parameter(1, role="scheme", start="zero")
 
     def residual(self, x: Tensor, G: Sublayer) -> Tensor:
@@ -39,24 +38,12 @@ class SkipInit(Scheme, name="skip_init", label="SkipInit", paper="arXiv:2002.104
     families = FAMILIES
     norms_per_sublayer = 0
     normalised = False
+    start: Annotated[float, Field(description="where the scalars start")] = 0.0
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[float, Field(description="where the scalars start")] = 0.0,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.of_each("scale", lambda: parameter(1, role="scheme", start=start))
+    def setup(self, parts: Parts) -> None:
+        self.add_per_sublayer("scale", lambda: parameter(1, role="scheme", start=self.start))
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, scale in zip(sublayers, self.each("scale"), strict=True):
-            x = self.residual(x, G, scale=scale)
-        return x
-
-    def residual(self, x: Tensor, G: Sublayer, *, scale: RoleParameter) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, *, scale: Tensor) -> Tensor:
         return x + scale * G(x)
 
 
@@ -77,12 +64,10 @@ class TFixup(Scheme, name="t_fixup", label="T-Fixup", paper="Huang et al. 2020, 
     normalised = False
 
     @classmethod
-    def gain(
-        cls, role: str, layer: int, depth: int, *, place: Place = ALONE, qkv: str = "separate"
-    ) -> float:
+    def gain(cls, role: str, layer: int, depth: int, *, qkv: str = "separate") -> float:
         if role == "embedding":
             return (9 * depth) ** -0.25
-        start = 0.67 * depth**-0.25 if place.side == "encoder" else (9 * depth) ** -0.25
+        start = 0.67 * depth**-0.25 if cls.place.side == "encoder" else (9 * depth) ** -0.25
         if qkv == "packed" and role in ("v", "cross_v"):
             start *= 2**0.5
         return start if role in VALUE_PATH else 1.0
@@ -121,29 +106,23 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321", stati
     norms_per_sublayer = 0
     normalised = False
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.slots["before_out"] = ScalarBias()
         self.slots["before_activation"] = ScalarBias()
         self.slots["after_activation"] = ScalarBias()
         if "cross_attention" in self.sublayers:
             self.slots["before_cross_out"] = ScalarBias()
-        self.of_each("scalars", lambda: parameter(3, role="scheme", start="zero"))
+        self.add_per_sublayer("scalars", lambda: parameter(3, role="scheme", start="zero"))
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
-        branches = 2 * depth
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        branches, place = 2 * depth, cls.place
         if place.family == "encoder_decoder":
             branches = 2 * place.encoder_depth + place.decoder_sublayers * place.decoder_depth
         name = role.removeprefix("cross_")
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}
         return 0.0 if name in ("o", "w2") else branches ** powers.get(name, 0.0)
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, scalars in zip(sublayers, self.each("scalars"), strict=True):
-            x = self.residual(x, G, scalars=scalars)
-        return x
-
-    def residual(self, x: Tensor, G: Sublayer, *, scalars: RoleParameter) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, *, scalars: Tensor) -> Tensor:
         into, scale, out = scalars.unbind()  # scale stores s - 1, so that all three start at 0
         return x + (1 + scale) * G(x + into) + out

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.parameters.role import RoleParameter, parameter
-from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
+from deepstack.parameters.role import parameter
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices of the value path; q and k only determine the attention weights."""
@@ -49,27 +49,28 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     families = FAMILIES
     merges = False  # the table counts three sublayers in a layer of a decoder that reads an encoder
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
-        self.coefficient = self.alpha(depth, place=parts.place)
+    def setup(self, parts: Parts) -> None:
+        self.coefficient = self.alpha(self.depth)
 
     @classmethod
-    def alpha(cls, depth: int, *, place: Place = ALONE) -> float:
-        if place.family != "encoder_decoder":
+    def alpha(cls, depth: int) -> float:
+        if cls.place.family != "encoder_decoder":
             return (2 * depth) ** (1 / 4)
-        N, M = place.encoder_depth, place.decoder_depth
-        return 0.81 * (N**4 * M) ** (1 / 16) if place.side == "encoder" else (3 * M) ** (1 / 4)
+        N, M = cls.place.encoder_depth, cls.place.decoder_depth
+        return 0.81 * (N**4 * M) ** (1 / 16) if cls.place.side == "encoder" else (3 * M) ** (1 / 4)
 
     @classmethod
-    def beta(cls, depth: int, *, place: Place = ALONE) -> float:
-        if place.family != "encoder_decoder":
+    def beta(cls, depth: int) -> float:
+        if cls.place.family != "encoder_decoder":
             return (8 * depth) ** (-1 / 4)
-        N, M = place.encoder_depth, place.decoder_depth
-        return 0.87 * (N**4 * M) ** (-1 / 16) if place.side == "encoder" else (12 * M) ** (-1 / 4)
+        N, M = cls.place.encoder_depth, cls.place.decoder_depth
+        if cls.place.side == "encoder":
+            return 0.87 * (N**4 * M) ** (-1 / 16)
+        return (12 * M) ** (-1 / 4)
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
-        return cls.beta(depth, place=place) if role in VALUE_PATH else 1.0
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.beta(depth) if role in VALUE_PATH else 1.0
 
     def post_scale(self) -> float:
         return self.coefficient
@@ -91,22 +92,13 @@ class PostLNInit(
     """
 
     families = FAMILIES
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        matrices: Annotated[
-            Literal["all", "value_path"], Field(description="all six, or v, o, w1 and w2")
-        ] = "all",
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    matrices: Annotated[
+        Literal["all", "value_path"], Field(description="all six, or v, o, w1 and w2")
+    ] = "all"
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, matrices: str = "all") -> float:
-        chosen = MATRICES if matrices == "all" else VALUE_PATH
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        chosen = MATRICES if cls.matrices == "all" else VALUE_PATH
         return 1 / (depth - layer + 1) if role in chosen and layer else 1.0
 
     def post_scale(self) -> float:
@@ -125,25 +117,14 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", 
     """
 
     families = FAMILIES
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        scale: Annotated[float, Field(gt=0, le=1, description="the paper's alpha")] = 1.0,
-        exponent: Annotated[
-            float, Field(ge=0, le=1, description="0.5 as in the paper, 0.25 as in its code")
-        ] = 0.5,
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    scale: Annotated[float, Field(gt=0, le=1, description="the paper's alpha")] = 1.0
+    exponent: Annotated[
+        float, Field(ge=0, le=1, description="0.5 as in the paper, 0.25 as in its code")
+    ] = 0.5
 
     @classmethod
-    def gain(
-        cls, role: str, layer: int, depth: int, *, scale: float = 1.0, exponent: float = 0.5
-    ) -> float:
-        return scale * layer**-exponent if role in MATRICES and layer else 1.0
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return cls.scale * layer**-cls.exponent if role in MATRICES and layer else 1.0
 
     def post_scale(self) -> float:
         return 1.0
@@ -161,22 +142,11 @@ class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True
     """
 
     families = FAMILIES
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        rescale: Annotated[bool, Field(description="start matrices at N^(-1/2), as the code")] = (
-            False
-        ),
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    rescale: Annotated[bool, Field(description="start matrices at N^(-1/2), as the code")] = False
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, rescale: bool = False) -> float:
-        return depth**-0.5 if rescale and role in MATRICES else 1.0
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return depth**-0.5 if cls.rescale and role in MATRICES else 1.0
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         u = x
@@ -197,17 +167,13 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
 
     norms_per_sublayer = 2  # inside the branch, and after the addition
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
-        self.is_first = layer == 1
-
     @classmethod
     def alpha(cls, depth: int) -> float:
         return 2.0 * depth
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         (attention, feed_forward), (before, after) = sublayers, self.norm_functions
-        if self.is_first:
+        if self.layer_index == 1:
             x = self.residual(x, attention, before[0], alpha=1.0)
             return self.residual(x, feed_forward, *after, alpha=1.0)
         alpha = self.alpha(self.depth)
@@ -239,19 +205,10 @@ class BranchNorm(
     """
 
     families = FAMILIES
-
+    ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t is 1")] = 4000
     ramp: Tensor
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t is 1")] = 4000,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.ramp_steps = ramp_steps
+    def setup(self, parts: Parts) -> None:
         self.register_buffer("ramp", torch.zeros(()), persistent=False)
 
     def at_step(self, step: int) -> None:
@@ -266,37 +223,26 @@ class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169
 
     Lu 2026, arXiv:2605.06169 (Mean-Variance Split residuals), for diffusion Transformers of 1000
     layers.  The branch's deviation from its mean over the tokens is added with one trained vector,
-    b (0.03 at the start).  The mean of the stream moves towards the branch's with another, a (0).
+    b (`centred`, 0.03 at the start).  The mean of the stream moves towards the branch's with
+    another, a (`mean`, 0).
     As in the author's code (`dit.py` of github.com/erwold/mv-split), whose norm is RMS, there is a
     norm on x_0 and none at the end.  The mean is over a whole sequence, so there is no causal form.
     """
 
     families = ("encoder",)
     entry_norm = True
+    extra_streams = 3
+    mean: Annotated[float, Field(description="where a starts")] = 0.0
+    centred: Annotated[float, Field(description="where b starts")] = 0.03
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        mean: Annotated[float, Field(description="where a starts")] = 0.0,
-        centred: Annotated[float, Field(description="where b starts")] = 0.03,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.of_each("mean", lambda: parameter(parts.d_model, role="scheme", start=mean))
-        self.of_each("centred", lambda: parameter(parts.d_model, role="scheme", start=centred))
-
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, a, b in zip(
-            sublayers, self.norm_functions, self.each("mean"), self.each("centred"), strict=True
-        ):
-            x = self.residual(x, G, *norms, a=a, b=b)
-        return x
+    def setup(self, parts: Parts) -> None:
+        d = parts.d_model
+        self.add_per_sublayer("mean", lambda: parameter(d, role="scheme", start=self.mean))
+        self.add_per_sublayer("centred", lambda: parameter(d, role="scheme", start=self.centred))
 
     def residual(
-        self, x: Tensor, G: Sublayer, norm: Norm, *, a: RoleParameter, b: RoleParameter
+        self, x: Tensor, G: Sublayer, norm: Norm, *, mean: Tensor, centred: Tensor
     ) -> Tensor:
         g = G(x)
         M_g, M_x = (y.mean(dim=1, keepdim=True) for y in (g, x))
-        return norm(x + b * (g - M_g) + a * (M_g - M_x))
+        return norm(x + centred * (g - M_g) + mean * (M_g - M_x))

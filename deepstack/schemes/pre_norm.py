@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
 from deepstack.parameters.role import parameter
-from deepstack.schemes.scheme import ALONE, FAMILIES, Norm, Parts, Place, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):
@@ -41,20 +41,19 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", sta
     merges = False  # the gains count three sublayers in a layer of a decoder that reads an encoder
     final_norm = True
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.slots["before_out"] = parts.norm()
         self.slots["after_activation"] = parts.norm(parts.d_ff)
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, place: Place = ALONE) -> float:
+    def gain(cls, role: str, layer: int, depth: int) -> float:
         if role not in ("v", "o", "w1", "w2"):
             return 1.0
-        if place.family != "encoder_decoder":
+        if cls.place.family != "encoder_decoder":
             return math.sqrt(math.log(2 * depth))
-        N, M = place.encoder_depth, place.decoder_depth
+        N, M = cls.place.encoder_depth, cls.place.decoder_depth
         decoder = math.log(3 * M)
-        return math.sqrt(decoder * math.log(2 * N) / 3 if place.side == "encoder" else decoder)
+        return math.sqrt(decoder * math.log(2 * N) / 3 if cls.place.side == "encoder" else decoder)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x))
@@ -82,8 +81,7 @@ class NormFormer(
 
     final_norm = True
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.after_attention = parts.norm()
         self.slots["heads"] = HeadScale(parts.n_heads)
         self.slots["after_activation"] = parts.norm(parts.d_ff)
@@ -110,22 +108,13 @@ class SandwichLN(
 
     final_norm = True
     norms_per_sublayer = 2
-
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[
-            Literal["scaled", "plain"], Field(description="o and w2 at 1/sqrt(2N), or at 1")
-        ] = "scaled",
-    ) -> None:
-        super().__init__(layer, depth, parts)
+    start: Annotated[
+        Literal["scaled", "plain"], Field(description="o and w2 at 1/sqrt(2N), or at 1")
+    ] = "scaled"
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, start: str = "scaled") -> float:
-        return (2 * depth) ** -0.5 if start == "scaled" and role in ("o", "w2") else 1.0
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return (2 * depth) ** -0.5 if cls.start == "scaled" and role in ("o", "w2") else 1.0
 
     def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
         return x + after(G(before(x)))
@@ -178,8 +167,7 @@ class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.0231
     final_norm = True
     norms_per_sublayer = 0
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.before_both = parts.norm()
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
@@ -209,22 +197,15 @@ class ResPostNorm(
     """
 
     final_norm = True
+    start: Annotated[float, Field(ge=0, description="where the norms' gains start")] = 1.0
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[float, Field(ge=0, description="where the norms' gains start")] = 1.0,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        for (norm,) in self.each("norms"):
+    def setup(self, parts: Parts) -> None:
+        for (norm,) in self.per_sublayer("norms"):
             if norm.gain is not None:
-                norm.gain.start = start
-            elif start != 1:
+                norm.gain.start = self.start
+            elif self.start != 1:
                 raise ConfigError(
-                    f"model.scheme_options.start: found {start:g} and model.norm.gain: false, "
+                    f"model.scheme_options.start: found {self.start:g} and model.norm.gain: false, "
                     "without which there is no gain to start; allowed with model.norm.gain=true",
                     key="model.scheme_options.start",
                 )

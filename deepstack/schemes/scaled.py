@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.parameters.role import RoleParameter, parameter
+from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 
 
@@ -25,9 +25,8 @@ class LNScaling(
     final_norm = True
     factor: Tensor
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
-        self.register_buffer("factor", torch.tensor(layer**-0.5), persistent=False)
+    def setup(self, parts: Parts) -> None:
+        self.register_buffer("factor", torch.tensor(self.layer_index**-0.5), persistent=False)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x) * self.factor)
@@ -42,26 +41,14 @@ class LayerScale(
     """
 
     final_norm = True
+    start: Annotated[float | None, Field(description="where s starts; null: by depth")] = None
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        start: Annotated[float | None, Field(description="where s starts; null: by depth")] = None,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        usual = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
-        begin = usual if start is None else start
-        self.of_each("scale", lambda: parameter(parts.d_model, role="scheme", start=begin))
+    def setup(self, parts: Parts) -> None:
+        usual = 0.1 if self.depth <= 18 else 1e-5 if self.depth <= 24 else 1e-6
+        start = usual if self.start is None else self.start
+        self.add_per_sublayer("scale", lambda: parameter(parts.d_model, role="scheme", start=start))
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, scale in zip(sublayers, self.norm_functions, self.each("scale"), strict=True):
-            x = self.residual(x, G, *norms, scale=scale)
-        return x
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, scale: RoleParameter) -> Tensor:
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, scale: Tensor) -> Tensor:
         return x + scale * G(norm(x))
 
 
@@ -77,8 +64,7 @@ class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049", static=T
 
     final_norm = True
 
-    def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-        super().__init__(layer, depth, parts)
+    def setup(self, parts: Parts) -> None:
         self.gate = parameter(1, role="scheme", start="zero")
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
@@ -97,22 +83,15 @@ class DeepScaleLM(
     """
 
     final_norm = True
+    k: Annotated[float, Field(gt=0, description="b^2 = k/N")] = 2.0
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        k: Annotated[float, Field(gt=0, description="b^2 = k/N")] = 2.0,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.branch = min(k / depth, 0.5) ** 0.5
+    def setup(self, parts: Parts) -> None:
+        self.branch = min(self.k / self.depth, 0.5) ** 0.5
         self.skip = (1 - self.branch**2) ** 0.5
 
     @classmethod
-    def alpha(cls, depth: int, *, k: float = 2.0) -> float:
-        return (1 - min(k / depth, 0.5)) ** 0.5
+    def alpha(cls, depth: int) -> float:
+        return (1 - min(cls.k / depth, 0.5)) ** 0.5
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return self.skip * x + self.branch * G(norm(x))
@@ -127,21 +106,14 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
     """
 
     final_norm = True
+    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.factor = (depth / base) ** -0.5
+    def setup(self, parts: Parts) -> None:
+        self.factor = (self.depth / self.base) ** -0.5
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, base: int = 2, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / base, 0.5, optimizer)
+    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
+        return branch_optim(role, depth / cls.base, 0.5, optimizer)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
@@ -159,21 +131,14 @@ class CompleteP(
     """
 
     final_norm = True
+    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.factor = base / depth
+    def setup(self, parts: Parts) -> None:
+        self.factor = self.base / self.depth
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, base: int = 2, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / base, 1.0, optimizer)
+    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
+        return branch_optim(role, depth / cls.base, 1.0, optimizer)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
@@ -191,25 +156,15 @@ class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", s
     """
 
     final_norm = True
+    ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t of layer 1 is 1")] = 1000
     ramp: Tensor
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        ramp_steps: Annotated[int, Field(ge=1, description="steps until a_t of layer 1 is 1")] = (
-            1000
-        ),
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        self.until = layer * ramp_steps
+    def setup(self, parts: Parts) -> None:
         self.register_buffer("ramp", torch.zeros(()), persistent=False)
 
     def at_step(self, step: int) -> None:
         finished = max(step - 1, 0)
-        self.ramp.fill_(min(1.0, finished / self.until))
+        self.ramp.fill_(min(1.0, finished / (self.layer_index * self.ramp_steps)))
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + self.ramp * G(norm(x))
@@ -221,39 +176,25 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
     Menghani et al. 2024, arXiv:2411.07501, section 2.2 (the low-rank version): around every
     sublayer the residual stream also passes a trained linear map; it starts as Pre-LN.  A starts
     with A_ji = 1/sqrt(rank d) where i mod rank = j, and 0 elsewhere, as for the paper's language
-    models (section 3.3), whose rank is 4 and 64.  The difference from that is stored.  The paper's
-    weights of x and G, bounded by a function that it leaves open, are not implemented.
+    models (section 3.3), whose rank is 4 and 64.  The difference from that is stored as `down`; B
+    is `up`.  The paper's weights of x and G, bounded by a function that it leaves open, are not
+    implemented.
     """
 
     final_norm = True
+    extra_streams = 2
+    rank: Annotated[int, Field(ge=1, description="of the map beside the identity")] = 4
     begin: Tensor
 
-    def __init__(
-        self,
-        layer: int,
-        depth: int,
-        parts: Parts,
-        *,
-        rank: Annotated[int, Field(ge=1, description="of the map beside the identity")] = 4,
-    ) -> None:
-        super().__init__(layer, depth, parts)
-        d = parts.d_model
+    def setup(self, parts: Parts) -> None:
+        d, rank = parts.d_model, self.rank
         ones = torch.arange(d) % rank == torch.arange(rank)[:, None]
         self.register_buffer("begin", ones / (rank * d) ** 0.5, persistent=False)
-        self.of_each("down", lambda: parameter(rank, d, role="scheme", start="zero"))
-        self.of_each("up", lambda: parameter(d, rank, role="scheme", start="zero"))
+        self.add_per_sublayer("down", lambda: parameter(rank, d, role="scheme", start="zero"))
+        self.add_per_sublayer("up", lambda: parameter(d, rank, role="scheme", start="zero"))
 
-    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
-        for G, norms, A, B in zip(
-            sublayers, self.norm_functions, self.each("down"), self.each("up"), strict=True
-        ):
-            x = self.residual(x, G, *norms, A=A, B=B)
-        return x
-
-    def residual(
-        self, x: Tensor, G: Sublayer, norm: Norm, *, A: RoleParameter, B: RoleParameter
-    ) -> Tensor:
-        return x + F.linear(F.linear(x, self.begin + A), B) + G(norm(x))
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, down: Tensor, up: Tensor) -> Tensor:
+        return x + F.linear(F.linear(x, self.begin + down), up) + G(norm(x))
 
 
 def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:

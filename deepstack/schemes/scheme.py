@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from torch import Tensor, nn
 
-from deepstack.errors import ConfigError, PluginError
-from deepstack.options import Option, options_of, validated
+from deepstack.config import StackSizes
+from deepstack.errors import PluginError
+from deepstack.options import Options, options_of_class, options_of_function
 from deepstack.registry import Registry
 from deepstack.schemes.check_class import check_class
 from deepstack.schemes.tap import Tap, with_tap
 
-T = TypeVar("T")
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
 Sublayer = Callable[[Tensor], Tensor]
@@ -28,7 +27,7 @@ Family = Literal["encoder", "decoder", "encoder_decoder"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
-class Place(NamedTuple):
+class StackPosition(NamedTuple):
     """The position of a stack in its model: family, side, and the depths of both sides.
 
     encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
@@ -48,7 +47,10 @@ class Place(NamedTuple):
         return self.encoder_depth if self.side == "encoder" else self.decoder_depth
 
 
-ALONE = Place()
+Place = StackPosition
+"""The name of the class in plugins."""
+
+ALONE = StackPosition()
 """The default position: an encoder without a decoder, of any depth."""
 
 
@@ -56,7 +58,8 @@ ALONE = Place()
 class Parts:
     """The parts from which a scheme is built: the stack's sizes, its norm and its sublayers.
 
-    sublayers: their names in the order in which the stream passes them.  place: see `Place`.
+    sublayers: their names in the order in which the stream passes them.  place: see
+    `StackPosition`.
     gated: whether the feed-forward has a gate.  make_norm builds a norm of a given width.
     """
 
@@ -65,7 +68,7 @@ class Parts:
     n_heads: int
     make_norm: Callable[[int], nn.Module]
     sublayers: tuple[str, ...] = ("attention", "feed_forward")
-    place: Place = ALONE
+    place: StackPosition = ALONE
     gated: bool = False
 
     def norm(self, width: int | None = None) -> nn.Module:
@@ -93,23 +96,30 @@ class Scheme(nn.Module):
     runs the same operations and reads no Python value that changes during training, so that a step
     can be recorded once and replayed.
 
+    Options (`model.scheme_options` in a configuration) are annotated class attributes with a
+    default, such as `power: float = 0.25`.  A stack runs a subclass in which they have the values
+    of its configuration; class methods read `cls.power`, and `cls.place`, the stack's position.
+
+    registered=False in the first line declares a common base of several schemes.
+
     A subclass overrides `residual` (one sublayer) or, if its sublayers join differently, `layer`.
 
+    - `setup`: makes parameters, `slots` and buffers.
     - `alpha` and `beta`: its coefficients at a depth; None if it has none.
     - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training.
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
+    - `extra_streams`, `extra_memory`: what a training step keeps in addition to Pre-LN's.
     - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
     - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
-    - `of_each`: registers one module or parameter for each sublayer.
     - `enter`, `leave`: convert x to several streams and back.
     - `at_step`: sets values that depend on the step.
     - `calibrate`: starts parameters from data.
     - `project`: constrains matrices, at the start and after every step.
 
-    Further keyword-only arguments of `__init__` are its options in a configuration
-    (`model.scheme_options`).  `alpha`, `beta`, `gain`, `project` and `optim` receive the options
-    that they name; all but `optim` also receive `place` if they name it.
+    A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
+    `gain`, `project` and `optim` receive each option that they name as an argument, and `place`,
+    `qkv` (of 'model.init') and `optimizer` (of 'train').
     """
 
     name: ClassVar[str]
@@ -125,19 +135,45 @@ class Scheme(nn.Module):
     normalised: ClassVar[bool] = True  # whether F is a norm's output, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
     uniform: ClassVar[bool] = True  # whether a compiler sees one kind of layer, or a few kinds
+    extra_streams: ClassVar[int] = 0  # tensors like x that each sublayer keeps for its gradients
     # Declared by defining a method, see `CAPABILITIES`.
     changes_by_step: ClassVar[bool] = False  # `at_step` sets buffers before each step
     reads_data: ClassVar[bool] = False  # `calibrate` starts parameters from the first batch
     maps_stream: ClassVar[bool] = False  # `enter` and `leave` convert x to a stream and back
     constrains: ClassVar[bool] = False  # `project` changes matrices after each step
     joins_sublayers: ClassVar[bool] = False  # `layer` is more than `residual` for each sublayer
+    # Set for each class.
+    attribute_options: ClassVar[Options] = {}  # options declared as attributes
+    argument_options: ClassVar[Options] = {}  # options declared as arguments of `__init__`
+    residual_values: ClassVar[tuple[str, ...]] = ()  # keywords of `residual`, by `per_sublayer`
+    place: StackPosition = ALONE
     tap: Tap | None = None
     norm_functions: tuple[tuple[Any, ...], ...]  # the norms that `layer` calls, for each sublayer
 
     def __init_subclass__(
-        cls, *, name: str = "", label: str = "", paper: str = "", static: bool = False
+        cls,
+        *,
+        name: str = "",
+        label: str = "",
+        paper: str = "",
+        static: bool = False,
+        registered: bool = True,
     ) -> None:
         super().__init_subclass__()
+        defined = vars(cls).keys()
+        for method in CAPABILITIES.keys() & defined:
+            setattr(cls, CAPABILITIES[method], True)
+        if "post_scale" not in defined and defined & {"residual", "layer", "at_step"}:
+            cls.post_scale = Scheme.post_scale  # type: ignore[method-assign]
+        if "residual" in defined:
+            parameters = inspect.signature(cls.residual).parameters.values()
+            keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+            cls.residual_values = tuple(p.name for p in keywords)
+            cls.residual = with_tap(cls.residual)  # type: ignore[method-assign]
+        inherited, owner = cls.attribute_options, f"the scheme {name or cls.__name__}"
+        cls.attribute_options = options_of_class(cls, Scheme, inherited, owner)
+        if not registered:
+            return
         if not (name and label and paper):
             raise PluginError(
                 f"the scheme {cls.__name__}: its first line lacks name, label or paper: class "
@@ -146,51 +182,56 @@ class Scheme(nn.Module):
         cls.name, cls.label, cls.paper, cls.static = name, label, paper, static
         if not cls.families or not set(cls.families) <= set(FAMILIES):
             raise PluginError(
-                f"the scheme {name}: families is {cls.families!r}; allowed: some of "
-                f"{', '.join(FAMILIES)}"
+                f"{owner}: families is {cls.families!r}; allowed: some of {', '.join(FAMILIES)}"
             )
-        own = [p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        for option in own:
-            bare = option.annotation is option.empty or option.default is option.empty
-            if bare:
-                raise PluginError(
-                    f"the scheme {name}: option {option.name!r} needs a type annotation and a "
-                    "default"
-                )
-        check_class(cls, Scheme, [option.name for option in own])
-        defined = vars(cls).keys()
-        for method in CAPABILITIES.keys() & defined:
-            setattr(cls, CAPABILITIES[method], True)
-        if "post_scale" not in defined and defined & {"residual", "layer", "at_step"}:
-            cls.post_scale = Scheme.post_scale  # type: ignore[method-assign]
-        if "residual" in defined:
-            cls.residual = with_tap(cls.residual)  # type: ignore[method-assign]
+        cls.argument_options = options_of_function(cls.__init__, owner)
+        check_class(cls, Scheme)
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 
+    @classmethod
+    def configure(
+        cls, options: Mapping[str, Any] | None = None, place: StackPosition = ALONE
+    ) -> type[Self]:
+        """Return a subclass whose attributes have these values of options, at this position."""
+        chosen = {
+            key: value for key, value in (options or {}).items() if key in cls.attribute_options
+        }
+        named = {key: getattr(cls, key) for key in ("__module__", "__qualname__", "__doc__")}
+        return type(cls.__name__, (cls,), {**named, **chosen, "place": place}, registered=False)
+
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:
         super().__init__()
-        self.layer_index, self.depth, self.place = layer, depth, parts.place
+        self.layer_index, self.depth = layer, depth
         self.sublayers = parts.sublayers
         count = self.norms_per_sublayer
-        self.of_each("norms", lambda: nn.ModuleList(parts.norm() for _ in range(count)))
+        self.add_per_sublayer("norms", lambda: nn.ModuleList(parts.norm() for _ in range(count)))
         self.slots = nn.ModuleDict()
         self.call_norms(None)
+        self.setup(parts)
 
-    def of_each(self, what: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
-        """Set `attention_<what>`, `feed_forward_<what>`, …: one result of `make` a sublayer."""
+    def setup(self, parts: Parts) -> None:
+        """Make the parameters, slots and buffers of this layer; by default, none."""
+
+    def add_per_sublayer(self, name: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
+        """Set `attention_<name>`, `feed_forward_<name>`, …: one result of `make` a sublayer.
+
+        `layer` passes them to `residual`, if that has a keyword-only argument of this name.
+        """
         for sublayer in self.sublayers:
-            setattr(self, f"{sublayer}_{what}", make())
+            setattr(self, f"{sublayer}_{name}", make())
 
-    def each(self, what: str) -> list[Any]:
-        """Return the attributes set by `of_each`, in the order of the sublayers."""
-        return [getattr(self, f"{sublayer}_{what}") for sublayer in self.sublayers]
+    def per_sublayer(self, name: str) -> list[Any]:
+        """Return the attributes set by `add_per_sublayer`, in the order of the sublayers."""
+        return [getattr(self, f"{sublayer}_{name}") for sublayer in self.sublayers]
+
+    of_each, each = add_per_sublayer, per_sublayer  # the names in plugins
 
     def call_norms(self, as_function: Callable[[nn.Module], Norm] | None) -> None:
         """Make `layer` call as_function(norm) for each norm; with None, the norms themselves."""
         self.norm_functions = tuple(
             tuple(as_function(norm) if as_function else norm for norm in norms)
-            for norms in self.each("norms")
+            for norms in self.per_sublayer("norms")
         )
 
     def post_scale(self) -> float | None:
@@ -215,17 +256,13 @@ class Scheme(nn.Module):
     def gain(cls, role: str, layer: int, depth: int) -> float:
         """Return the factor on the standard deviation of a role's initial matrix.
 
-        layer is 1..N, and 0 outside the layers (embedding, position, head).  A keyword `qkv`
-        receives 'model.init.qkv'.
+        layer is 1..N, and 0 outside the layers (embedding, position, head).
         """
         return 1.0
 
     @classmethod
     def optim(cls, role: str, depth: int) -> Optim:
-        """Return the factors on the learning rate, weight decay and epsilon of a role.
-
-        A keyword `optimizer` receives the name in 'train.optimizer'.
-        """
+        """Return the factors on the learning rate, weight decay and epsilon of a role."""
         return Optim()
 
     @classmethod
@@ -238,6 +275,11 @@ class Scheme(nn.Module):
         for a value of a tensor: use `torch.where`, not `if`.
         """
 
+    @classmethod
+    def extra_memory(cls, sizes: StackSizes) -> int:
+        """Return the bytes that a stack keeps for its gradients, in addition to Pre-LN's."""
+        return cls.extra_streams * sizes.sublayers * sizes.stream
+
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
         """Join one sublayer to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
         raise PluginError(
@@ -247,8 +289,9 @@ class Scheme(nn.Module):
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         """Run the whole layer: `residual` around each sublayer in turn, the feed-forward last."""
-        for G, norms in zip(sublayers, self.norm_functions, strict=True):
-            x = self.residual(x, G, *norms)
+        for name, G, norms in zip(self.sublayers, sublayers, self.norm_functions, strict=True):
+            values = {key: getattr(self, f"{name}_{key}") for key in self.residual_values}
+            x = self.residual(x, G, *norms, **values)
         return x
 
     def pass_over(self, x: Stream) -> Stream:
@@ -292,28 +335,3 @@ CAPABILITIES = {
 def visible(stream: Stream) -> Tensor:
     """Return the tensor that represents a stream in charts: the stream itself or its first item."""
     return stream if isinstance(stream, Tensor) else stream[0]
-
-
-def with_options(method: Callable[..., T], options: Mapping[str, Any]) -> Callable[..., T]:
-    """Bind to a class method of a scheme the options that it names."""
-    known = inspect.signature(method).parameters
-    return partial(method, **{key: value for key, value in options.items() if key in known})
-
-
-def find_scheme(name: str, options: Mapping[str, Any]) -> tuple[type[Scheme], dict[str, Any]]:
-    """Return a configuration's scheme and all its options, validated against its `__init__`.
-
-    Raises ConfigError with the nearest name for an unknown scheme or option.
-    """
-    try:
-        scheme = SCHEMES[name]
-    except ConfigError as error:
-        raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
-    section = "model.scheme_options"
-    given = validated(scheme, options, kind="scheme", name=name, section=section)
-    return scheme, {option.name: option.default for option in scheme_options(name)} | given
-
-
-def scheme_options(name: str) -> list[Option]:
-    """Return the options of a scheme: the keyword-only arguments of its `__init__`."""
-    return options_of(SCHEMES[name], given=(), kind="scheme", name=name)

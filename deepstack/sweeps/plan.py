@@ -18,6 +18,7 @@ from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
+from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
@@ -197,7 +198,7 @@ def plan(
                 folder=folder,
                 state=state,
                 parameters=parameters,
-                memory=conf.memory_estimate(config, vocab_size),
+                memory=conf.memory_estimate(config, vocab_size, scheme_memory(config)),
                 values=combination.values,
                 overridden=combination.overridden,
             )

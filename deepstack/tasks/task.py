@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from deepstack.config import Config
 from deepstack.errors import ConfigError, PluginError
-from deepstack.options import Option, options_of, validated
+from deepstack.options import Options, options_of_function, validated
 from deepstack.registry import Registry, place_of, refuse_no_name
 
 IGNORE = -100
@@ -191,9 +191,10 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
     return register
 
 
-def task_options(name: str) -> list[Option]:
+def task_options(name: str) -> Options:
     """Return the options of task `name`, in the order of its function's parameters."""
-    return options_of(TASKS[name], given=_GIVEN, kind="task", name=name)
+    options = options_of_function(TASKS[name], f"task {name!r}")
+    return {key: option for key, option in options.items() if key not in _GIVEN}
 
 
 def task_families(name: str) -> tuple[str, ...]:
@@ -214,7 +215,7 @@ def build_task(
         function = TASKS[name]
     except ConfigError as error:
         raise ConfigError(str(error), key="task.name") from None
-    values = validated(function, options, given=_GIVEN, kind="task", name=name, section="task")
+    values = validated(task_options(name), options, kind="task", name=name, section="task")
     families = task_families(name)
     if family not in families:
         able = ", ".join(other for other in TASKS if family in task_families(other))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepstack.config.schema import MATRICES
 from deepstack.diagnostics import ModelUpdate
-from deepstack.schemes import find_scheme, with_options
+from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.claim_stack import (
     FLAT,
@@ -86,7 +86,7 @@ def theorem_4_2(seed: int) -> Finding:
     random, trained, extra, lines = [], [], [], []
     for name in OF_THE_THEOREM:
         ratios = torch.tensor([bound_over_update(s, name, "sgd", steps) for s in seeds])
-        label = find_scheme(name, {})[0].label
+        label = SCHEMES[name].label
         at_least: dict[str, Any] = {"relation": ">="}
         random.append(Part.mean(f"{label}: Σ/‖ΔF‖, Δθ random", 1.0, ratios[:, 0], **at_least))
         least = ratios[:, 1:].amin(dim=1)
@@ -94,7 +94,7 @@ def theorem_4_2(seed: int) -> Finding:
         lines.append(Line.mean(label, list(range(1, steps + 1)), ratios[:, 1:]))
     for name in ("post_ln", "deepnorm"):
         ratios = torch.tensor([bound_over_update(s, name, "adam", steps) for s in seeds])
-        quantity = f"{find_scheme(name, {})[0].label}: least Σ/‖ΔF‖ of Adam"
+        quantity = f"{SCHEMES[name].label}: least Σ/‖ΔF‖ of Adam"
         least = ratios[:, 1:].amin(dim=1)
         extra.append(Part.mean(quantity, 1.0, least, relation=">=", stated=False))
     lines.append(Line("the bound", [1, steps], [1.0, 1.0], False))
@@ -120,10 +120,9 @@ def solved(depth: int, share: float, link: float) -> tuple[float, float]:
 
 def coefficients(name: str, depth: int, **options: Any) -> tuple[float, float]:
     """Return a scheme's alpha and beta."""
-    scheme, _ = find_scheme(name, options)
-    alpha, beta = (with_options(f, options)(depth) for f in (scheme.alpha, scheme.beta))
-    assert alpha is not None and beta is not None
-    return alpha, beta
+    scheme = StackScheme(name, options, StackPosition(encoder_depth=depth))
+    assert scheme.alpha is not None and scheme.beta is not None
+    return scheme.alpha, scheme.beta
 
 
 @claim("C10", LAYER_CAKE)
@@ -174,7 +173,7 @@ def condition(seed: int) -> Finding:
         chosen_options: dict[str, Any] = {"power": 0.4} if name == "deepnorm_power" else {}
         changes: dict[str, Any] = {"model.scheme": name, "model.scheme_options": chosen_options}
         moved = growth(seeds, changes, (6, 36))
-        label = find_scheme(name, chosen_options)[0].label + (", p = 0.4" if chosen_options else "")
+        label = SCHEMES[name].label + (", p = 0.4" if chosen_options else "")
         quantity = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
         parts.append(
             Part.mean(quantity, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False)

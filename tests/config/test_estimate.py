@@ -13,6 +13,7 @@ from deepstack.config import estimate, too_large
 from deepstack.diagnostics.watch import TOGETHER
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.fast import FEW_STEPS
+from deepstack.schemes import scheme_memory
 from deepstack.training import Observer
 
 
@@ -112,7 +113,7 @@ def test_memory_estimate_of_measured_runs(settings: str, megabytes: tuple[int, i
     usual = ["runtime.device=cpu", "train.eval_batches=1", *settings.split()]
     for replay, peak in zip(("true", "false"), megabytes, strict=True):
         config = conf.parse_config("", overrides=[*usual, f"runtime.replay={replay}"])
-        assert 0.7 < conf.memory_estimate(config, 257) / 1e6 / peak < 1.5
+        assert 0.7 < conf.memory_estimate(config, 257, scheme_memory(config)) / 1e6 / peak < 1.5
 
 
 def test_the_estimate_knows_what_it_cannot_import() -> None:

@@ -11,7 +11,8 @@ from helpers import ROOT
 from deepstack.config import load_config, load_study, with_overrides
 from deepstack.config.examples import example
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, places
+from deepstack.model import build_model
+from deepstack.schemes import stack_positions
 from deepstack.sweeps import expand
 from deepstack.tasks import task_of
 
@@ -38,7 +39,7 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
     for each in {c.model.scheme: c for c in configs}.values():  # in few layers: it is built alike
         config = with_overrides(each, {"model.depth": 2})
         counts = build_model(config, vocab_size=vocab, device="meta").banks.count()
-        layers = sum(place.depth for place in places(config.model).values())
+        layers = sum(place.depth for place in stack_positions(config.model).values())
         assert counts["w1"] == layers * config.model.d_model * (config.model.d_ff or 0)
 
 

@@ -27,7 +27,7 @@ from deepstack.errors import ConfigError, Interrupted, NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.parameters import RoleParameter
+from deepstack.parameters import RoleParameter, has_role
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
@@ -78,7 +78,7 @@ class Moved:
         new, roles = dict(self.last.named_parameters()), dict(self.model.named_parameters())
         for name, old in model.named_parameters():
             one = roles[name]
-            assert isinstance(one, RoleParameter)
+            assert has_role(one)
             step = scale * (new[name].detach().double() - old.detach())
             old.data += step * belongs(part, name, one, len(self.model.layers))
         return model

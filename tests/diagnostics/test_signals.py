@@ -90,7 +90,7 @@ def test_gradient_ratios_are_those_of_the_definition(scheme: str, family: str) -
             assert math.isnan(predicted)
         else:
             place = look.model.layers[layer].scheme.place
-            alpha = SCHEMES[scheme].alpha(3, **({"place": place} if scheme == "deepnorm" else {}))
+            alpha = SCHEMES[scheme].configure(place=place).alpha(3)
             square = (alpha or 1.0) ** 2 + g.var(dim=-1, correction=0).mean().item()
             assert predicted == pytest.approx(square**-0.5, rel=1e-4)
 

@@ -131,7 +131,7 @@ def literally(config: Config, run: Run, step: int) -> float:
     for side, stack in built.model.stacks.items():
         count = len(stack.layers)
         deep = config.model.scheme == "deepnorm"
-        a = DeepNorm.alpha(count, place=stack.place) if deep else 1.0
+        a = DeepNorm.configure(place=stack.place).alpha(count) if deep else 1.0
         for layer in range(count):
             for name in stack.schemes[0].sublayers:
                 kept, pairs = 1.0, []

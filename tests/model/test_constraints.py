@@ -180,7 +180,7 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
 
 def test_a_scheme_without_one_costs_nothing() -> None:
     built = build_model(config(model__scheme="pre_ln"), vocab_size=257)
-    assert built.project is None and built.projection() is None
+    assert built.projection() is None
 
 
 def test_one_that_gives_something_is_told_to_write_in_place() -> None:

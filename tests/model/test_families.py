@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import deepstack
 from deepstack import config as conf
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, generate, places
+from deepstack.model import build_model, decoder_of, generate
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
-from deepstack.schemes import FAMILIES, SCHEMES, find_scheme, with_options
+from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS
 
 DECODERS = [
@@ -169,14 +169,12 @@ def test_an_encoder_decoder_equals_torchs_own(name: str, norm_first: bool) -> No
 @pytest.mark.parametrize("ratio", [1, 3])
 def test_coefficients_of_an_encoder_decoder(N: int, ratio: int) -> None:
     M = max(1, N // ratio)
-    sides = places(
-        config(model__family="encoder_decoder", model__depth=N, model__decoder_depth=M).model
-    )
+    depths = {"model__depth": N, "model__decoder_depth": M}
 
     def of(name: str, what: str, side: str, *words: Any) -> Any:
-        scheme, options = find_scheme(name, {})
-        place = sides[side]
-        return with_options(getattr(scheme, what), options | {"place": place})(*words, place.depth)
+        given = config(model__scheme=name, model__family="encoder_decoder", **depths)
+        found = getattr(stack_schemes(given)[side], what)
+        return found(*words) if words else found
 
     log = np.log
     expected = {
@@ -211,18 +209,15 @@ def test_coefficients_of_an_encoder_decoder(N: int, ratio: int) -> None:
 def test_matrices_start_with_the_gain_of_their_side(name: str, family: str) -> None:
     given = config(model__scheme=name, model__family=family, model__depth=4, model__d_model=64)
     built = build_model(given, vocab_size=VOCAB)
-    sides = places(given.model)
-    scheme, options = find_scheme(name, {})
+    schemes = stack_schemes(given)
     seen = set()
     for bank in built.banks:
         if bank.start != "matrix" or bank.stack is None:
             continue
-        place = sides[bank.stack]
         for role, (values,) in bank.by_role():
-            gain = with_options(scheme.gain, options | {"place": place})
             for layer, matrix in enumerate(values, start=1):
                 n_out, n_in = matrix.shape
-                std = gain(role, layer, place.depth) * (2 / (n_in + n_out)) ** 0.5
+                std = schemes[bank.stack].gain(role, layer) * (2 / (n_in + n_out)) ** 0.5
                 if name == "ngpt":  # vectors along the stream have norm 1, whatever was drawn
                     std = 64**-0.5
                 assert matrix.std().item() == pytest.approx(

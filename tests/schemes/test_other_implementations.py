@@ -24,8 +24,7 @@ from helpers.others_stacks import (
 from helpers.others_weights import ATTENTION_BIASES, PAIRS, TOKENS, D, config_of, model_of
 from torch import Tensor
 
-from deepstack.model import places
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, stack_positions
 from deepstack.schemes.hyper_connections import mix
 
 pytestmark = pytest.mark.others
@@ -124,11 +123,11 @@ def test_torchscale_scales_the_same_matrices_alike(scheme: str, family: str, dep
     plain = torchscale(FLAGS["pre_ln"], family, depth, config.model.decoder_depth or depth)
     own: Any = SCHEMES[scheme]
     for (side, place), after, before in zip(
-        places(config.model).items(), scaled, plain, strict=True
+        stack_positions(config.model).items(), scaled, plain, strict=True
     ):
         N, where = len(after.layers), (family, side)
         upside_down = scheme == "deepnorm" and where == ("encoder_decoder", "encoder")
-        alpha = own.alpha(N, place=place) if scheme == "deepnorm" else 1.0
+        alpha = own.configure(place=place).alpha(N) if scheme == "deepnorm" else 1.0
         assert [layer.alpha for layer in after.layers] == pytest.approx([alpha] * N)
         found, seen = dict(after.named_parameters()), set()
         for name, start in before.named_parameters():

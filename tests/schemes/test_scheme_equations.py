@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,8 @@ from torch import Tensor
 
 import deepstack
 from deepstack.fast.fuse import fuse
-from deepstack.schemes import SCHEMES, find_scheme
+from deepstack.model import Layer, build_model
+from deepstack.schemes import SCHEMES
 
 
 def twice(step: Callable[..., Tensor]) -> Callable[[Pieces, Tensor], Tensor]:
@@ -311,19 +311,6 @@ def test_admins_closed_forms(start: str, value: float) -> None:
     model.calibrate(torch.arange(12).view(2, 6) % 11)
     for layer in model.model.layers:
         assert layer.scheme.attention_omega.tolist() == pytest.approx([value] * D)
-
-
-GIVEN = ("optimizer", "place", "qkv")  # from the configuration, not options of a scheme
-
-
-@pytest.mark.parametrize("name", SCHEMES.names())
-def test_options_default_to_the_same_everywhere(name: str) -> None:
-    """`gain`, `alpha`, … may be called without options: their defaults are the scheme's own."""
-    scheme, options = find_scheme(name, {})
-    for method in (scheme.alpha, scheme.beta, scheme.gain, scheme.optim):
-        for key, parameter in inspect.signature(method).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and key not in GIVEN:
-                assert parameter.default == options[key], (method, key)
 
 
 @pytest.mark.parametrize("name", some(SCHEMES.names(), 3, 1))

@@ -94,15 +94,17 @@ def test_gains_are_the_papers(name: str) -> None:
 
 def test_options_choose_the_other_reading() -> None:
     ds_init, post_ln_init = SCHEMES["ds_init"], SCHEMES["post_ln_init"]
-    assert ds_init.gain("v", 16, 20, exponent=0.25, scale=0.5) == pytest.approx(0.25)
-    assert post_ln_init.gain("q", 2, 9, matrices="value_path") == 1.0
-    assert post_ln_init.gain("v", 2, 9, matrices="value_path") == 1 / 8
-    sandwich_ln = SCHEMES["sandwich_ln"]
-    assert {sandwich_ln.gain(role, 1, 50, start="plain") for role in IN_LAYERS} == {1.0}
-    assert SCHEMES["b2t"].gain("q", 2, 16, rescale=True) == 0.25
-    power = SCHEMES["deepnorm_power"]
+    half = ds_init.configure({"exponent": 0.25, "scale": 0.5})
+    assert half.gain("v", 16, 20) == pytest.approx(0.25)
+    value_path = post_ln_init.configure({"matrices": "value_path"})
+    assert value_path.gain("q", 2, 9) == 1.0
+    assert value_path.gain("v", 2, 9) == 1 / 8
+    sandwich_ln = SCHEMES["sandwich_ln"].configure({"start": "plain"})
+    assert {sandwich_ln.gain(role, 1, 50) for role in IN_LAYERS} == {1.0}
+    assert SCHEMES["b2t"].configure({"rescale": True}).gain("q", 2, 16) == 0.25
     for p in (0.0, 0.3, 0.5):  # on the curve 2N (v² + w²) / alpha² = 1
-        alpha, beta = power.alpha(50, power=p), power.beta(50, power=p)
+        power = SCHEMES["deepnorm_power"].configure({"power": p})
+        alpha, beta = power.alpha(50), power.beta(50)
         assert 2 * 50 * 2 * beta**2 / alpha**2 == pytest.approx(1)
 
 
@@ -110,7 +112,7 @@ def test_options_choose_the_other_reading() -> None:
 def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> None:
     m = 100 / 4
     for role in ("q", "w2", "bias", "norm_gain"):
-        lr, decay, eps = SCHEMES[name].optim(role, 100, base=4)
+        lr, decay, eps = SCHEMES[name].configure({"base": 4}).optim(role, 100)
         assert (lr, decay, eps) == (pytest.approx(m ** (power - 1)), 1.0, pytest.approx(m**-power))
     assert SCHEMES[name].optim("embedding", 100) == (1.0, 1.0, 1.0)
     config = with_overrides(

@@ -97,14 +97,14 @@ def test_chosen_positions_are_exact_and_uniform() -> None:
 
 
 def test_options_are_listed_with_type_default_and_description() -> None:
-    options = {option.name: option for option in task_options("text")}
+    options = task_options("text")
     assert list(options) == ["path", "mask_rate", "mask_split", "span", "held_out"]
     assert options["mask_rate"].type == "number > 0, <= 1"
     assert options["mask_rate"].default == 0.15
     assert options["path"].type == "non-empty string or null"
     assert options["mask_split"].type == "list of 3 values, each number >= 0, <= 1"
     for name in NAMES:
-        assert all(option.description for option in task_options(name))
+        assert all(option.description for option in task_options(name).values())
 
 
 @pytest.mark.parametrize(

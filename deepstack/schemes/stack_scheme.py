@@ -1,0 +1,152 @@
+"""The scheme of one stack: a scheme's class with its options, depth and position."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from deepstack.config import Config, Model, StackSizes
+from deepstack.errors import ConfigError, PluginError
+from deepstack.options import Options, validated
+from deepstack.schemes.check_class import defined_at
+from deepstack.schemes.check_instance import check_equal_parameters
+from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
+
+
+class StackScheme:
+    """A scheme in one stack: its coefficients, its constraint and its layers.
+
+    scheme: a subclass of the registered class, configured for this stack.  options: all of them.
+    Raises ConfigError with the nearest name for an unknown scheme or option.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        place: StackPosition,
+        *,
+        qkv: str = "separate",
+        optimizer: str = "adamw",
+    ) -> None:
+        try:
+            registered = SCHEMES[name]
+        except ConfigError as error:
+            raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
+        known, section = scheme_options(name), "model.scheme_options"
+        given = validated(known, options, kind="scheme", name=name, section=section)
+        self.options = {key: option.default for key, option in known.items()} | given
+        self.place = place
+        self.scheme = registered.configure(self.options, place)
+        arguments = {"qkv": qkv, "optimizer": optimizer} | self.options | {"place": place}
+
+        def bind(method: Callable[..., Any]) -> Callable[..., Any]:
+            """Bind the arguments that a method of the scheme names."""
+            names = inspect.signature(method).parameters
+            return partial(method, **{key: arguments[key] for key in arguments if key in names})
+
+        scheme = self.scheme
+        self._alpha, self._beta = bind(scheme.alpha), bind(scheme.beta)
+        self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
+        self._project = bind(scheme.project)
+
+    @property
+    def alpha(self) -> float | None:
+        """The residual coefficient of this stack, or None."""
+        return self._alpha(self.place.depth)
+
+    @property
+    def beta(self) -> float | None:
+        """The initialisation gain of this stack, or None."""
+        return self._beta(self.place.depth)
+
+    def gain(self, role: str, layer: int) -> float:
+        """Return the factor on a role's initial matrix; layer is 1..N, 0 outside the layers.
+
+        Raises PluginError unless it is a finite number >= 0.
+        """
+        depth = self.place.depth
+        call = f"{defined_at(self.scheme, 'gain')}gain({role!r}, {layer}, {depth})"
+        try:
+            value = self._gain(role, layer, depth)
+        except ZeroDivisionError as error:
+            raise PluginError(
+                f"{call}: {error}; layer is 1..N, and 0 for what lies outside of the layers "
+                "(embedding, position, head)"
+            ) from error
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise PluginError(f"{call} gave {value!r}; allowed a finite number >= 0")
+        return float(value)
+
+    def optim(self, role: str) -> Optim:
+        """Return the factors on a role's learning rate, weight decay and epsilon.
+
+        Raises PluginError unless they are an Optim of finite numbers >= 0.
+        """
+        value = self._optim(role, self.place.depth)
+        if not isinstance(value, Optim) or not all(
+            isinstance(factor, Real) and 0 <= factor < math.inf for factor in value
+        ):
+            call = f"{defined_at(self.scheme, 'optim')}optim({role!r}, {self.place.depth})"
+            raise PluginError(
+                f"{call} gave {value!r}; allowed deepstack.schemes.Optim(lr=…, weight_decay=…, "
+                "eps=…), factors >= 0"
+            )
+        return value
+
+    def constrain(self, role: str, matrices: Tensor) -> None:
+        """Apply the scheme's constraint to a role's matrices, (layers, n_out, n_in), in place."""
+        if self._project(role, matrices) is not None:
+            raise PluginError(
+                f"{defined_at(self.scheme, 'project')}project gave something; it changes the "
+                "matrices in place, matrices.copy_(…), and returns nothing"
+            )
+
+    def layers(self, parts: Parts) -> list[Scheme]:
+        """Return the scheme of every layer, with equal parameters."""
+        chosen = {key: self.options[key] for key in self.scheme.argument_options}
+        depth = self.place.depth
+        schemes = [self.scheme(layer, depth, parts, **chosen) for layer in range(1, depth + 1)]
+        check_equal_parameters(schemes)
+        return schemes
+
+
+def scheme_options(name: str) -> Options:
+    """Return the options of a registered scheme."""
+    scheme = SCHEMES[name]
+    return {**scheme.attribute_options, **scheme.argument_options}
+
+
+def stack_positions(model: Model) -> dict[str, StackPosition]:
+    """Return the position of each stack of a configuration, by side."""
+    both = model.family == "encoder_decoder"
+    encoder = model.depth if model.family != "decoder" else 0
+    decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
+    counts = encoder, decoder, 2 if model.decoder_attention == "merged" else 3
+    positions = {
+        "encoder": StackPosition(model.family, "encoder", *counts),
+        "decoder": StackPosition(model.family, "decoder", *counts),
+    }
+    return {side: position for side, position in positions.items() if position.depth}
+
+
+def stack_schemes(config: Config) -> dict[str, StackScheme]:
+    """Return the scheme of each stack of a configuration, by side."""
+    model = config.model
+    name, options = model.scheme, model.scheme_options
+    more = {"qkv": model.init.qkv, "optimizer": config.train.optimizer}
+    return {
+        side: StackScheme(name, options, place, **more)
+        for side, place in stack_positions(model).items()
+    }
+
+
+def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
+    """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
+    return next(iter(stack_schemes(config).values())).scheme.extra_memory
