@@ -54,7 +54,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         coefficients |= {f"alpha{of}": scheme.alpha, f"beta{of}": scheme.beta}
         if of:
             coefficients[f"depth{of}"] = scheme.place.depth
-    first = next(iter(schemes.values())).scheme
+    first = next(iter(schemes.values())).scheme_class
     return {
         "run": run_name(settings),
         "scheme": f"{first.label}: {first.equation}",

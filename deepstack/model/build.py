@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Built:
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
-        constrains = first_of(self.schemes).scheme.constrains
+        constrains = first_of(self.schemes).scheme_class.constrains
         return partial(constrain, self.trained, self.schemes) if constrains else None
 
     def state(self) -> dict[str, Tensor]:
@@ -82,10 +83,11 @@ def build_model(
     """
     device = torch.device(device)
     schemes = stack_schemes(conf.checked_config(config))
-    refuse_unfit(config.model, first_of(schemes).scheme)
+    first = first_of(schemes)
+    refuse_unfit(config.model, first.scheme_class)
     joined = ("q", "k", "v"), ("cross_k", "cross_v"), ("w1", "w3")
     apart = frozenset(
-        role for roles in joined if not one_treatment(config, schemes, roles) for role in roles
+        role for roles in joined if not one_treatment(config, first, roles) for role in roles
     )
     seq_len = config.task.seq_len
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
@@ -93,7 +95,7 @@ def build_model(
     banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":
         initialise(banks, config.model, schemes, config.seed)
-        if first_of(schemes).scheme.constrains:
+        if first.scheme_class.constrains:
             constrain(banks, schemes)
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
@@ -131,55 +133,55 @@ def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None
 
 def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     """Raise ConfigError for a model that the scheme's equations or the norm do not support."""
+
+    def refuse(key: str, problem: str) -> NoReturn:
+        raise ConfigError(f"model.{key}: found {problem}", key=f"model.{key}")
+
+    chosen = f"model.scheme={scheme.name}"
+    merged, final_gain = model.decoder_attention == "merged", model.norm.final_gain
     if model.family not in scheme.families:
-        raise ConfigError(
-            f"model.family: found {model.family}, for which {scheme.label} has no equations here; "
-            f"allowed with model.scheme={scheme.name}: {', '.join(scheme.families)}",
-            key="model.family",
+        refuse(
+            "family",
+            f"{model.family}, for which {scheme.label} has no equations here; allowed with "
+            f"{chosen}: {', '.join(scheme.families)}",
         )
-    if model.norm.final_gain is not None and not scheme.final_norm:
-        raise ConfigError(
-            f"model.norm.final_gain: found {str(model.norm.final_gain).lower()}, unused under "
-            f"model.scheme={scheme.name}, which has no final norm; allowed null",
-            key="model.norm.final_gain",
+    if final_gain is not None and not scheme.final_norm:
+        refuse(
+            "norm.final_gain",
+            f"{str(final_gain).lower()}, unused under {chosen}, which has no final norm; allowed "
+            "null",
         )
     if model.init.distribution == "ntk" and scheme.constrains:
-        raise ConfigError(
-            "model.init.distribution: found ntk, which divides products of large matrices; "
-            f"model.scheme={scheme.name} puts them back to where it keeps them; allowed: another",
-            key="model.init.distribution",
+        refuse(
+            "init.distribution",
+            f"ntk, which divides products of large matrices; {chosen} puts them back to where it "
+            "keeps them; allowed: another",
         )
     if model.family != "encoder" and model.norm.kind == "batch":
-        raise ConfigError(
-            "model.norm.kind: found batch, whose statistics are over all positions, so that a "
-            "decoder would see those after it; allowed in a decoder: layer, rms, dynamic_tanh",
-            key="model.norm.kind",
+        refuse(
+            "norm.kind",
+            "batch, whose statistics are over all positions, so that a decoder would see those "
+            "after it; allowed in a decoder: layer, rms, dynamic_tanh",
         )
-    if model.decoder_attention == "merged" and not scheme.merges:
-        raise ConfigError(
-            f"model.decoder_attention: found merged, but the coefficients of {scheme.label} count "
-            f"three sublayers in a layer of the decoder; allowed with model.scheme={scheme.name}: "
-            "separate",
-            key="model.decoder_attention",
+    if merged and not scheme.merges:
+        refuse(
+            "decoder_attention",
+            f"merged, but the coefficients of {scheme.label} count three sublayers in a layer of "
+            f"the decoder; allowed with {chosen}: separate",
+        )
+    d_head = model.d_model // model.n_heads
+    if model.positions == "rotary" and (d_head % 2 or merged):
+        why = "a merged attention, which turns nothing" if merged else f"heads of {d_head}"
+        refuse(
+            "positions",
+            f"rotary with {why}; allowed with an even model.d_model / model.n_heads and "
+            "model.decoder_attention=separate, or learned",
         )
 
-    if model.positions == "rotary":
-        d_head, merged = model.d_model // model.n_heads, model.decoder_attention == "merged"
-        if d_head % 2 or merged:
-            why = "a merged attention, which turns nothing" if merged else f"heads of {d_head}"
-            raise ConfigError(
-                f"model.positions: found rotary with {why}; allowed with an even "
-                "model.d_model / model.n_heads and model.decoder_attention=separate, or learned",
-                key="model.positions",
-            )
 
-
-def one_treatment(
-    config: conf.Config, schemes: Mapping[str, StackScheme], roles: tuple[str, ...]
-) -> bool:
+def one_treatment(config: conf.Config, scheme: StackScheme, roles: tuple[str, ...]) -> bool:
     """Return whether these roles have the same optimizer settings and so can share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
-    optim = first_of(schemes).optim
-    treatments = {(config.train.lr_factor(role), optim(role)) for role in roles}
+    treatments = {(config.train.lr_factor(role), scheme.optim(role)) for role in roles}
     return len(trained) == 1 and len(treatments) == 1

@@ -26,7 +26,7 @@ def check_scheme(config: conf.Config) -> None:
     in place x or the G(x) of a sublayer, which other code reads.  Torch's random state is restored.
     """
     for scheme in stack_schemes(config).values():
-        if scheme.scheme.__module__.partition(".")[0] == "deepstack":  # its tests check more
+        if scheme.scheme_class.__module__.partition(".")[0] == "deepstack":  # its tests check more
             return
         scheme.gain("embedding", 0)
         for role in IN_LAYERS:

@@ -115,9 +115,11 @@ class Stack(nn.Module):
             return made
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
-        self.entry_norm = make_norm(d) if scheme.scheme.entry_norm else None
-        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(scheme.scheme.stream_norms))
-        self.final_norm = make_norm(d, last) if scheme.scheme.final_norm else None
+        self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
+        self.stream_norms = nn.ModuleList(
+            make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
+        )
+        self.final_norm = make_norm(d, last) if scheme.scheme_class.final_norm else None
         self.through: Through = run_layers
 
     def enter(self, x: Tensor) -> Stream:

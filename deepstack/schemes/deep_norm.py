@@ -13,12 +13,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.post_norm import DeepNorm
 from deepstack.schemes.scheme import Norm, Optim, Scheme, Sublayer
 
 
+class Variant(DeepNorm, registered=False):
+    """DeepNorm without the coefficients of an encoder with a decoder."""
+
+    families = ("encoder", "decoder")
+    merges = True
+
+
 class DeepNormAdam(
-    Scheme, name="deepnorm_adam", label="DeepNorm (Adam)", paper="kexue.fm/8978", static=True
+    Variant, name="deepnorm_adam", label="DeepNorm (Adam)", paper="kexue.fm/8978", static=True
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/2).  Su 2022, kexue.fm/archives/8978.
 
@@ -35,19 +42,9 @@ class DeepNormAdam(
     def beta(cls, depth: int) -> float:
         return (2 * depth) ** (-1 / 2)
 
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in VALUE_PATH else 1.0
-
-    def post_scale(self) -> float:
-        return self.alpha(self.depth)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
-
 
 class DeepNormTight(
-    Scheme, name="deepnorm_tight", label="DeepNorm (tight)", paper="kexue.fm/8978", static=True
+    Variant, name="deepnorm_tight", label="DeepNorm (tight)", paper="kexue.fm/8978", static=True
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^(1/4), beta = (2N)^(-1/4).  Su 2022, kexue.fm/8978.
 
@@ -56,26 +53,12 @@ class DeepNormTight(
     """
 
     @classmethod
-    def alpha(cls, depth: int) -> float:
-        return (2 * depth) ** (1 / 4)
-
-    @classmethod
     def beta(cls, depth: int) -> float:
         return (2 * depth) ** (-1 / 4)
 
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in VALUE_PATH else 1.0
-
-    def post_scale(self) -> float:
-        return self.alpha(self.depth)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
-
 
 class DeepNormPower(
-    Scheme, name="deepnorm_power", label="DeepNorm (power)", paper="arXiv:2203.00555", static=True
+    Variant, name="deepnorm_power", label="DeepNorm (power)", paper="arXiv:2203.00555", static=True
 ):
     """x <- LN(alpha x + G(x)), alpha = (2N)^power, beta = alpha / (4N)^(1/2).  arXiv:2203.00555.
 
@@ -92,16 +75,6 @@ class DeepNormPower(
     def beta(cls, depth: int) -> float:
         return cls.alpha(depth) / (4 * depth) ** 0.5
 
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in VALUE_PATH else 1.0
-
-    def post_scale(self) -> float:
-        return self.alpha(self.depth)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
-
 
 # The power of N with which an update of size eta moves F, for one Adam step from initialisation.
 ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2", "w3")} | {
@@ -112,7 +85,7 @@ ADAM_GROWTH = {role: 1 / 2 for role in ("q", "k", "v", "o", "w1", "w2", "w3")} |
 
 
 class DeepNormRates(
-    Scheme,
+    Variant,
     name="deepnorm_rates",
     label="DeepNorm (rates by depth)",
     paper="none: derived here",
@@ -141,28 +114,10 @@ class DeepNormRates(
     base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 6
 
     @classmethod
-    def alpha(cls, depth: int) -> float:
-        return (2 * depth) ** (1 / 4)
-
-    @classmethod
-    def beta(cls, depth: int) -> float:
-        return (8 * depth) ** (-1 / 4)
-
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return cls.beta(depth) if role in VALUE_PATH else 1.0
-
-    @classmethod
     def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
         if optimizer == "sgd":
             return Optim()
         return Optim(lr=(cls.base / depth) ** ADAM_GROWTH.get(role, 0.0))
-
-    def post_scale(self) -> float:
-        return self.alpha(self.depth)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(torch.add(G(x), x, alpha=self.alpha(self.depth)))
 
 
 class DeepNormRuntimeBeta(

@@ -81,7 +81,7 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
 
 
 class PostLNInit(
-    Scheme, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555", static=True
+    PostLN, name="post_ln_init", label="Post-LN-init", paper="arXiv:2203.00555", static=True
 ):
     """x <- LN(x + G(x)), W_l started at 1/(N - l + 1).  Wang et al. 2022, arXiv:2203.00555.
 
@@ -91,7 +91,6 @@ class PostLNInit(
     option `matrices` chooses.
     """
 
-    families = FAMILIES
     matrices: Annotated[
         Literal["all", "value_path"], Field(description="all six, or v, o, w1 and w2")
     ] = "all"
@@ -101,14 +100,8 @@ class PostLNInit(
         chosen = MATRICES if cls.matrices == "all" else VALUE_PATH
         return 1 / (depth - layer + 1) if role in chosen and layer else 1.0
 
-    def post_scale(self) -> float:
-        return 1.0
 
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(x + G(x))
-
-
-class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", static=True):
+class DSInit(PostLN, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", static=True):
     """x <- LN(x + G(x)), W_l started at scale / l^exponent.  Zhang et al. 2019, arXiv:1908.11365.
 
     U(-g scale/sqrt(l), g scale/sqrt(l)), g = sqrt(6/(n_in + n_out)), for every matrix of layer l:
@@ -116,7 +109,6 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", 
     xavier_uniform').  The authors' code scales the variance by l^(-1/2): exponent 0.25.
     """
 
-    families = FAMILIES
     scale: Annotated[float, Field(gt=0, le=1, description="the paper's alpha")] = 1.0
     exponent: Annotated[
         float, Field(ge=0, le=1, description="0.5 as in the paper, 0.25 as in its code")
@@ -125,12 +117,6 @@ class DSInit(Scheme, name="ds_init", label="DS-Init", paper="arXiv:1908.11365", 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
         return cls.scale * layer**-cls.exponent if role in MATRICES and layer else 1.0
-
-    def post_scale(self) -> float:
-        return 1.0
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return norm(x + G(x))
 
 
 class B2T(Scheme, name="b2t", label="B2T", paper="arXiv:2206.00330", static=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -107,20 +107,21 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
 
     final_norm = True
     base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
+    power: ClassVar[float] = 0.5
 
     def setup(self, parts: Parts) -> None:
         self.factor = (self.depth / self.base) ** -0.5
 
     @classmethod
     def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / cls.base, 0.5, optimizer)
+        return branch_optim(role, depth / cls.base, cls.power, optimizer)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
 class CompleteP(
-    Scheme, name="complete_p", label="CompleteP", paper="arXiv:2505.01618", static=True
+    DepthMuP, name="complete_p", label="CompleteP", paper="arXiv:2505.01618", static=True
 ):
     """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
 
@@ -130,18 +131,10 @@ class CompleteP(
     d_head.
     """
 
-    final_norm = True
-    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
+    power = 1.0
 
     def setup(self, parts: Parts) -> None:
         self.factor = self.base / self.depth
-
-    @classmethod
-    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / cls.base, 1.0, optimizer)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return torch.add(x, G(norm(x)), alpha=self.factor)
 
 
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):

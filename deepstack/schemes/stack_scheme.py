@@ -22,36 +22,30 @@ from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPositio
 class StackScheme:
     """A scheme in one stack: its coefficients, its constraint and its layers.
 
-    scheme: a subclass of the registered class, configured for this stack.  options: all of them.
+    scheme_class: a subclass of the registered class, configured for this stack.
+    options: all options with their values.  place: the position; its depth is the stack's.
     Raises ConfigError with the nearest name for an unknown scheme or option.
     """
 
     def __init__(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        place: StackPosition,
-        *,
-        qkv: str = "separate",
-        optimizer: str = "adamw",
+        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: str
     ) -> None:
-        try:
-            registered = SCHEMES[name]
-        except ConfigError as error:
-            raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
+        """Validate the options and bind the arguments that class methods name.
+
+        settings: `qkv` and `optimizer`, of the configuration.
+        """
         known, section = scheme_options(name), "model.scheme_options"
         given = validated(known, options, kind="scheme", name=name, section=section)
         self.options = {key: option.default for key, option in known.items()} | given
-        self.place = place
-        self.scheme = registered.configure(self.options, place)
-        arguments = {"qkv": qkv, "optimizer": optimizer} | self.options | {"place": place}
+        self.place, self.depth = place, place.depth
+        self.scheme_class = SCHEMES[name].configure(self.options, place)
+        arguments = {**settings, **self.options, "place": place}
 
         def bind(method: Callable[..., Any]) -> Callable[..., Any]:
-            """Bind the arguments that a method of the scheme names."""
             names = inspect.signature(method).parameters
             return partial(method, **{key: arguments[key] for key in arguments if key in names})
 
-        scheme = self.scheme
+        scheme = self.scheme_class
         self._alpha, self._beta = bind(scheme.alpha), bind(scheme.beta)
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
         self._project = bind(scheme.project)
@@ -59,28 +53,28 @@ class StackScheme:
     @property
     def alpha(self) -> float | None:
         """The residual coefficient of this stack, or None."""
-        return self._alpha(self.place.depth)
+        return self._alpha(self.depth)
 
     @property
     def beta(self) -> float | None:
         """The initialisation gain of this stack, or None."""
-        return self._beta(self.place.depth)
+        return self._beta(self.depth)
 
     def gain(self, role: str, layer: int) -> float:
         """Return the factor on a role's initial matrix; layer is 1..N, 0 outside the layers.
 
         Raises PluginError unless it is a finite number >= 0.
         """
-        depth = self.place.depth
-        call = f"{defined_at(self.scheme, 'gain')}gain({role!r}, {layer}, {depth})"
         try:
-            value = self._gain(role, layer, depth)
+            value = self._gain(role, layer, self.depth)
         except ZeroDivisionError as error:
+            call = self.describe_call("gain", role, layer, self.depth)
             raise PluginError(
                 f"{call}: {error}; layer is 1..N, and 0 for what lies outside of the layers "
                 "(embedding, position, head)"
             ) from error
-        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        if not is_factor(value):
+            call = self.describe_call("gain", role, layer, self.depth)
             raise PluginError(f"{call} gave {value!r}; allowed a finite number >= 0")
         return float(value)
 
@@ -89,37 +83,46 @@ class StackScheme:
 
         Raises PluginError unless they are an Optim of finite numbers >= 0.
         """
-        value = self._optim(role, self.place.depth)
-        if not isinstance(value, Optim) or not all(
-            isinstance(factor, Real) and 0 <= factor < math.inf for factor in value
-        ):
-            call = f"{defined_at(self.scheme, 'optim')}optim({role!r}, {self.place.depth})"
+        value = self._optim(role, self.depth)
+        if not isinstance(value, Optim) or not all(map(is_factor, value)):
             raise PluginError(
-                f"{call} gave {value!r}; allowed deepstack.schemes.Optim(lr=…, weight_decay=…, "
-                "eps=…), factors >= 0"
+                f"{self.describe_call('optim', role, self.depth)} gave {value!r}; allowed "
+                "deepstack.schemes.Optim(lr=…, weight_decay=…, eps=…), factors >= 0"
             )
         return value
+
+    def describe_call(self, method: str, *arguments: object) -> str:
+        """Return a call of a class method, for messages: "the scheme x: x.py:3: gain('v', 1, 2)"."""
+        return f"{defined_at(self.scheme_class, method)}{method}{arguments!r}"
 
     def constrain(self, role: str, matrices: Tensor) -> None:
         """Apply the scheme's constraint to a role's matrices, (layers, n_out, n_in), in place."""
         if self._project(role, matrices) is not None:
             raise PluginError(
-                f"{defined_at(self.scheme, 'project')}project gave something; it changes the "
+                f"{defined_at(self.scheme_class, 'project')}project gave something; it changes the "
                 "matrices in place, matrices.copy_(…), and returns nothing"
             )
 
     def layers(self, parts: Parts) -> list[Scheme]:
         """Return the scheme of every layer, with equal parameters."""
-        chosen = {key: self.options[key] for key in self.scheme.argument_options}
-        depth = self.place.depth
-        schemes = [self.scheme(layer, depth, parts, **chosen) for layer in range(1, depth + 1)]
+        arguments = {key: self.options[key] for key in self.scheme_class.argument_options}
+        numbers = range(1, self.depth + 1)
+        schemes = [self.scheme_class(layer, self.depth, parts, **arguments) for layer in numbers]
         check_equal_parameters(schemes)
         return schemes
 
 
+def is_factor(value: object) -> bool:
+    """Return whether a value is a finite number >= 0."""
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
+
+
 def scheme_options(name: str) -> Options:
-    """Return the options of a registered scheme."""
-    scheme = SCHEMES[name]
+    """Return the options of a registered scheme; raise ConfigError for an unknown name."""
+    try:
+        scheme = SCHEMES[name]
+    except ConfigError as error:
+        raise ConfigError(f"model.scheme: {error}", key="model.scheme") from None
     return {**scheme.attribute_options, **scheme.argument_options}
 
 
@@ -149,4 +152,4 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    return next(iter(stack_schemes(config).values())).scheme.extra_memory
+    return next(iter(stack_schemes(config).values())).scheme_class.extra_memory

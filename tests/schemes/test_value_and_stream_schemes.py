@@ -248,7 +248,7 @@ def test_means_and_what_differs_from_them_are_scaled_apart() -> None:
         with torch.no_grad():
             [vector.fill_(value) for vector in apart]
             a, b = apart
-            found.append(scheme.residual(x, layer.attention, lambda z: z, a=a, b=b))
+            found.append(scheme.residual(x, layer.attention, lambda z: z, mean=a, centred=b))
     assert torch.equal(found[0], x)
     g = layer.attention(x)
     centred = x - x.mean(1, keepdim=True)
