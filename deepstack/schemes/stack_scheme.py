@@ -92,7 +92,7 @@ class StackScheme:
         return value
 
     def describe_call(self, method: str, *arguments: object) -> str:
-        """Return a call of a class method, for messages: "the scheme x: x.py:3: gain('v', 1, 2)"."""
+        """Return a call as messages show it: "the scheme x: x.py:3: gain('v', 1, 2)"."""
         return f"{defined_at(self.scheme_class, method)}{method}{arguments!r}"
 
     def constrain(self, role: str, matrices: Tensor) -> None:
