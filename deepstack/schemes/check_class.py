@@ -9,26 +9,7 @@ from typing import Any
 from deepstack.errors import PluginError
 from deepstack.registry import line_of, nearest, place_of
 
-# class methods -> their positional arguments; further ones are options or GIVEN_BY_NAME
-CLASS_METHODS: dict[str, tuple[str, ...]] = {
-    "alpha": ("depth",),
-    "beta": ("depth",),
-    "gain": ("role", "layer", "depth"),
-    "optim": ("role", "depth"),
-    "project": ("role", "matrices"),
-    "extra_memory": ("sizes",),
-}
 GIVEN_BY_NAME = {"place", "qkv", "optimizer"}
-# methods of a layer -> their positional arguments
-METHODS: dict[str, tuple[str, ...]] = {
-    "__init__": ("layer", "depth", "parts"),
-    "setup": ("parts",),
-    "enter": ("x",),
-    "leave": ("stream", "norm"),
-    "pass_over": ("x",),
-    "at_step": ("step",),
-    "post_scale": (),
-}
 SETTINGS = (
     "families",
     "merges",
@@ -40,7 +21,6 @@ SETTINGS = (
     "uniform",
     "extra_streams",
 )
-KNOWN = (*CLASS_METHODS, *METHODS, "residual", "layer", "calibrate", *SETTINGS)
 
 
 def check_class(cls: Any, base: Any) -> None:
@@ -59,14 +39,14 @@ def check_class(cls: Any, base: Any) -> None:
             f"{owner}: it needs a docstring that opens with its equation; lists show it"
         )
     check_names(owner, cls, base)
-    options = {*cls.attribute_options, *cls.argument_options}
-    for name in CLASS_METHODS:
-        if name in defined:
-            check_class_method(owner, name, defined[name], options | GIVEN_BY_NAME)
-    for name in METHODS:
-        if name in defined:
+    options = {*cls.attribute_options, *cls.argument_options, *GIVEN_BY_NAME}
+    for name in ["__init__", *(name for name in defined if not name.startswith("_"))]:
+        model, value = vars(base).get(name), defined.get(name)
+        if isinstance(model, classmethod):
+            check_class_method(owner, name, value, model, options)
+        elif inspect.isfunction(model) and name not in ("layer", "residual", "calibrate"):
             named = cls.argument_options if name == "__init__" else ()
-            check_arguments(owner, defined[name], ("self", *METHODS[name]), named)
+            check_arguments(owner, value, tuple(inspect.signature(model).parameters), named)
     if "layer" in defined:
         check_arguments(owner, defined["layer"], ("self", "x", "attention", "feed_forward"))
         if "encoder_decoder" in cls.families:
@@ -75,16 +55,14 @@ def check_class(cls: Any, base: Any) -> None:
     if "residual" in defined and not cls.joins_sublayers:
         count = cls.norms_per_sublayer
         norms = [f"norm{i}" for i in range(1, count + 1)] if count > 1 else ["norm"] * count
-        keywords = [
-            name
-            for name, parameter in inspect.signature(defined["residual"]).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        ]
-        check_arguments(owner, defined["residual"], ("self", "x", "G", *norms), keywords)
+        given = ("self", "x", "G", *norms)
+        check_arguments(owner, defined["residual"], given, cls.residual_values)
 
 
 def check_names(owner: str, cls: Any, base: Any) -> None:
     """Raise PluginError for `forward`, and for a name that is nearly one of a scheme's members."""
+    methods = [name for name in vars(base) if name[0] != "_" and callable(getattr(base, name))]
+    known = (*methods, *SETTINGS)
     for name, value in vars(cls).items():
         if name == "forward":
             raise PluginError(
@@ -94,7 +72,7 @@ def check_names(owner: str, cls: Any, base: Any) -> None:
         # each scheme has the annotated name, label and paper
         declared = name in base.__annotations__ or name in cls.attribute_options
         inherited = declared or any(hasattr(parent, name) for parent in cls.__bases__)
-        meant = None if name.startswith("_") or inherited else nearest(name, KNOWN)
+        meant = None if name.startswith("_") or inherited else nearest(name, known)
         if meant:
             raise PluginError(
                 f"{owner}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what "
@@ -102,22 +80,24 @@ def check_names(owner: str, cls: Any, base: Any) -> None:
             )
 
 
-def check_class_method(owner: str, name: str, value: Any, known: Collection[str]) -> None:
+def check_class_method(
+    owner: str, name: str, value: Any, model: Any, known: Collection[str]
+) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    known: the arguments that it may have beside its positional ones.
+    model: the method of the base class, whose arguments it has.  known: further arguments that it
+    may have.
     """
-    arguments = CLASS_METHODS[name]
+    given = tuple(inspect.signature(model.__func__).parameters)
     if not isinstance(value, classmethod | staticmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
-            f"@classmethod def {name}(cls, {', '.join(arguments)})"
+            f"@classmethod def {name}({', '.join(given)})"
         )
     function = value.__func__
-    first = ("cls",) if isinstance(value, classmethod) else ()
     named = [key for key in inspect.signature(function).parameters if key in known]
-    check_arguments(owner, function, (*first, *arguments), named)
+    check_arguments(owner, function, given[isinstance(value, staticmethod) :], named)
 
 
 def check_arguments(
