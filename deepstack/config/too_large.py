@@ -7,7 +7,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
 
-from deepstack.config.estimate import BYTES_VOCABULARY, memory_estimate, on_gpu
+from deepstack.config.estimate import SchemeMemory, memory_estimate, no_more, on_gpu
 from deepstack.config.schema import Config
 from deepstack.errors import ConfigError
 
@@ -33,18 +33,18 @@ def machine_memory() -> int:
     return min(filter(None, found), default=16 * 2**30)
 
 
-def refuse_absurd(config: Config, vocab_size: int = BYTES_VOCABULARY) -> None:
+def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:
     """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
 
     The error's key is the size that is furthest above its default; the message says how large it
     may be.  A run a little too large is let through: a GPU may have more memory than the machine.
     """
     memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
-    needed = memory_estimate(config, vocab_size)
+    needed = memory_estimate(config, scheme_memory=scheme_memory)
     if needed <= ABSURD * memory:
         return
     key = _largest(config)
-    fits = _largest_that_fits(config, key, vocab_size, memory)
+    fits = _largest_that_fits(config, key, scheme_memory, memory)
     raise ConfigError(
         f"{key}: found {_get(config, key)}, a run of about {format_bytes(needed)}; "
         f"allowed what fits into {format_bytes(memory)}"
@@ -95,11 +95,11 @@ def _changed(config: Config, key: str, value: int) -> Config:
     return config.model_copy(update={section: inner})
 
 
-def _largest_that_fits(config: Config, key: str, vocab_size: int, memory: int) -> int:
+def _largest_that_fits(config: Config, key: str, scheme_memory: SchemeMemory, memory: int) -> int:
     """Return the largest value of one size under which the run fits, to two digits; 0 for none."""
 
     def needed(value: int) -> int:
-        return memory_estimate(_changed(config, key, value), vocab_size)
+        return memory_estimate(_changed(config, key, value), scheme_memory=scheme_memory)
 
     largest = bisect_right(range(1, _get(config, key)), memory, key=needed)
     step = 10 ** max(0, len(str(largest)) - 2)

@@ -24,19 +24,16 @@ class StackScheme:
 
     scheme_class: a subclass of the registered class, configured for this stack.
     options: all options with their values.  place: the position; its depth is the stack's.
-    Raises ConfigError with the nearest name for an unknown scheme or option.
     """
 
     def __init__(
         self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: str
     ) -> None:
-        """Validate the options and bind the arguments that class methods name.
+        """Validate the options, and bind the arguments that class methods name.
 
         settings: `qkv` and `optimizer`, of the configuration.
         """
-        known, section = scheme_options(name), "model.scheme_options"
-        given = validated(known, options, kind="scheme", name=name, section=section)
-        self.options = {key: option.default for key, option in known.items()} | given
+        self.options = option_values(name, options)
         self.place, self.depth = place, place.depth
         self.scheme_class = SCHEMES[name].configure(self.options, place)
         arguments = {**settings, **self.options, "place": place}
@@ -126,6 +123,16 @@ def scheme_options(name: str) -> Options:
     return {**scheme.attribute_options, **scheme.argument_options}
 
 
+def option_values(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a registered scheme, validated; those not given at their default.
+
+    Raises ConfigError with the nearest name for an unknown scheme or option.
+    """
+    known, section = scheme_options(name), "model.scheme_options"
+    given = validated(known, options, kind="scheme", name=name, section=section)
+    return {key: option.default for key, option in known.items()} | given
+
+
 def stack_positions(model: Model) -> dict[str, StackPosition]:
     """Return the position of each stack of a configuration, by side."""
     both = model.family == "encoder_decoder"
@@ -152,4 +159,7 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    return next(iter(stack_schemes(config).values())).scheme_class.extra_memory
+    model = config.model
+    options = option_values(model.scheme, model.scheme_options)
+    scheme = SCHEMES[model.scheme]
+    return (scheme.configure(options) if model.scheme_options else scheme).extra_memory

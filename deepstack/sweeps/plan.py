@@ -122,7 +122,7 @@ def _cells(
     for combination in base.combinations():
         with named_in_errors(combination):
             config = conf.with_overrides(base.base, combination.settings)
-            conf.refuse_absurd(config)
+            conf.refuse_absurd(config, scheme_memory(config))
         stripped = strip(config)
         name = conf.run_name(stripped)
         same_name = by_name.setdefault(name, [])
