@@ -1,4 +1,4 @@
-"""What a run will need, from its configuration alone: parameters and memory, without torch."""
+"""Estimates of a run from its configuration: parameters, memory and disk.  No torch."""
 
 from __future__ import annotations
 

@@ -153,13 +153,16 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
 
     norms_per_sublayer = 2  # inside the branch, and after the addition
 
+    def setup(self, parts: Parts) -> None:
+        self.is_first = self.layer_index == 1  # a compiler would see one layer for each index
+
     @classmethod
     def alpha(cls, depth: int) -> float:
         return 2.0 * depth
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         (attention, feed_forward), (before, after) = sublayers, self.norm_functions
-        if self.layer_index == 1:
+        if self.is_first:
             x = self.residual(x, attention, before[0], alpha=1.0)
             return self.residual(x, feed_forward, *after, alpha=1.0)
         alpha = self.alpha(self.depth)
