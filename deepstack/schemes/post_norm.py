@@ -154,7 +154,7 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
     norms_per_sublayer = 2  # inside the branch, and after the addition
 
     def setup(self, parts: Parts) -> None:
-        self.is_first = self.layer_index == 1  # a compiler would see one layer for each index
+        self.is_first = self.layer_index == 1  # torch.compile compiles again for each index
 
     @classmethod
     def alpha(cls, depth: int) -> float:
