@@ -29,8 +29,7 @@ from deepstack.bench import bench, report
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
 from deepstack.schemes import scheme_memory
-from deepstack.training import Observer, memory_limit, train
-from deepstack.training.preflight import open_job
+from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"

@@ -197,7 +197,7 @@ def memory_terms(
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * largest,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": activations(config, with_probe, scheme_memory),
+        "activations": activations(config, sizes, scheme_memory),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "validation batches": 0 if on_gpu(config) else _held_out(config),

@@ -12,13 +12,11 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
-from deepstack.errors import ConfigError, PluginError
-from deepstack.model import option_defaults, without_defaults
+from deepstack.model import option_defaults
 from deepstack.model.build import Built
-from deepstack.records import RunFolder, removal
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
-from deepstack.tasks import Task
-from deepstack.training.environment import git_state
+from deepstack.training.environment import environment_changes, git_state
+from deepstack.training.preflight import Prepared
 
 STEP_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
@@ -109,7 +107,7 @@ def columns_of(
             "normalised": scheme.normalised and NORMS[config.model.norm.kind].fixes_scale,
         },
         "defaults": option_defaults(config),
-        # layers are numbered on from the one stack to the other
+        # layer numbers continue from one stack to the next
         "stacks": {side: place.depth for side, place in stack_positions(config.model).items()},
         **f0_norm(update.initial),
         "references": prepared.task.references,

@@ -21,6 +21,7 @@ from deepstack.errors import (
     PluginFailure,
 )
 from deepstack.plugins import bug_in
+from deepstack.schemes import scheme_memory
 from deepstack.training.environment import memory_limit
 from deepstack.training.observer import LogFile
 
@@ -86,8 +87,9 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
 
 def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
     """Write the status out_of_memory and return the error to report."""
-    estimate = round(conf.memory_estimate(run.config, run.task.vocab_size) / 1e6)
-    limit = round(memory_limit(run.device) / 1e6)
+    config = run.config
+    needed = conf.memory_estimate(config, run.task.vocab_size, scheme_memory(config))
+    estimate, limit = round(needed / 1e6), round(memory_limit(run.device) / 1e6)
     run.folder.write_status(
         "out_of_memory",
         progress.step,

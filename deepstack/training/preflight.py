@@ -19,21 +19,14 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack.distributed import join, lost
-from deepstack.errors import (
-    ChangedLogError,
-    ConfigError,
-    DeepstackError,
-    OutOfMemoryError,
-    PluginError,
-    ResourceError,
-)
-from deepstack.gc_control import gc_paused
-from deepstack.model import build_model, check_scheme, shallow, with_defaults
-from deepstack.plugins import bug_in, refuse_while_loading
-from deepstack.records import RunFolder, removal
+from deepstack import plugins
+from deepstack.distributed import RankGroup, join_ranks, parallelism, started_by_torchrun
+from deepstack.errors import ConfigError, NothingMatchedError, PluginError, ResourceError
+from deepstack.fast import FastPaths, fast_paths_of
+from deepstack.model import build_model, check_scheme, shallow, without_defaults
+from deepstack.records import ENDED, Run, RunFolder, no_run, removal
 from deepstack.schemes import scheme_memory
-from deepstack.tasks import task_of
+from deepstack.tasks import Task, task_of
 from deepstack.training.environment import (
     choose_device,
     environment_changes,
@@ -190,8 +183,9 @@ def refuse_short_memory(
     """
     on_cpu = device.type == "cpu"
     needed = conf.memory_estimate(config, vocab_size, scheme_memory(config))
-    limit = memory_limit(device)
-    here = min(limit, conf.machine_memory()) if on_cpu else limit
+    here = memory_limit(device)
+    if on_cpu:
+        here = min(here, conf.machine_memory())
     if needed <= here:
         return
     short = (
@@ -380,77 +374,7 @@ def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
 def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
     """Return whether a folder's config equals this one except names, runtime and defaults."""
     try:
-        check_scheme(config)
-    except Exception as error:
-        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
-            raise
-    device = choose_device(config.runtime)
-    processes = join(device)
-    processes.share(config.train.batch_size)
-    with (
-        held_folder(config, study_folder, task, processes) as held,
-        torch_settings(config, device, processes) as threads,
-    ):
-        folder, state = held
-        tell = observer.said if processes.first else Observer().said
-        observer = Observers(observer, LogFile(folder)) if processes.first else Observer()
-        job = Job(config, folder, task, device, observer, processes)
-        if state in ("done", "diverged"):
-            job.finished = True
-            again = removal(folder.path)
-            tell(f"{state} already, left as it is; to train it anew, first: {again}")
-            yield job
-            return
-        if processes.first and saves:
-            refuse_full_disk(config, folder, task.vocab_size)
-        if processes.size == 1:
-            refuse_short_memory(config, device, task.vocab_size, observer.said)
-        where = environment(config, device, threads, processes)
-        if not folder.exists():
-            if processes.first and (changed := changed_data(folder, config)):
-                observer.said(changed)
-            folder.write_config(conf.to_yaml(with_defaults(config)))
-        begun = float("inf")
-        try:
-            with gc_paused():
-                job.build(where, command, allow_env_change)
-            begun = job.last_step
-            gc.freeze()  # the model lives until the end: exclude it from collections
-            yield job
-        except ChangedLogError as error:
-            folder.write_status("failed", job.last_step, error=str(error), changed_log=True)
-            again = "training it again keeps its logs in aside/ and starts from step 0"
-            raise ChangedLogError(f"{error}\nthe run has failed; {again}") from error
-        except DeepstackError as error:
-            if isinstance(error, PluginError) and job.last_step > begun:
-                folder.write_status("failed", job.last_step, error=str(error))
-                error.exit_code = DeepstackError.exit_code
-            raise
-        except Exception as error:
-            if processes.size > 1 and (gone := lost(error)):
-                raise gone from error
-            if is_out_of_memory(error):
-                estimate = conf.memory_estimate(config, task.vocab_size, scheme_memory(config))
-                about = {
-                    "phase": job.phase,
-                    "estimate_mb": round(estimate / 1e6),
-                    "limit_mb": round(memory_limit(device) / 1e6),
-                }
-                folder.write_status("out_of_memory", job.last_step, error=str(error), **about)
-                raise OutOfMemoryError(
-                    f"{folder.path}: out of memory in {job.phase} after step {job.last_step} "
-                    f"(estimate {about['estimate_mb']:,} MB, limit {about['limit_mb']:,} MB): "
-                    f"{str(error).splitlines()[0]}"
-                ) from error
-            LogFile(folder).line(traceback.format_exc())
-            reason = bug_in(error) or repr(error)
-            folder.write_status("failed", job.last_step, error=reason)
-            vars(error)["kept_in"] = folder.log_path  # shown with the error, in one line
-            raise
-        finally:
-            job.close()
-            gc.unfreeze()
-            if device.type == "cuda":  # a step refers to its job: free both before the next job
-                job.__dict__.pop("step", None)
-                gc.collect()
-                torch.cuda.empty_cache()
+        stored = conf.load_config(folder.config_path)
+    except ConfigError:
+        return False  # written by another version, whose settings are not ours
+    return conf.same_experiment(without_defaults(stored), without_defaults(config))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import deepstack
 from deepstack import config as conf
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, decoder_of, generate
+from deepstack.model import build_model, generate
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS

@@ -18,7 +18,6 @@ from torch import Tensor
 
 import deepstack
 from deepstack.fast.fuse import fuse
-from deepstack.model import Layer, build_model
 from deepstack.schemes import SCHEMES
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_mistakes import QUICK, TINY, typed
+from helpers import QUICK
+from helpers.command_line import TINY, typed
 
 import deepstack
 from deepstack.config import memory_terms
