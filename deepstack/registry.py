@@ -8,6 +8,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,9 @@ PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
 
 
+_REGISTRIES: list[Registry[Any]] = []  # all, in the order of their creation
+
+
 class Registry(Generic[T]):
     """The objects of one kind by name; a wrong name raises ConfigError with the nearest one."""
 
@@ -30,6 +34,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._objects: dict[str, T] = {}
         self._homes: dict[str, object] = {}  # the module object, which differs after a failed load
+        _REGISTRIES.append(self)
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
@@ -66,12 +71,26 @@ class Registry(Generic[T]):
         return len(self._objects)
 
     def names(self) -> list[str]:
-        """The registered names, sorted."""
+        """Return the registered names, sorted."""
         return sorted(self._objects)
 
     def items(self) -> list[tuple[str, T]]:
-        """The names with their objects, sorted by name."""
+        """Return the names with their objects, sorted by name."""
         return [(name, self._objects[name]) for name in self.names()]
+
+
+@contextmanager
+def restored_registries() -> Iterator[None]:
+    """Restore every registry on exit to the names that it has now.
+
+    A registry that is created meanwhile keeps its names.
+    """
+    before = [(each, dict(each._objects), dict(each._homes)) for each in _REGISTRIES]
+    try:
+        yield
+    finally:
+        for registry, objects, homes in before:
+            registry._objects, registry._homes = objects, homes
 
 
 def refuse_no_name(kind: str, name: object) -> None:

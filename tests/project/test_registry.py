@@ -12,7 +12,7 @@ import pytest
 from deepstack.config import ROLES
 from deepstack.config.explain import sections
 from deepstack.errors import ConfigError, PluginError
-from deepstack.registry import Registry, import_all, nearest
+from deepstack.registry import Registry, import_all, nearest, restored_registries
 
 LITERALS = {
     "optimizer": ["adamw", "adam", "sgd", "muon"],
@@ -134,6 +134,17 @@ def test_a_name_belongs_to_one_object() -> None:
     new = again()
     charts.register("plugin", new)
     assert charts["plugin"] is new
+
+
+def test_registries_are_restored_also_after_an_error() -> None:
+    things: Registry[int] = Registry("thing")
+    things.register("one", 1)
+    with pytest.raises(ValueError), restored_registries():
+        things.register("two", 2)
+        created: Registry[int] = Registry("other")
+        created.register("three", 3)
+        raise ValueError
+    assert things.names() == ["one"] and created.names() == ["three"]
 
 
 def test_import_all_imports_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
