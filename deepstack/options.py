@@ -6,22 +6,12 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from deepstack.allowed import describe, schema_of
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import unknown
 
@@ -127,29 +117,9 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_WORDS = {int: "integer", float: "number", str: "string", bool: "true or false", NoneType: "null"}
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-def _describe(annotation: Any, bounds: Mapping[str, Any] | None = None) -> str:
-    """Return an annotation in words: "number > 0, <= 1", "non-empty string or null"."""
-    bounds = bounds or {}
-    if get_origin(annotation) is Annotated:
-        info = FieldInfo.from_annotation(annotation)
-        names = (*_SIGNS, "min_length", "max_length")
-        limits = {n: getattr(m, n) for m in info.metadata for n in names if hasattr(m, n)}
-        return _describe(info.annotation, limits)
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return " or ".join(_describe(part, bounds) for part in inside)
-    if origin is Literal:
-        return " or ".join(_show(choice) for choice in inside)
-    least, most = bounds.get("min_length"), bounds.get("max_length")
-    if origin is not None and inside:
-        size = f"{most} values" if least == most is not None else "values"
-        return f"list of {size}, each {_describe(inside[0])}"
-    word = _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
-    if annotation is str and least:
-        return f"non-empty {word}"
-    ranges = ", ".join(f"{sign} {bounds[n]:g}" for n, sign in _SIGNS.items() if n in bounds)
-    return f"{word} {ranges}" if ranges and annotation in (int, float) else word
+def _describe(annotation: Any) -> str:
+    """Return the allowed values in words: "a number above 0 up to 1", "non-empty text or null"."""
+    try:
+        return describe(schema_of(annotation))
+    except PydanticUserError:
+        return getattr(annotation, "__name__", str(annotation))

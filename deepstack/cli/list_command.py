@@ -49,14 +49,14 @@ def list_command(
 
 def setting_rows() -> list[dict[str, Any]]:
     """Return dotted key, default, allowed values and description of every setting."""
+    from deepstack.allowed import describe
     from deepstack.config import Config, values
-    from deepstack.config.explain import describe
-    from deepstack.config.walk import keys
+    from deepstack.config.walk import at, keys
 
     usual, rows = values(Config()), []
     for key in keys():
-        allowed, schema = describe(tuple(key.split(".")))
-        row = {"name": key, "default": usual.get(key), "allowed": allowed}
+        schema = at(tuple(key.split(".")))
+        row = {"name": key, "default": usual.get(key), "allowed": describe(schema)}
         rows.append(row | {"description": " ".join(schema.get("description", "").split())})
     return rows
 

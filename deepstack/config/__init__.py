@@ -10,6 +10,7 @@ from deepstack.config.estimate import (
     width_inside,
 )
 from deepstack.config.identity import (
+    checked_study,
     config_hash,
     digest,
     non_defaults,
@@ -25,7 +26,6 @@ from deepstack.config.load import (
     parse_config,
     with_overrides,
 )
-from deepstack.config.names import checked_study
 from deepstack.config.schema import (
     ROLES,
     Config,

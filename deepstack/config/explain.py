@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.config import too_large
-from deepstack.config.schema import IDENTIFIER, ROLES, RUN_NAME, Config
-from deepstack.config.walk import Path, Schema, alternatives, at, keys, sections
+from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
+from deepstack.config.schema import ROLES, Config
+from deepstack.config.walk import Path, at, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 from deepstack.yaml_reader import (
@@ -23,11 +23,8 @@ from deepstack.yaml_reader import (
     shorten,
 )
 
-_PATTERNS = {
-    RUN_NAME: "letters, digits, '.', '_' and '-', not starting with '.' or '-'",
-    IDENTIFIER: "a word of letters, digits and '_'",
-}
 _NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
+_SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
 _YES = dict.fromkeys(("yes", "y", "on", "true", "1"), "true")
 _NO = dict.fromkeys(("no", "n", "off", "false", "0"), "false")
 
@@ -76,15 +73,9 @@ def validate(tree: Node) -> tuple[Config | None, list[Problem]]:
         return None, [Problem(tree.where, "", text)]
     data = tree.plain()
     try:
-        return Config.model_validate(_fill_empty_sections(data)), []
+        return Config.model_validate(data), []
     except ValidationError as error:
         return None, _problems(error, data, tree)
-
-
-def describe(path: Path) -> tuple[str, Schema]:
-    """Return the values allowed at a path, in words, and its JSON schema."""
-    schema = at(path)
-    return _allowed(schema), schema
 
 
 def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
@@ -112,10 +103,8 @@ def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[
 
 def place_order(where: str) -> tuple[int, ...]:
     """Return a sort key of a place: line and column; overrides come last."""
-    parts = where.rsplit(":", 2)[1:]
-    return (
-        tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else (10**9,)
-    )
+    position = re.search(r":(\d{1,9}):(\d{1,9})$", where)
+    return tuple(map(int, position.groups())) if position else (10**9,)
 
 
 def _path(loc: tuple[str | int, ...], data: Any) -> Path:
@@ -142,32 +131,27 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         return Problem(node.key_where or node.where, dotted, _unknown_key(path, node))
     if item["loc"][-1] == "[key]":
         names = ROLES if item["type"] == "literal_error" else ()
-        allowed = ", ".join(names) or _PATTERNS[IDENTIFIER]
+        allowed = ", ".join(names) or PATTERNS[IDENTIFIER]
         text = f"found the key {quote(str(path[-1]))}; allowed {allowed}"
         hint = hint_for(nearest(str(path[-1]), names))
         return Problem(node.key_where or node.where, dotted, text + hint)
     if item["type"] == "relation":
         relation_to = tree.at((*path[:-1], "d_model")) if node is tree.at(path[:-1]) else node
         return Problem(relation_to.where, dotted, shorten(item["msg"], 200), relation=True)
-    allowed, schema = describe(path)
+    schema = at(path)
     shown = node.shown
     if isinstance(node.value, list):
         shown = f"the list {shorten(str(node.plain()))}"
     elif isinstance(node.value, dict) and node.value:
         shown = "a section"
-    text = f"found {shown}; allowed {allowed}"
+    typed = "command line" in node.where
+    text = f"found {shown}; allowed {describe(schema)}"
     if inside := _suggest_inner_key(node.value, schema):
-        typed = "command line" in node.where
         text += f"; did you mean {dotted}.{inside}" + (f"={node.value}?" if typed else "?")
     else:
         text += hint_for(_suggest_value(node.value, schema))
-    if isinstance(node.value, str) and "command line" in node.where:
-        if spelt := _expand_range(node.value, schema):
-            text += f"; did you mean {spelt}, in deepstack sweep?"
-        elif "," in node.value:
-            text += "; several values make a sweep: deepstack sweep"
-    if type(node.value) is int and node.value > 1 and dotted in too_large.SIZES:
-        text += too_large.memory_hint(dotted, node.value)
+    if isinstance(node.value, str) and typed and _SEVERAL.fullmatch(node.value):
+        text += "; several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
     return Problem(node.where, dotted, text)
 
 
@@ -177,7 +161,7 @@ def _suggest_inner_key(value: object, schema: Schema) -> str | None:
     if not inside or not isinstance(value, str) or not value:
         return None
     for key, own in inside.items():
-        words = [word for option in alternatives(own) for word in _allowed_words(option)]
+        words = [word for option in alternatives(own) for word in literals(option)]
         if value in words or (words and _suggest_value(value, own)):
             return str(key)
     return "name" if "name" in inside else None
@@ -187,16 +171,6 @@ def suggest_inner_key(path: Path, values: Sequence[object]) -> str | None:
     """Return the key below a section that all of these values were meant for, if there is one."""
     found = {_suggest_inner_key(value, at(path)) for value in values}
     return found.pop() if len(found) == 1 else None
-
-
-def _expand_range(value: str, schema: Schema) -> str | None:
-    """Return '0,1,2' for '0-2', '0..2' or '0:2' if integers are allowed."""
-    found = re.fullmatch(r"(\d{1,6})(?:-|\.\.\.?|:)(\d{1,6})", value.strip())
-    if not found or all(option.get("type") != "integer" for option in alternatives(schema)):
-        return None
-    first, last = map(int, found.groups())
-    values = range(first, last + 1) if first < last <= first + 9 else (first, last)
-    return ",".join(map(str, values))
 
 
 def hint_for(meant: str | None) -> str:
@@ -212,7 +186,7 @@ def _unknown_key(path: Path, node: Node) -> str:
     siblings = sections().get(section, [])
     if not siblings:
         return (
-            f"found {quote(word)} below a key that takes no keys; allowed {describe(path[:-1])[0]}"
+            f"found {quote(word)} below a key that takes no keys; allowed {describe(at(path[:-1]))}"
         )
     allowed = ", ".join(siblings)
     if "." in word and isinstance(node.key_where, str):
@@ -232,16 +206,11 @@ def suggest_key(path: Path) -> str | None:
     meant = nearest(word, inner.get(section, []))
     if meant:
         return meant
-    last: dict[str, str] = {}
-    for dotted in [*keys(), *filter(None, inner)]:
-        last.setdefault(dotted.rpartition(".")[2], dotted)
+    last = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*keys(), *inner])}
+    known = _ELSEWHERE | last
     plain = word.lower().replace("-", "_")
-    if plain not in last and plain in _ELSEWHERE:
-        return _relative_key(_ELSEWHERE[plain], section)
-    far = nearest(word, list(last)) or nearest(word, list(_ELSEWHERE))
-    if far is None:
-        return None
-    return _relative_key(last.get(far) or _ELSEWHERE[far], section)
+    near = plain if plain in known else nearest(word, last) or nearest(word, _ELSEWHERE)
+    return known[near].removeprefix(f"{section}.") if near else None
 
 
 def suggest_full_key(path: Path) -> str | None:
@@ -249,10 +218,6 @@ def suggest_full_key(path: Path) -> str | None:
     meant, section = suggest_key(path), _dotted(path[:-1])
     within = f"{section}.{meant}"
     return within if meant and (within in keys() or within in sections()) else meant
-
-
-def _relative_key(dotted: str, section: str) -> str:
-    return dotted.removeprefix(section + ".") if section else dotted
 
 
 def _suggest_value(value: object, schema: Schema) -> str | None:
@@ -268,7 +233,7 @@ def _suggest_value(value: object, schema: Schema) -> str | None:
         return _YES.get(plain) or _NO[plain]
     if number := _suggest_number(value, options):
         return number
-    words = [w for option in options for w in _allowed_words(option)]
+    words = [w for option in options for w in literals(option)]
     if isinstance(value, str) and words:
         known = _WORDS_ELSEWHERE.get(plain.replace("-", "_"))
         return known if known in words else nearest(word, words)
@@ -301,71 +266,8 @@ def _to_name(word: str, pattern: str) -> str | None:
     return name if re.search(r"[A-Za-z]", name) and re.fullmatch(pattern, name) else None
 
 
-def _allowed_words(option: Schema) -> list[str]:
-    return (
-        list(option["enum"]) if "enum" in option else [option["const"]] if "const" in option else []
-    )
-
-
 def _dotted(path: Path) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return quote_key(text.removeprefix("."))
-
-
-def _allowed(schema: Schema) -> str:
-    """Return a JSON schema in words."""
-    options = list(alternatives(schema))
-    kinds = [option.get("type") for option in options]
-    if {"string", "number", "boolean"} <= set(kinds):
-        listed = ", or a list of these" if "array" in kinds else ""
-        return f"text, a number, true or false{listed}"
-    return " or ".join(dict.fromkeys(map(_alternative, options)))
-
-
-def _alternative(option: Schema) -> str:
-    kind = option.get("type")
-    if "enum" in option or "const" in option:
-        return ", ".join(_allowed_words(option))
-    if kind in ("integer", "number"):
-        return ("an integer" if kind == "integer" else "a number") + _range(option)
-    if kind == "array":
-        if "prefixItems" in option:
-            each = _allowed(option["prefixItems"][0])
-            return f"a list of {len(option['prefixItems'])} numbers, each {each}"
-        return f"a list of: {_allowed(option['items'])}"
-    if kind == "object":
-        names = option.get("properties") or option.get("propertyNames", {}).get("enum")
-        return f"a section with the keys {', '.join(names)}" if names else "a section"
-    if kind == "string" and "pattern" in option:
-        longest = f" (at most {option['maxLength']})" if "maxLength" in option else ""
-        return _PATTERNS[option["pattern"]] + longest
-    return {"boolean": "true or false", "null": "null", "string": "text"}.get(str(kind), "a value")
-
-
-def _range(option: Schema) -> str:
-    low, high = option.get("minimum"), option.get("maximum")
-    above, below = option.get("exclusiveMinimum"), option.get("exclusiveMaximum")
-    start = f"from {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
-    if high is not None:
-        end = f"{'to' if low is not None else 'up to'} {_number(high)}"
-    else:
-        end = f"to below {below:g}" if below is not None else "on" if low is not None else ""
-    return "".join(f" {part}" for part in (start, end) if part)
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and value < 1e12 else f"{value:g}"
-
-
-def _fill_empty_sections(data: Any, path: Path = ()) -> Any:
-    """Return the data with {} for an empty section: `model:` with only comments below it."""
-    if not isinstance(data, dict):
-        return data
-    return {
-        key: {}
-        if value is None and at((*path, key)).get("type") == "object"
-        else _fill_empty_sections(value, (*path, key))
-        for key, value in data.items()
-    }

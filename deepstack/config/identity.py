@@ -11,7 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepstack.config.schema import Config
+from deepstack.allowed import PATTERNS, RUN_NAME
+from deepstack.config.schema import LONGEST_NAME, Config
+from deepstack.errors import ConfigError
+from deepstack.yaml_reader import quote
 
 # where a run is filed and what it is computed with do not make it another experiment
 _NOT_COUNTED = ("name", "runtime")
@@ -73,8 +76,21 @@ def study_name(config: Config, path: str | os.PathLike[str]) -> str:
     file = Path(path).absolute()
     of_a_run = file.name == "config.yaml" and file.with_name("status.json").is_file()
     stem = file.parent.parent.name if of_a_run else file.stem
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")[:64]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")[:LONGEST_NAME]
     return config.name or stem or "runs"
+
+
+def checked_study(name: str) -> str:
+    """Return the name of a study if a configuration's `name` may have it.
+
+    Raises ConfigError for what would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
+    look like an option ('-x'), be no folder at all ('') or be too long.
+    """
+    if re.fullmatch(RUN_NAME, name) and len(name) <= LONGEST_NAME:
+        return name
+    raise ConfigError(
+        f"--study: found {quote(name)}; allowed {PATTERNS[RUN_NAME]} (at most {LONGEST_NAME})"
+    )
 
 
 def _identity(config: Config) -> str:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from deepstack.allowed import IDENTIFIER, RUN_NAME
 from deepstack.errors import FrozenError
 from deepstack.yaml_reader import is_forbidden
 
@@ -40,13 +41,11 @@ Distribution = Literal[
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
-RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
-IDENTIFIER = r"^[A-Za-z][A-Za-z0-9_]*$"
-
+LONGEST_NAME = 64
 # The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
-Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=64)]
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
@@ -66,6 +65,11 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _as_dict(value: Any) -> Any:
+    # `model:` with only comments below it is an empty section
+    return {} if value is None else value
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -76,15 +80,12 @@ class _Section(BaseModel):
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        refuse_change(name, value)
+        raise FrozenError(
+            f"{name} = {value!r}: a configuration is frozen; make another: "
+            "deepstack.config.with_overrides(config, {'model.depth': 48})"
+        )
 
-
-def refuse_change(name: str, value: Any) -> None:
-    """Raise FrozenError: a configuration is written to."""
-    raise FrozenError(
-        f"{name} = {value!r}: a configuration is frozen; make another: "
-        "deepstack.config.with_overrides(config, {'model.depth': 48})"
-    )
+    _fill_empty = model_validator(mode="before")(_as_dict)
 
 
 def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
@@ -162,7 +163,7 @@ class Model(_Section):
 
     scheme: Identifier = "deepnorm"
     """The residual scheme (`deepstack list schemes`)."""
-    scheme_options: dict[Identifier, Scalar | None] = {}
+    scheme_options: Annotated[dict[Identifier, Scalar | None], BeforeValidator(_as_dict)] = {}
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
@@ -221,12 +222,11 @@ class Model(_Section):
         return self
 
 
-class Task(BaseModel):
+class Task(_Section):
     """What is learned.  Further keys are the task's own options (`deepstack list tasks`)."""
 
-    model_config = ConfigDict(**{**_Section.model_config, "extra": "allow"})
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Scalar | list[Scalar] | None]
-    __setattr__ = _Section.__setattr__
 
     name: Identifier = "text"
     """The task."""
@@ -279,7 +279,9 @@ class Train(_Section):
     """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
     clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
-    lr_factors: dict[Role, Annotated[float, Field(ge=0, le=1e6)]] = {}
+    lr_factors: Annotated[
+        dict[Role, Annotated[float, Field(ge=0, le=1e6)]], BeforeValidator(_as_dict)
+    ] = {}
     """A factor on the learning rate of a role's parameters: {q: 0.5}."""
     trainable: (
         Literal["all"]
@@ -377,7 +379,7 @@ class Runtime(_Section):
 class Config(_Section):
     """One run.  Every key has a default: an empty file is a configuration."""
 
-    name: Annotated[str, Field(pattern=RUN_NAME, max_length=64)] | None = None
+    name: Annotated[str, Field(pattern=RUN_NAME, max_length=LONGEST_NAME)] | None = None
     """The study that the run is filed under; null for the file's own name."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """The seed of initialisation, data and dropout."""

@@ -53,14 +53,6 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
     )
 
 
-def memory_hint(key: str, value: int) -> str:
-    """Return the memory of a default run with one other size, if this machine has less, else ''."""
-    needed, memory = memory_estimate(_changed(Config(), key, value)), machine_memory()
-    if needed <= memory:
-        return ""
-    return f"; such a run needs about {format_bytes(needed)}, and {format_bytes(memory)} are here"
-
-
 def format_bytes(size: float) -> str:
     """Return a size in bytes as text: '3.2 GiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

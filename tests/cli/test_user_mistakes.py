@@ -195,10 +195,10 @@ MEANT: dict[str, tuple[list[str], str]] = {
     "a setting as an option": (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
     "a setting called like it": (["train", QUICK, "--seed", "1"], "did you mean seed=VALUE?"),
     "a setting in full": (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
-    "a range": (["sweep", QUICK, "--seeds", "0-2"], "did you mean 0,1,2, in deepstack sweep?"),
+    "a range": (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
     "a long range": (
         ["sweep", QUICK, "--depths", "6..48"],
-        "did you mean 6,48, in deepstack sweep",
+        "with commas between them (0,1,2)",
     ),
     "a section": (["train", QUICK, "model.norm=rms"], "did you mean model.norm.kind=rms?"),
     "a section's word": (

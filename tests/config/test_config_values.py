@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deepstack import config as conf
-from deepstack.config.explain import keys, sections
+from deepstack.config.walk import keys, sections
 from deepstack.errors import ConfigError
 
 

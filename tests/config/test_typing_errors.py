@@ -19,7 +19,7 @@ from helpers.bad_configs import BAD, GOOD, HOSTILE
 
 from deepstack import config as conf
 from deepstack.config import ROLES
-from deepstack.config.explain import sections
+from deepstack.config.walk import sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 
@@ -273,7 +273,7 @@ GRID = f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)
 
 
 ABSURD = [
-    (TRAIN, "model: {depth: 1000000000}", "such a run needs about"),
+    (TRAIN, "model: {depth: 1000000000}", "allowed an integer from 1 to 1000000"),
     (TRAIN, "model: {depth: 1000000, d_model: 65536}", "a run of about"),
     (TRAIN, "train: {batch_size: 1048576}\ntask: {seq_len: 65536}", "a run of about"),
     (SWEEP, GRID, "found 10,240,000 runs"),

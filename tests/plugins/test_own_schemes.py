@@ -142,7 +142,7 @@ def test_options_that_a_scheme_inherits_are_validated_as_its_own() -> None:
         """x <- LN(x + 2 a_t G(x))."""
 
     assert scheme_options("own") == scheme_options("branch_norm")
-    with pytest.raises(ConfigError, match="ramp_steps: found 0; allowed integer >= 1"):
+    with pytest.raises(ConfigError, match="ramp_steps: found 0; allowed an integer from 1 on"):
         built(model__scheme_options={"ramp_steps": 0})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepstack.config import ROLES
-from deepstack.config.explain import sections
+from deepstack.config.walk import sections
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import Registry, import_all, nearest, restored_registries
 

@@ -99,10 +99,10 @@ def test_chosen_positions_are_exact_and_uniform() -> None:
 def test_options_are_listed_with_type_default_and_description() -> None:
     options = task_options("text")
     assert list(options) == ["path", "mask_rate", "mask_split", "span", "held_out"]
-    assert options["mask_rate"].type == "number > 0, <= 1"
+    assert options["mask_rate"].type == "a number above 0 up to 1"
     assert options["mask_rate"].default == 0.15
-    assert options["path"].type == "non-empty string or null"
-    assert options["mask_split"].type == "list of 3 values, each number >= 0, <= 1"
+    assert options["path"].type == "non-empty text or null"
+    assert options["mask_split"].type == "a list of 3 values, each a number from 0 to 1"
     for name in NAMES:
         assert all(option.description for option in task_options(name).values())
 
@@ -111,26 +111,30 @@ def test_options_are_listed_with_type_default_and_description() -> None:
     ("name", "options", "expected"),
     [
         ("text", {"mask_rat": 0.2}, ["task.mask_rat:", "did you mean 'mask_rate'?", "mask_split"]),
-        ("text", {"mask_rate": 0.0}, ["task.mask_rate: found 0.0; allowed number > 0, <= 1"]),
+        (
+            "text",
+            {"mask_rate": 0.0},
+            ["task.mask_rate: found 0.0; allowed a number above 0 up to 1"],
+        ),
         ("text", {"mask_rate": 1.5}, ["task.mask_rate: found 1.5"]),
-        ("text", {"mask_rate": "0.5"}, ['task.mask_rate: found "0.5"; allowed number']),
+        ("text", {"mask_rate": "0.5"}, ['task.mask_rate: found "0.5"; allowed a number']),
         ("text", {"mask_rate": True}, ["task.mask_rate: found true"]),
         ("text", {"mask_rate": math.nan}, ["task.mask_rate: found NaN"]),
         ("text", {"mask_rate": None}, ["task.mask_rate: found null"]),
-        ("text", {"mask_split": [0.5, 0.5]}, ["task.mask_split: found [0.5, 0.5]; allowed list"]),
+        ("text", {"mask_split": [0.5, 0.5]}, ["task.mask_split: found [0.5, 0.5]; allowed a list"]),
         ("text", {"mask_split": [0.5, 0.1, 0.1]}, ["the three shares must sum to 1"]),
-        ("text", {"mask_split": [1.2, -0.1, -0.1]}, ["each number >= 0, <= 1"]),
+        ("text", {"mask_split": [1.2, -0.1, -0.1]}, ["each a number from 0 to 1"]),
         ("text", {"mask_split": [True, False, False]}, ["task.mask_split: found [true, false"]),
         ("text", {"mask_split": "0.8, 0.1, 0.1"}, ["task.mask_split:"]),
-        ("text", {"held_out": 1.0}, ["found 1.0; allowed number >= 1e-06, <= 0.99"]),
-        ("text", {"path": ""}, ['task.path: found ""; allowed non-empty string or null']),
+        ("text", {"held_out": 1.0}, ["found 1.0; allowed a number from 1e-06 to 0.99"]),
+        ("text", {"path": ""}, ['task.path: found ""; allowed non-empty text or null']),
         ("text", {"path": 3}, ["task.path: found 3"]),
         ("text", {"seed": 3}, ["task.seed: unknown text option 'seed'"]),
         ("text", {"mask_rate": 2, "x": 1, "held_out": 2}, ["task.mask_rate", "task.x", "held_out"]),
-        ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed integer >= 2"]),
+        ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed an integer from 2"]),
         ("copy", {"vocab_size": 1}, ["task.vocab_size: found 1"]),
         ("copy", {"vocabsize": 8}, ["did you mean 'vocab_size'?"]),
-        ("markov", {"states": 1}, ["task.states: found 1; allowed integer >= 2, <= 256"]),
+        ("markov", {"states": 1}, ["task.states: found 1; allowed an integer from 2 to 256"]),
         ("markov", {"concentration": 0}, ["task.concentration: found 0"]),
     ],
 )
