@@ -69,13 +69,12 @@ def nothing_stays_registered() -> Iterator[None]:
     """What a test's plugin registers would be in the lists that the tests after it go through."""
     registries = (SCHEMES, TASKS, DIAGNOSTICS, CHARTS, PEERS, CLAIMS)
     before = [dict(registry._objects) for registry in registries]
-    loaded, paths = dict(plugins.LOADED), list(plugins.PATHS)
+    loaded = dict(plugins.LOADED)
     yield
     for registry, objects in zip(registries, before, strict=True):
         registry._objects = objects
     plugins.LOADED.clear()
     plugins.LOADED.update(loaded)
-    plugins.PATHS[:] = paths
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,7 @@ class Worker:
         order = {
             "row": self.row,
             "config": conf.to_yaml(self.config),
-            "plugins": [str(path) for path in plugins.PATHS],
+            "plugins": [str(plugin.path) for plugin in plugins.LOADED.values()],
         }
         self.start_memory = self._ask(json.dumps(order))["start_memory_mb"]
         self._step()

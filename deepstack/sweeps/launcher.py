@@ -58,6 +58,6 @@ class Launcher(ABC):
 def train_arguments(config: str | Path, *, out: str | Path, study: str) -> list[str]:
     """Return the arguments with which `deepstack` trains one run of a study on any machine."""
     arguments = ["train", str(config), "--quiet", "--out", str(out), "--study", study]
-    for path in plugins.PATHS:
-        arguments += ["--plugin", str(path)]
+    for plugin in plugins.LOADED.values():
+        arguments += ["--plugin", str(plugin.path)]
     return arguments

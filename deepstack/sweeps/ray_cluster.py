@@ -168,13 +168,13 @@ def plugin_files() -> list[tuple[str, str, bytes]]:
     Raises PluginError for a file that has changed since it was loaded.
     """
     loaded = []
-    for path in plugins.PATHS:
+    for path, recorded in plugins.LOADED.values():
         try:
             content = path.read_bytes()
         except OSError as error:
             raise PluginError(f"--plugin {path}: {error.strerror}") from error
         digest = hashlib.sha256(content).hexdigest()
-        if digest != plugins.LOADED[path.name]:
+        if digest != recorded:
             raise PluginError(f"--plugin {path} has changed since it was loaded")
         loaded.append((path.name, digest, content))
     return loaded

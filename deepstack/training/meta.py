@@ -68,7 +68,7 @@ def meta_of(
         "parameters": parameters | {"total": sum(parameters.values())},
         "data": task.data,
         "references": task.references,
-        "plugins": [{"file": f, "sha256": digest} for f, digest in sorted(plugins.LOADED.items())],
+        "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
     return continued(before, now)
 

@@ -19,7 +19,7 @@ import deepstack
 from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
-from deepstack.plugins import LOADED, PATHS, load_plugins
+from deepstack.plugins import LOADED, load_plugins
 from deepstack.records import RunFolder
 
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
@@ -71,13 +71,12 @@ def test_a_wrong_call_says_the_right_one(name: str, tmp_path: Path, monkeypatch:
 
 def test_a_plugin_s_path_may_be_text(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("deepstack.plugins.LOADED", dict(LOADED))
-    monkeypatch.setattr("deepstack.plugins.PATHS", list(PATHS))
     file = tmp_path / "path_as_text.py"
     file.write_text("SAID = 1\n")
     load_plugins([str(file)])
     from deepstack import plugins
 
-    assert file.name in plugins.LOADED and file in plugins.PATHS
+    assert file.name in plugins.LOADED and plugins.LOADED[file.name].path == file
 
 
 def test_a_run_that_is_done_says_that_nothing_was_trained(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ FILES: dict[str, tuple[str, str]] = {
     "taken": (FIRST.replace('"own"', '"deepnorm"'), "'deepnorm' is already taken by deepstack."),
     "another import": (
         "from deepstack import Scheme",
-        "did you mean: from deepstack.schemes import S",
+        "did you mean 'schemes'. allowed names of deepstack.schemes, .tasks",
     ),
     "relative import": ("from .helper import x", "own.py:1: ImportError: .* a plugin is one file"),
     "ends Python": (

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "deepstack"
 
 # A package imports only from the levels above its own line.
 LEVELS = (
-    ("ending", "errors", "gc_control", "interrupts", "registry", "options", "plugins"),
+    ("allowed", "ending", "errors", "gc_control", "interrupts", "registry", "options", "plugins"),
     ("yaml_reader",),
     ("config", "records", "parameters"),
     ("distributed", "schemes", "tasks", "analysis"),
