@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
-from deepstack.config.schema import ROLES, Config
+from deepstack.config.schema import LONGEST_NAME, ROLES, Config
 from deepstack.config.walk import Path, at, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
@@ -25,10 +25,8 @@ from deepstack.yaml_reader import (
 
 _NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
-_YES = dict.fromkeys(("yes", "y", "on", "true", "1"), "true")
-_NO = dict.fromkeys(("no", "n", "off", "false", "0"), "false")
 
-# names in other programs
+# Keys and values in other programs, and their names here.
 _ELSEWHERE = {
     "batch": "train.batch_size", "bs": "train.batch_size", "beta1": "train.betas",
     "beta2": "train.betas", "block_size": "task.seq_len", "clip_norm": "train.clip",
@@ -53,6 +51,9 @@ _WORDS_ELSEWHERE = {
     "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer", "layernorm": "layer",
     "relu_squared": "relu2", "rms_norm": "rms", "rmsnorm": "rms", "rope": "rotary",
     "squared_relu": "relu2", "swiglu": "silu", "swish": "silu",
+    **dict.fromkeys(("yes", "y", "on", "true", "1"), "true"),
+    **dict.fromkeys(("no", "n", "off", "false", "0"), "false"),
+    **dict.fromkeys(("none", "nan", "nil", "null"), "null"),
 }  # fmt: skip
 
 
@@ -189,7 +190,7 @@ def _unknown_key(path: Path, node: Node) -> str:
             f"found {quote(word)} below a key that takes no keys; allowed {describe(at(path[:-1]))}"
         )
     allowed = ", ".join(siblings)
-    if "." in word and isinstance(node.key_where, str):
+    if "." in word:
         first, _, rest = word.partition(".")
         full = f"{section}.{word}".strip(".")
         if full in keys() or full in sections():
@@ -221,26 +222,31 @@ def suggest_full_key(path: Path) -> str | None:
 
 
 def _suggest_value(value: object, schema: Schema) -> str | None:
-    options = list(alternatives(schema))
-    types = {option.get("type") for option in options}
+    """Return the allowed value that was probably meant, or None."""
     if isinstance(value, list | dict):
         return None
-    word = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    plain = word.strip().lower()
-    if "null" in types and plain in ("none", "nan", "nil", "null"):
-        return "null"
-    if "boolean" in types and (plain in _YES or plain in _NO):
-        return _YES.get(plain) or _NO[plain]
+    options = list(alternatives(schema))
     if number := _suggest_number(value, options):
         return number
-    words = [w for option in options for w in literals(option)]
-    if isinstance(value, str) and words:
-        known = _WORDS_ELSEWHERE.get(plain.replace("-", "_"))
-        return known if known in words else nearest(word, words)
-    named = [option for option in options if "pattern" in option]
-    if isinstance(value, str) and named and len(value) <= named[0].get("maxLength", 0):
-        return _to_name(plain if named[0]["pattern"] == IDENTIFIER else word, named[0]["pattern"])
-    return None
+    word = "" if value is None else str(value)
+    plain = word.strip().lower().replace("-", "_")
+    words = [each for option in options for each in _words(option)]
+    known = _WORDS_ELSEWHERE.get(plain)
+    if known in words or not isinstance(value, str):
+        return known if known in words else None
+    if near := nearest(word, words):
+        return near
+    pattern = next((option["pattern"] for option in options if "pattern" in option), "")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", word)  # 'post_ln' for 'post ln'
+    if pattern == IDENTIFIER:
+        name = re.sub(r"[^a-z0-9_]+", "_", plain)
+    fits = pattern and len(word) <= LONGEST_NAME and re.search("[A-Za-z]", name)
+    return name if fits and re.fullmatch(pattern, name) else None
+
+
+def _words(option: Schema) -> list[str]:
+    kinds = {"boolean": ["true", "false"], "null": ["null"]}
+    return literals(option) or kinds.get(str(option.get("type")), [])
 
 
 def _suggest_number(value: object, options: Sequence[Schema]) -> str | None:
@@ -258,12 +264,6 @@ def _suggest_number(value: object, options: Sequence[Schema]) -> str | None:
             if fits and repr(number) != repr(value):
                 return repr(number)
     return None
-
-
-def _to_name(word: str, pattern: str) -> str | None:
-    """Return the word with '_' for characters that a name cannot have: 'post_ln' for 'post ln'."""
-    name = re.sub(r"[^A-Za-z0-9_]+" if pattern == IDENTIFIER else r"[^A-Za-z0-9._-]+", "_", word)
-    return name if re.search(r"[A-Za-z]", name) and re.fullmatch(pattern, name) else None
 
 
 def _dotted(path: Path) -> str:
