@@ -20,24 +20,21 @@ LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
-# from how many steps on `auto` replays them; of how many sublayers a look computes at a time
+# Steps from which on `auto` replays them: recording one costs what about twenty replayed ones save.
 FEW_STEPS = 50
-LOOKED_AT_TOGETHER = 128
+# Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
+SUBLAYERS_AT_A_TIME = 128
+# tensors as large as the stream, which some schemes keep besides for each sublayer
+BESIDES = {"frac_connections": 6, "siamese_norm": 4, "mv_split": 3, "laurel": 2, "res_former": 1,
+           "x0_lambdas": 1, "ngpt": 1}  # fmt: skip
 
 _FP32, _BF16 = 4, 2
 
 
-def parameter_count(
-    config: Config,
-    vocab_size: int,
-    *,
-    final_norm: bool = False,
-    norms_per_sublayer: int = 1,
-    scheme_parameters: int = 0,
-) -> dict[str, int]:
-    """Numbers in the parameters, by role; roles without any are left out.
+def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False) -> dict[str, int]:
+    """Return the number of parameters by role, without those of the scheme and empty roles.
 
-    final_norm, norms_per_sublayer and scheme_parameters (of one layer) are what the scheme adds.
+    final_norm: whether the scheme has a final norm.
     """
     model, (depth, beside) = config.model, depths(config)
     d, d_ff = model.d_model, width_inside(config)
@@ -58,11 +55,9 @@ def parameter_count(
         "w2": every * d_ff * d,
         "w3": every * d_ff * d * model.gated,
         "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + crossing * 4 * d) * model.bias,
-        "norm_gain": sublayers * norms_per_sublayer * gain
-        + of_heads * (d_head * model.norm.gain + scalar),
-        "norm_bias": sublayers * norms_per_sublayer * bias + of_heads * d_head * model.norm.bias,
+        "norm_gain": sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
+        "norm_bias": sublayers * bias + of_heads * d_head * model.norm.bias,
         "final_norm": (1 + bool(beside)) * (final_gain + bias) * int(final_norm),
-        "scheme": every * scheme_parameters,
         "embedding": vocab_size * d,
         "position": positions(config) * d if model.positions == "learned" else 0,
         "head": head + vocab_size,
@@ -214,7 +209,7 @@ def memory_terms(
         after = 0
         if looked:  # gradients and differences of its own, what the branches of sublayers gave, and
             # what is computed of some sublayers at a time, with the stream of all layers once more
-            seen = 4 * depth + 6 * min(sublayers(config), LOOKED_AT_TOGETHER)
+            seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
             states = seen * probe * positions(config) * config.model.d_model * _FP32
             saved = saved_by_layers(config, _sizes(config, probe), scheme_memory)
             after = 2 * weights + saved + states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -63,16 +62,13 @@ def parse_config(
 @contextmanager
 def explain_external_probe(path: str | os.PathLike[str]) -> Iterator[None]:
     """Replace the errors of a config.yaml that `deepstack.probe` wrote by an explanation."""
+    file, probed = Path(path), False
     try:
         yield
     except ConfigError:
-        file = Path(path)
-        probed = False
         with suppress(OSError, ValueError, TypeError, RecursionError):
             meta = file.with_name("meta.json")
-            if (
-                file.name == "config.yaml" and meta.is_file()
-            ):  # not a pipe, which would be waited for
+            if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
                 probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
         if not probed:
             raise
@@ -141,14 +137,9 @@ def read_tree(
 ) -> tuple[Node, list[Problem]]:
     """Return the values of a text with its overrides, and the mistakes in their syntax."""
     if isinstance(overrides, str | Mapping):
-        said = (
-            [overrides]
-            if isinstance(overrides, str)
-            else [f"{k}={overrides[k]}" for k in overrides]
-        )
         raise ConfigError(
-            f"overrides: found {'text' if isinstance(overrides, str) else 'a mapping'}; allowed a "
-            f"list of texts, such as {shorten(str(said))}"
+            f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
+            "['model.depth=3']"
         )
     tree, problems = read(text, source)
     if tree.value is None:
@@ -179,17 +170,13 @@ def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], N
     hinted: the value that a hint shows for a text that is only a key.
     """
     label = override_place(text)
-    key, equals, value = text.partition("=")
-    key, value = key.strip(), value.strip()
+    key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
-    if not equals or not all(path):
+    if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         meant = suggest_full_key(path) if not equals and all(path) else None
         hint = f"; did you mean {meant}={hinted}?" if meant else ""
-        return Problem(label, "", f"found {quote(text)}; allowed key=value, such as "
-                       f"model.depth=48{hint}")  # fmt: skip
-    if len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
-        return Problem(label, "", f"found a key of {len(path)} levels; allowed key=value, such as "
-                       "model.depth=48")  # fmt: skip
+        allowed = "allowed key=value, such as model.depth=48"
+        return Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
     if any(map(is_forbidden, text)):
         return Problem(label, "", "found a control character; allowed printable text")
     if value[:1] in tuple("[{\"'"):
@@ -230,10 +217,8 @@ def to_node(value: Any, where: str) -> Node:
         return Node([to_node(v, where) for v in value], where, "a list", where)
     if callable(getattr(value, "item", None)):
         value = value.item()  # a numpy number
-    shown = "nothing" if value is None else shorten(repr(value))
-    if isinstance(value, bool):
-        shown = str(value).lower()
-    return Node(value, where, shown, where)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return Node(value, where, display(value, text), where)
 
 
 def relabel(node: Node, label: str) -> Node:
@@ -299,10 +284,8 @@ def _printable(text: str) -> str:
 
 
 def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
-    if not isinstance(error, OSError):
-        return "found a path that cannot be one; allowed the path of a YAML file"
-    if error.errno != errno.ENOENT:
-        return f"cannot be read: {error.strerror}"
+    if not isinstance(error, FileNotFoundError):
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     wanted = Path(path)
     for folder in (wanted.parent, Path("configs")):
         try:

@@ -302,18 +302,8 @@ class Train(_Section):
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
 
-    @field_validator("momentum")
-    @classmethod
-    def _momentum_is_not_of_muon(cls, momentum: float, info: Any) -> float:
-        if momentum and info.data.get("optimizer") == "muon":
-            raise PydanticCustomError(
-                "relation",
-                "found {value}, which is sgd's; allowed 0.0, and train.muon.momentum",
-                {"value": momentum},
-            )
-        return momentum
-
     _check_use = _unused_without(
+        momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon has a momentum of its own
         muon={"train.optimizer": ("muon",)},
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )

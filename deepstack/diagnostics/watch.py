@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepstack.config.estimate import SUBLAYERS_AT_A_TIME
 from deepstack.model import Transformer
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import LayerNorm, Tap
 from deepstack.schemes.norms import RMSNorm
 
-# Sublayers measured at a time: enough that launching costs nothing, few enough to need no memory.
-TOGETHER = 128
 # Largest difference of z and alpha x + G(x), relative to ‖z‖, that counts as rounding.
 SAME = 1e-4
 
@@ -198,7 +197,8 @@ def measured(seen: Seen, depth: int, count: int) -> dict[str, Tensor]:
         nothing = first.new_full(first.shape[:2], float("nan")).flatten()
         by_token = {name: nothing.expand(depth, count, -1) for name in BY_TOKEN}
         return by_token | {name: nothing[:1].expand(depth, count) for name in BY_BATCH}
-    parts = [measure(found[i : i + TOGETHER]) for i in range(0, len(found), TOGETHER)]
+    starts = range(0, len(found), SUBLAYERS_AT_A_TIME)
+    parts = [measure(found[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
     return {
         name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
         for name in parts[0]

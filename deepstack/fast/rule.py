@@ -9,6 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from typing import Literal
 
+from deepstack.config.estimate import FEW_STEPS
 from deepstack.errors import ConfigError
 
 Choice = bool | Literal["auto"]
@@ -28,9 +29,6 @@ class FastPaths:
 
 
 STATIC = "a scheme that declares static=True"
-
-# Recording a step takes as long as about twenty replayed steps save.
-FEW_STEPS = 50
 
 
 def choose_fast_paths(

@@ -9,7 +9,8 @@ from itertools import islice
 from statistics import median
 
 from deepstack import config as conf
-from deepstack.fast import FEW_STEPS, fast_paths_of
+from deepstack.config.estimate import FEW_STEPS
+from deepstack.fast import fast_paths_of
 from deepstack.sweeps.plan import Cell
 from deepstack.training import choose_device, device_is_here, timed_steps
 

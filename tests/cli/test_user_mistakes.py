@@ -27,11 +27,11 @@ CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.
 CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "one override": (
         lambda: deepstack.load_config(QUICK, "model.depth=3"),
-        r"overrides: found text; allowed a list of texts, such as \['model.depth=3'\]",
+        r"overrides: found str; allowed a list of texts, such as \['model.depth=3'\]",
     ),
     "overrides as a dict": (
         lambda: deepstack.load_config(QUICK, {"model.depth": 3}),  # type: ignore[arg-type]
-        r"overrides: found a mapping; allowed .* \['model.depth=3'\]",
+        r"overrides: found dict; allowed .* \['model.depth=3'\]",
     ),
     "a path to train": (
         lambda: deepstack.train("configs/quick.yaml"),  # type: ignore[arg-type]

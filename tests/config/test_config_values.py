@@ -294,7 +294,7 @@ def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
         ("missing.yaml", "no such file"),
         ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
         ("quick", "no such file; did you mean 'quick.yaml'?"),
-        ("a\x00b", "a\\x00b: found a path that cannot be one"),
+        ("a\x00b", "a\\x00b: cannot be read: embedded null byte"),
         ("x" * 5000, "cannot be read: File name too long"),
         ("fifo", "found something that is no file"),
         ("/dev/zero", "found something that is no file"),

@@ -10,10 +10,7 @@ from helpers.small_runs import small
 import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate, too_large
-from deepstack.diagnostics.watch import TOGETHER
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.fast import FEW_STEPS
-from deepstack.schemes import scheme_memory
 from deepstack.training import Observer
 
 
@@ -32,8 +29,8 @@ def test_parameter_count_is_that_of_the_model() -> None:
         "q", "k", "v", "o", "w1", "w2", "bias", "embedding", "head",
     }  # fmt: skip
     assert conf.parameter_count(bare, 257)["head"] == d * d + 3 * d + 257
-    more = conf.parameter_count(conf.Config(), 257, final_norm=True, scheme_parameters=2)
-    assert (more["final_norm"], more["scheme"]) == (2 * d, 2 * n)
+    more = conf.parameter_count(conf.Config(), 257, final_norm=True)
+    assert more["final_norm"] == 2 * d
 
 
 @pytest.mark.parametrize(
@@ -114,10 +111,6 @@ def test_memory_estimate_of_measured_runs(settings: str, megabytes: tuple[int, i
     for replay, peak in zip(("true", "false"), megabytes, strict=True):
         config = conf.parse_config("", overrides=[*usual, f"runtime.replay={replay}"])
         assert 0.7 < conf.memory_estimate(config, 257, scheme_memory(config)) / 1e6 / peak < 1.5
-
-
-def test_the_estimate_knows_what_it_cannot_import() -> None:
-    assert (estimate.FEW_STEPS, estimate.LOOKED_AT_TOGETHER) == (FEW_STEPS, TOGETHER)
 
 
 def test_memory_estimate_of_a_known_run() -> None:
