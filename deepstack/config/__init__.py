@@ -29,6 +29,7 @@ from deepstack.config.load import (
 from deepstack.config.schema import (
     ROLES,
     Config,
+    Family,
     Init,
     Log,
     Model,
@@ -49,6 +50,7 @@ __all__ = [
     "ROLES",
     "Combination",
     "Config",
+    "Family",
     "Init",
     "Log",
     "Model",

@@ -1,4 +1,4 @@
-"""What a configuration may say: every key with its type, range, default and meaning.
+"""The settings of a configuration: every key with its type, range, default and description.
 
 The text under each field is its help, in `deepstack init`, in editors and in the README.
 """
@@ -35,6 +35,7 @@ def _in_order(roles: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in roles)
 
 
+Family = Literal["encoder", "decoder", "encoder_decoder"]
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
     "truncated_normal", "normal", "zero_identity", "ntk",
@@ -50,7 +51,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
 def _readable(value: Any) -> Any:
-    # what a file may not hold: the run's own config.yaml could not be read back
+    # YAML cannot hold such a character, so the run's config.yaml could not be read back
     if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
         text = "found the control character {bad}; allowed printable text"
         raise PydanticCustomError("relation", text, {"bad": repr(bad)})
@@ -97,9 +98,9 @@ def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
 
     def check(section: type[BaseModel], value: Any, info: Any) -> Any:
         usual = section.model_fields[info.field_name].default
-        found, no_more = value, usual
+        shown, no_more = value, usual
         if isinstance(value, BaseModel):
-            found = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
+            shown = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
             no_more = "none of it"
         for key, allowed in rules[info.field_name].items():
             given = info.data.get(key.rpartition(".")[2])
@@ -108,7 +109,7 @@ def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
                     "relation",
                     "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
                     {
-                        "value": found,
+                        "value": shown,
                         "key": key,
                         "given": given,
                         "usual": "null" if usual is None else no_more,
@@ -132,7 +133,7 @@ class Norm(_Section):
     final_gain: bool | None = None
     """Whether the final norm has a gain; null: as the others.  A folded model with a tied head."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """What is added to the variance, or to the mean square."""
+    """The number that is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     """dynamic_tanh: the scalar a at the start."""
 
@@ -143,7 +144,7 @@ class Init(_Section):
     """How weight matrices start, before the scheme's own gain."""
 
     distribution: Distribution = "xavier_normal"
-    """Of what matrices are drawn; ntk: of N(0, gain^2), and products are divided by sqrt(n_in)."""
+    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in)."""
     fan: Literal["in_out", "in"] = "in_out"
     """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
     qkv: Literal["separate", "packed"] = "separate"
@@ -167,7 +168,7 @@ class Model(_Section):
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
-    family: Literal["encoder", "decoder", "encoder_decoder"] = "encoder"
+    family: Family = "encoder"
     """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
     decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
@@ -194,7 +195,7 @@ class Model(_Section):
     norm: Norm = Norm()
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"
-    """The output: the token table again, a matrix of its own, or BERT's masked-token head."""
+    """The output: the token table again, a separate matrix, or BERT's masked-token head."""
 
     _check_use = _unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
@@ -223,7 +224,7 @@ class Model(_Section):
 
 
 class Task(_Section):
-    """What is learned.  Further keys are the task's own options (`deepstack list tasks`)."""
+    """The task to learn.  Further keys are options of the task (`deepstack list tasks`)."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Scalar | list[Scalar] | None]
@@ -239,14 +240,14 @@ class Task(_Section):
 
 
 class Muon(_Section):
-    """What train.optimizer=muon does to the matrices of the layers; all else is AdamW's."""
+    """How train.optimizer=muon updates the matrices of the layers; AdamW updates all others."""
 
     momentum: Fraction = 0.95
     """The momentum, Nesterov's."""
     ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
     """Newton-Schulz steps that orthogonalise an update."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """What lr is multiplied by: 0.2 sqrt(max(n_out, n_in)), or sqrt(max(1, n_out/n_in))."""
+    """The factor on lr: 0.2 sqrt(max(n_out, n_in)), or sqrt(max(1, n_out/n_in))."""
 
 
 class Train(_Section):
@@ -263,7 +264,7 @@ class Train(_Section):
     betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] = (0.9, 0.98)
     """Decay rates of the moments of adam and adamw."""
     eps: Annotated[float, Field(ge=LEAST, le=1)] = 1e-8
-    """What is added to the square root of the second moment."""
+    """The number that is added to the square root of the second moment."""
     momentum: Fraction = 0.0
     """The momentum of sgd."""
     muon: Muon = Muon()
@@ -292,7 +293,7 @@ class Train(_Section):
             AfterValidator(_in_order),
         ]
     ) = "all"
-    """Which roles are trained: 'all', or a list of roles."""
+    """The roles that are trained: 'all', or a list."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """The number format of matrix products; 'bf16' is autocast."""
     max_loss: Annotated[float, Field(gt=0)] = 100.0
@@ -303,25 +304,25 @@ class Train(_Section):
     """Held-out batches in an evaluation."""
 
     _check_use = _unused_without(
-        momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon has a momentum of its own
+        momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon: train.muon.momentum
         muon={"train.optimizer": ("muon",)},
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )
 
     def lr_factor(self, role: str) -> float:
-        """What lr is multiplied by for a role's parameters."""
+        """Return the factor on lr for the parameters of a role."""
         return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
 
 
 class Log(_Section):
-    """What is recorded."""
+    """The records of a run."""
 
     probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
     """Sequences in the fixed batch on which the model update is measured."""
     layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
-    """How many layers a record leaves out in turn, to see what the probe loss is without each."""
+    """How many layers a record leaves out in turn, to measure the probe loss without each."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     first_order: bool = False
@@ -340,7 +341,7 @@ class Log(_Section):
 
 
 class Runtime(_Section):
-    """Where and how it is computed; nothing here is part of what the experiment is."""
+    """The device and the fast paths; nothing here is part of the experiment."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device; 'auto' takes a GPU when there is one."""
@@ -351,7 +352,7 @@ class Runtime(_Section):
     fused: bool | Literal["auto"] = "auto"
     """Whether a sublayer is one node of the backward pass, which writes its gradients in place."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the layer is compiled, once for all of them; 'auto': on a GPU, what is not fused."""
+    """Whether the layer is compiled, once for all of them; 'auto': on a GPU, if not fused."""
     cuda_graph: bool | Literal["auto"] = "auto"
     """Whether a step is captured and replayed as CUDA graphs; 'auto': on a GPU, yes."""
     replay: bool | Literal["auto"] = "auto"
@@ -359,7 +360,7 @@ class Runtime(_Section):
     recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Keep the stream every so many layers and compute the rest again backward; 0: keep all."""
     parallel: Literal["data", "fully_sharded"] = "data"
-    """What processes started by torchrun share: the batch, or the parameters too."""
+    """How processes of torchrun share the work: split the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
     """Seconds between checkpoints."""
     deterministic: bool = True

@@ -1,12 +1,12 @@
 """Tasks: the data that a stack learns to predict. Each is one function that returns a `Task`."""
 
+from deepstack.config import Family
 from deepstack.options import Option
 from deepstack.registry import import_all
 from deepstack.tasks.task import (
     IGNORE,
     TASKS,
     Batch,
-    Family,
     Task,
     build_task,
     task,

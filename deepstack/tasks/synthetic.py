@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Family, Task, choose_positions, task
+from deepstack.config import Family
+from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Task, choose_positions, task
 
 VocabSize = Annotated[int, Field(ge=2, le=65536, description="number of different tokens")]
 

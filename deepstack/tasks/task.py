@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ IGNORE = -100
 # The second word of every random seed. A task that draws more than batches (the Markov chain) uses
 # STRUCTURE for it, so that no stream repeats another.
 TRAIN, VALIDATION, PROBE, STRUCTURE = 1, 2, 3, 4
-
-
-Family = Literal["encoder", "decoder", "encoder_decoder"]
 
 
 class Batch(NamedTuple):

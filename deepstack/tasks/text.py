@@ -15,8 +15,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from deepstack.config import Family
 from deepstack.errors import ConfigError
-from deepstack.tasks.task import IGNORE, Batch, Family, Task, choose_positions, task
+from deepstack.tasks.task import IGNORE, Batch, Task, choose_positions, task
 
 BYTES = 256
 MASK = BYTES
@@ -215,26 +216,14 @@ def read_corpus(path: str | None) -> Corpus:
         return _python_topics()
     try:
         root = Path(path).expanduser()
-        mode = root.stat().st_mode
         name = os.fsencode(root.name or root.resolve().name or "/").decode("utf-8", "replace")
-        if stat.S_ISDIR(mode):
-            files = _files_of(root)
-            _refuse_huge(path, sum(file.stat().st_size for file in files))
-            parts = [_read(file, str(Path(path, file.relative_to(root)))) for file in files]
-            content = b"\n\n".join(part for part in parts if part)
-        else:
-            _refuse_irregular(path, mode)
-            _refuse_huge(path, root.stat().st_size)
-            content = _read(root, path)
+        files = _files_of(root) if root.is_dir() else [root]
+        _refuse_irregular_or_huge(path, files)
+        content = b"\n\n".join(part for part in map(_read, files) if part)
     except FileNotFoundError as error:
         there = "" if os.path.isabs(path) else f" (seen from {_printable(os.getcwd())})"
-        inside = str(error.filename)
-        if inside != str(root):
-            raise _refusal(
-                f"{_printable(path)} cannot be read for {_printable(inside)}: a link to nothing, "
-                "or gone since; allowed: files that are there"
-            ) from error
-        raise _refusal(f"no such file or folder: {_printable(path)}{there}") from error
+        missing = _printable(str(error.filename))
+        raise _refusal(f"no such file or folder: {missing}{there}") from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         where = getattr(error, "filename", None) or path
@@ -289,34 +278,24 @@ def _files_of(root: Path) -> list[Path]:
         files += [Path(folder, each) for each in names if not each.startswith(".")]
     if not files:
         raise _refusal(f"no files in {_printable(str(root))} (hidden ones skipped)")
-    for file in files:
-        _refuse_irregular(str(file), file.stat().st_mode)
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
-def _refuse_irregular(path: str, mode: int) -> None:
+def _refuse_irregular_or_huge(path: str, files: Sequence[Path]) -> None:
     # Before opening: opening a FIFO waits, reading a device may never end.
-    if not stat.S_ISREG(mode):
-        raise _refusal(f"{_printable(path)} is {_kind(mode)}; allowed: a regular file or a folder")
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "a FIFO"
-    if stat.S_ISSOCK(mode):
-        return "a socket"
-    return "a device"
-
-
-def _refuse_huge(path: str, size: int) -> None:
-    if size > MOST_BYTES:
+    states = [file.stat() for file in files]
+    for file, state in zip(files, states, strict=True):
+        if not stat.S_ISREG(state.st_mode):
+            shown = _printable(str(file))
+            raise _refusal(f"{shown} is no regular file; allowed: a regular file or a folder")
+    if (size := sum(state.st_size for state in states)) > MOST_BYTES:
         raise _refusal(
             f"{_printable(path)} has {size:,} bytes; allowed: at most {MOST_BYTES:,}, "
             "as the text is held in memory"
         )
 
 
-def _read(file: Path, shown: str) -> bytes:
+def _read(file: Path) -> bytes:
     content = file.read_bytes()
     # In pieces, because a decoded copy of the whole can be four times its size.
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -327,9 +306,8 @@ def _read(file: Path, shown: str) -> bytes:
             decoder.decode(content[begin:end], final=end == len(content))
         except UnicodeDecodeError as error:
             at = end - len(error.object) + error.start
-            raise _refusal(
-                f"{_printable(shown)} is not UTF-8 text: byte {content[at]:#04x} at position {at:,}"
-            ) from error
+            wrong = f"byte {content[at]:#04x} at position {at:,}"
+            raise _refusal(f"{_printable(str(file))} is not UTF-8 text: {wrong}") from error
     return content
 
 
