@@ -65,8 +65,8 @@ def __getattr__(name: str) -> Any:
             f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
     module, attribute = _PUBLIC[name]
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    imported = importlib.import_module(module)
+    return getattr(imported, attribute) if attribute else imported
 
 
 def __dir__() -> list[str]:

@@ -91,7 +91,7 @@ def _inline(schema: Any, definitions: Schema) -> Any:
         return [_inline(each, definitions) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    if len(schema.get("allOf", ())) == 1:  # how pydantic before 2.9 refers to what has a default
+    if len(schema.get("allOf", ())) == 1:  # a reference with a default, in pydantic before 2.9
         schema = schema["allOf"][0]
     if "$ref" in schema:
         return _inline(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)

@@ -1,7 +1,7 @@
 """The errors that a user can meet, each with the exit code that the command line ends with.
 
-The text of an error is what the user sees: one to three lines, or one line a problem, that say
-what was found, what is allowed and what to do.
+The user sees the text of an error: one to three lines, or one line for each problem.  It names the
+found value, the allowed values and the next step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DeepstackError(Exception):
 class ConfigError(DeepstackError):
     """A wrong configuration, name or argument: nothing was run.
 
-    key: the dotted key that is wrong ('model.scheme'), where a room that knows no file positions
+    key: the dotted key that is wrong ('model.scheme'), if a package that knows no file positions
     raises the error; `deepstack.config.locate` finds the place that belongs to it.
     """
 
@@ -65,7 +65,7 @@ class ChangedLogError(DifferenceError):
 
 
 class NothingMatchedError(DeepstackError):
-    """No run, chart or name matched what was asked for."""
+    """No run, chart or name matched the request."""
 
     exit_code = 7
 

@@ -17,9 +17,9 @@ def example(name: str) -> Path:
 
     Raises ConfigError with the nearest name when there is none of that name.
     """
-    found = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
-    if name not in found:
-        near = nearest(name, found)
+    paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
+    if name not in paths:
+        near = nearest(name, paths)
         hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"no example {name!r}; {hint}there are: {', '.join(sorted(found))}")
-    return found[name]
+        raise ConfigError(f"no example {name!r}; {hint}there are: {', '.join(sorted(paths))}")
+    return paths[name]

@@ -1,4 +1,4 @@
-"""Turn pydantic's errors into messages: the value found, what is allowed, what was meant."""
+"""Turn pydantic's errors into messages: the found value, allowed values, the nearest one."""
 
 from __future__ import annotations
 
@@ -161,17 +161,17 @@ def _suggest_inner_key(value: object, schema: Schema) -> str | None:
     inside = schema.get("properties", {})
     if not inside or not isinstance(value, str) or not value:
         return None
-    for key, own in inside.items():
-        words = [word for option in alternatives(own) for word in literals(option)]
-        if value in words or (words and _suggest_value(value, own)):
+    for key, setting in inside.items():
+        words = [word for option in alternatives(setting) for word in literals(option)]
+        if value in words or (words and _suggest_value(value, setting)):
             return str(key)
     return "name" if "name" in inside else None
 
 
 def suggest_inner_key(path: Path, values: Sequence[object]) -> str | None:
     """Return the key below a section that all of these values were meant for, if there is one."""
-    found = {_suggest_inner_key(value, at(path)) for value in values}
-    return found.pop() if len(found) == 1 else None
+    keys_meant = {_suggest_inner_key(value, at(path)) for value in values}
+    return keys_meant.pop() if len(keys_meant) == 1 else None
 
 
 def hint_for(meant: str | None) -> str:
@@ -195,13 +195,13 @@ def _unknown_key(path: Path, node: Node) -> str:
         full = f"{section}.{word}".strip(".")
         if full in keys() or full in sections():
             return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
-    # what was meant comes before a list that may be long
+    # the hint comes before a list that may be long
     hint = hint_for(suggest_key(path)) or ";"
     return f"found the unknown key {quote(word)}{hint} allowed {allowed}"
 
 
 def suggest_key(path: Path) -> str | None:
-    """Return the key that an unknown one probably meant: of its own section, else of any."""
+    """Return the known key nearest to an unknown one: of its section, else of any."""
     word, section = str(path[-1]), _dotted(path[:-1])
     inner = sections()
     meant = nearest(word, inner.get(section, []))

@@ -16,7 +16,7 @@ from deepstack.config.schema import LONGEST_NAME, Config
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
-# where a run is filed and what it is computed with do not make it another experiment
+# sections that are not part of the experiment
 _NOT_COUNTED = ("name", "runtime")
 
 

@@ -79,17 +79,17 @@ def explain_external_probe(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from None
 
 
-def checked_config(found: object) -> Config:
+def checked_config(value: object) -> Config:
     """Return the argument if it is a configuration.
 
     Raises ConfigError for anything else, with the call that loads one from a path.
     """
-    if isinstance(found, Config):
-        return found
-    path = repr(os.fspath(found)) if isinstance(found, str | os.PathLike) else "PATH"
-    said = "a path" if path != "PATH" else type(found).__name__
+    if isinstance(value, Config):
+        return value
+    path = repr(os.fspath(value)) if isinstance(value, str | os.PathLike) else "PATH"
+    kind = "a path" if path != "PATH" else type(value).__name__
     raise ConfigError(
-        f"found {said} for a configuration; allowed what deepstack.load_config({path}) returns"
+        f"found {kind} for a configuration; allowed what deepstack.load_config({path}) returns"
     )
 
 

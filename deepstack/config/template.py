@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from deepstack.config.schema import Config
 
-# What the written file sets; all else stays a comment that shows the default.
+# The settings of the written file; all others are comments that show the defaults.
 CHOSEN = {"model": {"scheme": "deepnorm", "depth": 48}, "task": {"name": "text"}}
 
 # Comments of another kind than the settings': all of them together are one example.

@@ -18,9 +18,9 @@ GPU_BYTES = 192 * 2**30
 
 def machine_memory() -> int:
     """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
-    found = []
+    limits = []
     try:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         pass
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
@@ -29,8 +29,8 @@ def machine_memory() -> int:
         except OSError:
             continue
         if text.isdecimal():
-            found.append(int(text))
-    return min(filter(None, found), default=16 * 2**30)
+            limits.append(int(text))
+    return min(filter(None, limits), default=16 * 2**30)
 
 
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:

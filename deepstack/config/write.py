@@ -9,7 +9,7 @@ from typing import Any
 from deepstack.config.schema import Config
 from deepstack.yaml_reader import parse_scalar
 
-# what needs no quotes anywhere, also inside [a, b]
+# words that need no quotes, also inside [a, b]
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 
 
