@@ -143,9 +143,6 @@ def require_plugins(recorded: Iterable[dict[str, str]], where: str) -> None:
         name, digest = plugin["file"], plugin["sha256"]
         if loaded.get(name) != digest:
             state = f"found sha256 {loaded[name]}" if name in loaded else "it is not loaded"
-            renamed = [other for other, known in loaded.items() if known == digest]
-            if renamed:
-                state = f"{renamed[0]} is that very file, under another name than it had"
             raise PluginError(
                 f"{where} was made with the plugin {name} (sha256 {digest}); {state}\n"
                 f"give the same file: --plugin {name}"

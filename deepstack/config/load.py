@@ -144,12 +144,8 @@ def read_tree(
     tree, problems = read(text, source)
     if tree.value is None:
         tree.value = {}
-    words = ["", *overrides, ""]
-    for i, override in enumerate(overrides, start=1):
-        if are_apart(words[i - 1], override):
-            continue  # said with its key
-        apart = are_apart(override, words[i + 1])
-        parsed = parse_override(override, words[i + 1] if apart else "VALUE")
+    for override in overrides:
+        parsed = parse_override(override)
         if isinstance(parsed, Problem):
             problems.append(parsed)
         else:
@@ -157,24 +153,17 @@ def read_tree(
     return tree, problems
 
 
-def are_apart(key: str, value: str) -> bool:
-    """Return whether two words are a key and its value without '=' between them."""
-    known = keys()
-    apart = key in known and value not in known and value != "" and "=" not in value
-    return apart and value.isprintable() and len(value) <= 40
+def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
+    """Return path and node of `key=value`.
 
-
-def parse_override(text: str, hinted: str = "VALUE") -> tuple[tuple[str, ...], Node] | Problem:
-    """Return path and node of `key=value`.  Values are YAML scalars, [lists], {k: v} or 'quoted'.
-
-    hinted: the value that a hint shows for a text that is only a key.
+    Values are YAML scalars, [lists], {k: v} or 'quoted'.
     """
     label = override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         meant = suggest_full_key(path) if not equals and all(path) else None
-        hint = f"; did you mean {meant}={hinted}?" if meant else ""
+        hint = f"; did you mean {meant}=VALUE?" if meant else ""
         allowed = "allowed key=value, such as model.depth=48"
         return Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
     if any(map(is_forbidden, text)):

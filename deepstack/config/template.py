@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 from deepstack.config.schema import Config
+from deepstack.config.write import one_line
 
 # The settings of the written file; all others are comments that show the defaults.
 CHOSEN = {"model": {"scheme": "deepnorm", "depth": 48}, "task": {"name": "text"}}
@@ -52,16 +52,8 @@ def _lines(section: BaseModel, chosen: dict[str, Any], level: int) -> Iterator[s
             yield from _lines(value, picked, level + 1)
             continue
         shown = field.default if name not in chosen else chosen[name]
-        text = f"{name}: {_yaml(shown)}"
+        shown = list(shown) if isinstance(shown, tuple) else shown
+        text = f"{name}: {one_line(shown)}"
         mark = "" if name in chosen else "# "
         meaning = " ".join((field.description or "").split())
         yield f"{indent}{mark}{text:<32}  # {meaning}"
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and value != 0 and not 1e-3 <= abs(value) < 1e6:
-        mantissa, exponent = f"{value:e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return json.dumps(list(value) if isinstance(value, tuple) else value)

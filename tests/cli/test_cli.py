@@ -87,7 +87,7 @@ def test_divergence_exits_0_or_as_asked_4(tmp_path: Path) -> None:
         (["ls", "no/such/folder"], 7, "no/such/folder"),
         (["plot", "no/such/folder"], 7, "no/such/folder"),
         (["plot", "a b", "update_vs_step"], 2, "deepstack plot update_vs_step 'a b'"),
-        (["check", QUICK, "model.depth", "12"], 2, "did you mean model.depth=12?"),
+        (["check", QUICK, "model.depth", "12"], 2, "did you mean model.depth=VALUE?"),
         (["list", "scheme"], 2, "schemes"),
         (["trian"], 2, "train"),
     ],

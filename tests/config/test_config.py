@@ -17,9 +17,6 @@ from deepstack.errors import ConfigError
 BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
     "override without =": ("", ["model.depth"],
      "model.depth on the command line: found 'model.depth'; allowed key=value"),
-    "key and value apart": ("", ["model.depth", "12"],
-     "model.depth on the command line: found 'model.depth'; allowed key=value, such as "
-     "model.depth=48; did you mean model.depth=12?"),
     "a key without its value": ("", ["model.dept"],
      "model.dept on the command line: found 'model.dept'; allowed key=value, such as "
      "model.depth=48; did you mean model.depth=VALUE?"),
