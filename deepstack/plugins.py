@@ -122,8 +122,7 @@ def bug_in(error: BaseException) -> str | None:
         return None
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
-    kept = vars(error).get("kept_in")
-    log = f" (the traceback: {kept})" if kept else ""
+    log = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return f"{at}: {type(error).__name__}{text and ': '}{text}{log}"
 
 

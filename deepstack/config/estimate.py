@@ -24,9 +24,6 @@ LAYER_FILES = 60
 FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128
-# tensors as large as the stream, which some schemes keep besides for each sublayer
-BESIDES = {"frac_connections": 6, "siamese_norm": 4, "mv_split": 3, "laurel": 2, "res_former": 1,
-           "x0_lambdas": 1, "ngpt": 1}  # fmt: skip
 
 _FP32, _BF16 = 4, 2
 

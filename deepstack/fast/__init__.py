@@ -8,10 +8,11 @@ from deepstack.fast.capture import CapturedFunction, capture
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
 from deepstack.fast.replay import replaying
 from deepstack.fast.rule import FastPaths, choose_fast_paths
-from deepstack.fast.selection import fast_paths_of, parallel_of, triton_version
-from deepstack.fast.step import Made, Measured, Probe, Step, Update, make_step, probed
+from deepstack.fast.selection import fast_paths_of, triton_version
+from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
+    "Accelerated",
     "CapturedFunction",
     "FastPaths",
     "Measured",

@@ -11,6 +11,7 @@ import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate, too_large
 from deepstack.errors import ConfigError, ResourceError
+from deepstack.schemes import scheme_memory
 from deepstack.training import Observer
 
 
