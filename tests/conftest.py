@@ -7,18 +7,15 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from deepstack import plugins
-from deepstack.bench.peers import PEERS
+# These packages have registries, whose names `restored_registries` restores.
+from deepstack import bench, diagnostics, plots, plugins, schemes, tasks, theory  # noqa: F401
 from deepstack.cli.signals import SIGNALS
-from deepstack.diagnostics.layers import DIAGNOSTICS
-from deepstack.plots.chart import CHARTS
-from deepstack.schemes import SCHEMES
-from deepstack.tasks import TASKS
-from deepstack.theory import CLAIMS
+from deepstack.registry import restored_registries
 
 torch.set_num_threads(1)
 
@@ -66,15 +63,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_registered() -> Iterator[None]:
-    """What a test's plugin registers would be in the lists that the tests after it go through."""
-    registries = (SCHEMES, TASKS, DIAGNOSTICS, CHARTS, PEERS, CLAIMS)
-    before = [dict(registry._objects) for registry in registries]
-    loaded = dict(plugins.LOADED)
-    yield
-    for registry, objects in zip(registries, before, strict=True):
-        registry._objects = objects
-    plugins.LOADED.clear()
-    plugins.LOADED.update(loaded)
+    """Forget the names and plugins that a test registers."""
+    with restored_registries(), patch.dict(plugins.LOADED):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,10 @@ def config_of(**values: object) -> conf.Config:
 
 
 @pytest.fixture
-def absent() -> Iterator[str]:
+def absent() -> str:
     """A peer whose package is nowhere."""
     PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
-    yield "absent"
-    del PEERS._objects["absent"]
+    return "absent"
 
 
 @pytest.mark.slow
@@ -153,11 +151,8 @@ def test_a_peer_with_other_layers_is_refused() -> None:
         return PeerModel(stack, stack)
 
     PEERS.register("shallow", Peer("Shallow", "torch", "One matrix.", shallow))
-    try:
-        with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
-            build_peer("shallow", SHAPE, CPU)
-    finally:
-        del PEERS._objects["shallow"]
+    with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
+        build_peer("shallow", SHAPE, CPU)
 
 
 def test_the_products_are_those_of_a_training_step() -> None:

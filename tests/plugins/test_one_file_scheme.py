@@ -110,7 +110,7 @@ def test_the_estimate_has_its_memory(echo: Path) -> None:
 def test_its_options_are_validated(echo: Path) -> None:
     load_plugins([echo])
     for setting, message in (
-        ("decay=2", r"decay: found 2; allowed number >= 0, <= 1"),
+        ("decay=2", r"decay: found 2; allowed a number from 0 to 1"),
         ("decy=0.5", "unknown echo option 'decy'; did you mean 'decay'"),
     ):
         config = deepstack.load_config(

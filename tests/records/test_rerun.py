@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from helpers.sampling import some
 from typer.testing import CliRunner
 
 import deepstack
+from deepstack import plugins
 from deepstack.cli import app
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.records import Run, RunFolder
+from deepstack.registry import restored_registries
 from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
@@ -355,13 +358,10 @@ def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> 
         "    def residual(self, x, G, norm):\n"
         "        return norm(2 * x + G(x))\n"
     )
-    from deepstack import plugins
-    from deepstack.schemes import SCHEMES
-
-    plugins.load_plugins([plugin])
-    run = deepstack.train(with_overrides(Config(), TINY | {"model.scheme": "twice"}), out=tmp_path)
-    plugins.LOADED.pop("mine.py")
-    SCHEMES._objects.pop("twice")
+    config = with_overrides(Config(), TINY | {"model.scheme": "twice"})
+    with restored_registries(), patch.dict(plugins.LOADED):
+        plugins.load_plugins([plugin])
+        run = deepstack.train(config, out=tmp_path)
     result = rerun(run.path, "--check")
     assert result.exit_code == 2 and "mine.py" in result.stderr and "sha256" in result.stderr
     result = rerun(run.path, "--check", "--plugin", plugin)

@@ -255,9 +255,7 @@ def test_two_ways_of_printing_are_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "found a file" in result.stderr
 
 
-def test_what_does_not_hold_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CLAIMS, "_objects", dict(CLAIMS._objects))
-
+def test_what_does_not_hold_is_not_an_error() -> None:
     @claim("C0", LAYER_CAKE)
     def wrong(seed: int) -> Finding:
         """1 = |2| and x*y_i_."""
@@ -305,8 +303,7 @@ def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, said: str) 
         CLAIMS["C0"].measure()
 
 
-def test_a_plugin_can_add_a_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(CLAIMS, "_objects", dict(CLAIMS._objects))
+def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from deepstack.theory import Finding, Part, Source, claim\n"

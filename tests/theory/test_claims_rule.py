@@ -127,9 +127,7 @@ def test_an_undecided_stated_part_leaves_the_claim_undecided() -> None:
 
 
 @pytest.fixture
-def noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CLAIMS, "_objects", dict(CLAIMS._objects))
-
+def noisy() -> None:
     @claim("C0", LAYER_CAKE)
     def experiment(seed: int) -> Finding:
         """E[x] = 1."""
