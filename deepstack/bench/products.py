@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepstack.bench.peers import Shape
+from deepstack.fast.products import Library, product_functions
 
 Call = tuple[Callable[..., Tensor], Tensor, Tensor, Tensor]
 
@@ -31,11 +32,17 @@ class Products:
 
     Each layer has separate weights and gradients, (depth, …), so that they are as cold in the
     caches as in training; the layers share activations.  All results go into allocated memory.
+    library: of large products in fp32 on a CPU, as in a run (see `fast.products`).
     On a GPU one CUDA graph holds all products.
     """
 
     def __init__(
-        self, shape: Shape, batch_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        shape: Shape,
+        batch_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        library: Library = "mkl",
     ) -> None:
         self.device = device
         seq, d, d_ff, depth = shape.seq_len, shape.d_model, shape.d_ff, shape.depth
@@ -56,15 +63,18 @@ class Products:
         a, one_head = random(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)
         scores = torch.zeros_like(a)
 
+        def multiply(weight: Tensor) -> Callable[..., Tensor]:
+            return product_functions(library, tokens * weight.numel()).mm
+
         def linear(weight: Tensor) -> list[Call]:
             n_out, n_in = weight.shape
-            return [(torch.mm, read[n_in], weight.t(), write[n_out])]
+            return [(multiply(weight), read[n_in], weight.t(), write[n_out])]
 
         def linear_back(weight: Tensor, grad: Tensor) -> list[Call]:
             n_out, n_in = weight.shape
             return [
-                (torch.mm, read[n_out], weight, write[n_in]),
-                (torch.mm, read[n_out].t(), read[n_in], grad),
+                (multiply(weight), read[n_out], weight, write[n_in]),
+                (multiply(weight), read[n_out].t(), read[n_in], grad),
             ]
 
         forward: list[Call] = []

@@ -25,6 +25,7 @@ from deepstack.bench.peers import PEERS, shape_of
 from deepstack.bench.products import Products
 from deepstack.bench.rows import LOGGED, OWN, build_peer, deepstack_steps, peer_steps
 from deepstack.errors import DeepstackError
+from deepstack.fast import fast_paths_of
 from deepstack.tasks import task_of
 from deepstack.training import choose_device, torch_settings
 
@@ -71,7 +72,11 @@ class Row:
                 half = self.config.train.precision == "bf16"
                 dtype = torch.bfloat16 if half else torch.float32
                 self.products = Products(
-                    self.shape, self.config.train.batch_size, self.device, dtype
+                    self.shape,
+                    self.config.train.batch_size,
+                    self.device,
+                    dtype,
+                    fast_paths_of(self.config, self.device).products,
                 )
                 self.products.seconds()  # touches the fresh memory
             return {"seconds": self.products.seconds(), "flops": self.products.flops()}

@@ -357,6 +357,8 @@ class Runtime(_Section):
     """Whether a step is captured and replayed as CUDA graphs; 'auto': on a GPU, yes."""
     replay: bool | Literal["auto"] = "auto"
     """Whether the operations of a step are recorded once and replayed; 'auto': on a CPU."""
+    products: Literal["auto", "mkl", "onednn"] = "auto"
+    """The library of large products in fp32 on a CPU; 'auto': oneDNN on AMD with AVX-512."""
     recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Keep the stream every so many layers and compute the rest again backward; 0: keep all."""
     parallel: Literal["data", "fully_sharded"] = "data"

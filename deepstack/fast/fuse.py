@@ -25,17 +25,21 @@ from deepstack.fast.fused_sublayers import (
 )
 from deepstack.fast.gpu.nodes import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
+from deepstack.fast.products import Library
 from deepstack.model.layer import Layer
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.schemes.norms import DynamicTanh, LayerNorm, RMSNorm, in_fp32
 
 
-def fuse(layers: Iterable[Layer]) -> None:
-    """Let layers run fused sublayers and norm functions where these exist."""
+def fuse(layers: Iterable[Layer], library: Library = "mkl") -> None:
+    """Let layers run fused sublayers and norm functions where these exist.
+
+    library: of large products on a CPU.
+    """
     for layer in layers:
         modules = layer.modules_in_order()
-        layer.running = tuple(fused_sublayer(module) or module for module in modules)
+        layer.running = tuple(fused_sublayer(module, library) or module for module in modules)
         layer.scheme.call_norms(norm_function)
         layer.whole = fused_layer(layer)
 
@@ -53,14 +57,14 @@ def fused_layer(layer: Layer) -> FusedLayer | None:
     return FusedLayer(sums)
 
 
-def fused_sublayer(module: nn.Module) -> FusedSublayer | None:
+def fused_sublayer(module: nn.Module, library: Library = "mkl") -> FusedSublayer | None:
     """Return the sublayer as one autograd node, or None, for example with dropout or slots."""
     if isinstance(module, Attention):
-        return fused_attention(module)
-    return fused_feed_forward(module) if isinstance(module, FeedForward) else None
+        return fused_attention(module, library)
+    return fused_feed_forward(module, library) if isinstance(module, FeedForward) else None
 
 
-def fused_attention(module: Attention) -> FusedSublayer | None:
+def fused_attention(module: Attention, library: Library) -> FusedSublayer | None:
     """Return self-attention as one autograd node, or None if an operation of it has none."""
     if module.dropout or module.slots or not module.fused:
         return None
@@ -75,10 +79,11 @@ def fused_attention(module: Attention) -> FusedSublayer | None:
     if before is None:
         return None
     between = [*before, SelfAttention(module.n_heads, module.causal)]
-    return FusedSublayer([Product(*first, scaled), *between, Product(*last, scaled)])
+    into, out = Product(*first, scaled, library), Product(*last, scaled, library)
+    return FusedSublayer([into, *between, out])
 
 
-def fused_feed_forward(module: FeedForward) -> FusedSublayer | None:
+def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer | None:
     """Return a feed-forward as one autograd node, or None if an operation of it has none."""
     activation = ACTIVATIONS.get(module.activation_name)
     if module.dropout or module.slots or activation is None or not module.fused:
@@ -88,7 +93,8 @@ def fused_feed_forward(module: FeedForward) -> FusedSublayer | None:
     last, scaled = (module.w2, module.w2_bias), module.linear is scaled_linear
     if module.w2.is_cuda:
         return DeviceSublayer(first, between, last, scaled)
-    return FusedSublayer([Product(*first, scaled), between, Product(*last, scaled)])
+    into, out = Product(*first, scaled, library), Product(*last, scaled, library)
+    return FusedSublayer([into, between, out])
 
 
 def query_operations(qk: QueriesAndKeys, n_heads: int) -> list[Operation] | None:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.fast.products import Library, product_functions
+
 aten = torch.ops.aten
 
 
@@ -36,28 +38,36 @@ class Product:
     """y = c x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,), or no b.
 
     c = 1 / sqrt(n_in) if scaled, as under the NTK parameterisation; otherwise 1.
+    library: of products that are large enough for it (see `products`).
     """
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, scaled: bool = False
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        scaled: bool = False,
+        library: Library = "mkl",
     ) -> None:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
         self.weight_grad, self.bias_grad = gradient_of(weight), gradient_of(bias)
+        self.library = library
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         saved.append(x)
+        multiply = product_functions(self.library, x.numel() * len(self.weight))
         if self.bias is not None:
-            return torch.addmm(self.bias, x, self.weight.t(), alpha=self.scale)
-        return self.apply_scale(torch.mm(x, self.weight.t()))
+            return multiply.addmm(self.bias, x, self.weight.t(), alpha=self.scale)
+        return self.apply_scale(multiply.mm(x, self.weight.t()))
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         x = saved.pop()
+        multiply = product_functions(self.library, x.numel() * len(self.weight))
         if self.bias_grad is not None:
             self.bias_grad.add_(dy.sum(0))
         if self.weight_grad is not None:
-            self.weight_grad.addmm_(dy.t(), x, alpha=self.scale)
-        return self.apply_scale(torch.mm(dy, self.weight))
+            multiply.addmm_(self.weight_grad, dy.t(), x, alpha=self.scale)
+        return self.apply_scale(multiply.mm(dy, self.weight))
 
     def apply_scale(self, product: Tensor) -> Tensor:
         """Return the product times c, in place."""

@@ -94,7 +94,7 @@ def enable_fast_paths(
     before something that takes long.
     """
     if paths.fused:
-        fuse(model.layers)
+        fuse(model.layers, paths.products)
     plain = run_fused if paths.fused else run_layers
     through = compiled(notify) if paths.compiled else plain
     model.infers = through is run_fused

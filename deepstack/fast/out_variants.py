@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack.fast.products import with_onednn
 from deepstack.fast.recording import Call, TensorRef, map_nested
 
 aten = torch.ops.aten
@@ -66,6 +67,8 @@ def bind(call: Call, tensor: Callable[[TensorRef], Tensor]) -> Operation:
     kwargs = map_nested(call.kwargs, tensor, TensorRef)
     results = {index: tensor(reference) for index, reference in call.results.items()}
     function, *outputs = FUNCTIONS.get(call.operation, (call.operation._op,))
+    if call.onednn:
+        function = with_onednn(function)
     if len(outputs) != len(results):
         return copying(call.operation, results), args, kwargs
     return function, args, kwargs | dict(zip(outputs, results.values(), strict=True))

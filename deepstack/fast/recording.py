@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deepstack.fast.products import uses_onednn
+
 # Operations that return a value to Python or whose output size depends on values: no replay.
 DEPENDS_ON_VALUES = frozenset(
     {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
@@ -31,7 +33,7 @@ class Call(NamedTuple):
     """One recorded operation with its arguments, in which TensorRefs replace tensors.
 
     results: the returned values that are new tensors, by index.  used: the numbers of the storages
-    that the operation reads or writes.
+    that the operation reads or writes.  onednn: whether oneDNN computes its products.
     """
 
     operation: Any
@@ -39,6 +41,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     results: dict[int, TensorRef]
     used: frozenset[int]
+    onednn: bool
 
 
 class Recording(TorchDispatchMode):
@@ -98,7 +101,7 @@ class Recording(TorchDispatchMode):
         results = {index: self.refer(value) for index, value in new.items()}
         if results or operation._schema.is_mutable:
             used = frozenset(numbers_in([references, results]))
-            call = Call(operation, *references, results, used)
+            call = Call(operation, *references, results, used, uses_onednn())
             known = next(self._like, None)
             self.calls.append(known if known == call else call)
 

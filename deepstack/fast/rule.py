@@ -11,6 +11,7 @@ from typing import Literal
 
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.errors import ConfigError
+from deepstack.fast.products import Library
 
 Choice = bool | Literal["auto"]
 
@@ -20,12 +21,14 @@ class FastPaths:
     """The fast paths of a run.
 
     fused: a sublayer is one autograd node; compiled: one compiled layer; captured: CUDA graphs;
-    replayed: the operations of a step, recorded once."""
+    replayed: the operations of a step, recorded once; products: the library of large products in
+    fused sublayers on a CPU."""
 
     fused: bool
     compiled: bool
     captured: bool
     replayed: bool = False
+    products: Library = "mkl"
 
 
 STATIC = "a scheme that declares static=True"

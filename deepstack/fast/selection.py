@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 
 from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, parallelism
+from deepstack.errors import ConfigError
 from deepstack.fast.gpu.nodes import heads_fit
+from deepstack.fast.products import choose_library
 from deepstack.fast.rule import FastPaths, choose_fast_paths, has_triton
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.sublayers import Attention, FeedForward
@@ -35,7 +38,7 @@ def fast_paths_of(
     gpu = device.type == "cuda"
     if gpu and model is None:
         model = two_layers(config)
-    return choose_fast_paths(
+    paths = choose_fast_paths(
         steps=config.train.steps,
         gpu=gpu,
         bf16=config.train.precision == "bf16",
@@ -52,6 +55,14 @@ def fast_paths_of(
         captured=runtime.cuda_graph,
         replayed=runtime.replay,
     )
+    if not paths.fused or gpu:
+        if runtime.products == "onednn":
+            raise ConfigError(
+                "runtime.products: found onednn, which needs fused sublayers on a CPU; use auto",
+                key="runtime.products",
+            )
+        return paths
+    return replace(paths, products=choose_library(runtime.products, layer))
 
 
 def triton_version() -> str | None:

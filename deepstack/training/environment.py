@@ -139,7 +139,7 @@ def environment_of(
         "deterministic": config.runtime.deterministic,
         "processes": ranks.size,
         "parallel": parallelism(config, ranks),
-        **asdict(paths),
+        **{name: value for name, value in asdict(paths).items() if value != "mkl"},
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }
 

@@ -1,0 +1,108 @@
+"""Chooses the library that multiplies fp32 matrices on a CPU: MKL or oneDNN.
+
+torch calls MKL, which runs AVX2 code on AMD processors.  oneDNN's AVX-512 kernels multiply the same
+fp32 numbers in half of the time from 1.5 million multiplications on, and are slower for smaller
+products.  So each product of a fused sublayer takes the faster library by its size.  This halves a
+step at 24 layers of width 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from deepstack.errors import ConfigError
+
+Library = Literal["mkl", "onednn"]
+
+# Multiplications of a product from which on oneDNN is faster.
+LARGE_PRODUCT = 3 * 2**19
+# Largest relative error of a product in fp32; with factors rounded to bf16 it is 2e-3.
+FP32_ERROR = 1e-6
+
+
+def choose_library(setting: Literal["auto", "mkl", "onednn"], largest: float) -> Library:
+    """Return the library for a run's products; 'auto' is oneDNN on AMD processors with AVX-512.
+
+    largest: multiplications of the run's largest product.  Raises ConfigError if oneDNN is asked
+    for and this torch or processor does not compute fp32 products by it.
+    """
+    if setting == "onednn" and not onednn_is_fp32():
+        raise ConfigError(
+            "runtime.products: found onednn, which does not multiply in full fp32 precision with "
+            "this torch and processor; use auto or mkl",
+            key="runtime.products",
+        )
+    if setting == "auto":
+        is_faster = largest >= LARGE_PRODUCT and is_amd_with_avx512() and onednn_is_fp32()
+        return "onednn" if is_faster else "mkl"
+    return setting
+
+
+@cache
+def is_amd_with_avx512(path: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the processor is AMD's and torch uses its AVX-512 instructions."""
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return False
+    return path.is_file() and "AuthenticAMD" in path.read_text(encoding="utf-8", errors="replace")
+
+
+@cache
+def onednn_is_fp32() -> bool:
+    """Return whether products by oneDNN exist here and are as exact as fp32.
+
+    The setting that selects oneDNN allows bf16.  A processor with bf16 tiles (AMX) then rounds.
+    """
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.backends.mkldnn, "matmul"):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    error = (with_onednn(torch.mm)(a, b).double() - exact).norm() / exact.norm()
+    return float(error) < FP32_ERROR
+
+
+def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs a torch function with products by oneDNN."""
+    use = torch._C._set_fp32_precision_setter
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        use("mkldnn", "matmul", "bf16")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            use("mkldnn", "matmul", "none")
+
+    return run
+
+
+def uses_onednn() -> bool:
+    """Return whether a product at this moment is computed by oneDNN."""
+    return torch._C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16"
+
+
+@dataclass(frozen=True)
+class ProductFunctions:
+    """torch's functions for products, by one library."""
+
+    mm: Callable[..., Tensor]
+    addmm: Callable[..., Tensor]
+    addmm_: Callable[..., Tensor]
+
+
+MKL = ProductFunctions(torch.mm, torch.addmm, Tensor.addmm_)
+ONEDNN = ProductFunctions(
+    with_onednn(torch.mm), with_onednn(torch.addmm), with_onednn(Tensor.addmm_)
+)
+
+
+def product_functions(library: Library, multiplications: int) -> ProductFunctions:
+    """Return the functions for products with so many multiplications; small ones take MKL."""
+    is_large = multiplications >= LARGE_PRODUCT
+    return ONEDNN if library == "onednn" and is_large else MKL

@@ -1,0 +1,105 @@
+"""Products by MKL and by oneDNN: exact in fp32, chosen by size, equal when replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small, stop_at
+
+import deepstack
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import fast_paths_of, products
+from deepstack.fast.fused_sublayers import Product
+from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library, onednn_is_fp32
+
+CPU = torch.device("cpu")
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
+# 128 tokens: every product of the feed-forward is large, and that of W_o is small
+LARGE = {"model__d_model": 64, "train__batch_size": 8, "model__depth": 2, "train__steps": 8}
+
+
+def run(out: Path, **changes: Any) -> Any:
+    return deepstack.train(small(**LARGE, **changes), out=out)
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("tokens", [LARGE_PRODUCT // (64 * 256), 1024])
+def test_large_products_and_their_gradients_are_exact_in_fp32(tokens: int) -> None:
+    torch.manual_seed(0)
+    x, dy = torch.randn(tokens, 64), torch.randn(tokens, 256)
+    weight = torch.nn.Parameter(torch.randn(256, 64))
+    bias = torch.nn.Parameter(torch.randn(256))
+    weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
+    product = Product(weight, bias, library="onednn")
+    saved: list[torch.Tensor] = []
+    y = product.forward(x, 1, saved)
+    dx = product.backward(dy, 1, saved)
+    a, b, w, g = (t.detach().double() for t in (x, bias, weight, dy))
+    exact = [(y, a @ w.t() + b), (dx, g @ w), (weight.grad, g.t() @ a)]
+    for result, wanted in exact:
+        assert float((result.detach().double() - wanted).norm() / wanted.norm()) < FP32_ERROR
+
+
+@NEEDS_ONEDNN
+def test_a_library_takes_effect_and_leaves_no_setting_behind(tmp_path: Path) -> None:
+    one, other = (
+        run(tmp_path / name, runtime__products=name, runtime__replay=False)
+        for name in ("onednn", "mkl")
+    )
+    assert not one.steps["loss"].equals(other.steps["loss"])
+    torch.testing.assert_close(
+        one.steps["loss"].iloc[-1], other.steps["loss"].iloc[-1], rtol=1e-4, atol=0
+    )
+    assert one.meta["environment"]["products"] == "onednn"
+    assert "products" not in other.meta["environment"]
+    with pytest.raises(RuntimeError):
+        products.ONEDNN.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert not products.uses_onednn()
+
+
+@NEEDS_ONEDNN
+def test_a_replayed_step_has_the_bits_of_the_step(tmp_path: Path) -> None:
+    first, second = (
+        run(tmp_path / str(replay), runtime__products="onednn", runtime__replay=replay)
+        for replay in (False, True)
+    )
+    assert data_of(first)["steps.csv"] == data_of(second)["steps.csv"]
+
+
+@NEEDS_ONEDNN
+def test_a_resume_with_another_library_is_refused(tmp_path: Path) -> None:
+    config = small(**LARGE, runtime__products="mkl")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, stop=stop_at(4))
+    with pytest.raises(ConfigError, match="products was None, is 'onednn'"):
+        run(tmp_path, runtime__products="onednn")
+
+
+@pytest.mark.parametrize(
+    ("largest", "is_amd", "is_fp32", "library"),
+    [
+        (LARGE_PRODUCT, True, True, "onednn"),
+        (LARGE_PRODUCT - 1, True, True, "mkl"),
+        (LARGE_PRODUCT, False, True, "mkl"),
+        (LARGE_PRODUCT, True, False, "mkl"),
+    ],
+)
+def test_auto_is_a_rule_of_processor_and_size(
+    largest: int, is_amd: bool, is_fp32: bool, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "is_amd_with_avx512", lambda: is_amd)
+    monkeypatch.setattr(products, "onednn_is_fp32", lambda: is_fp32)
+    assert choose_library("auto", largest) == library
+
+
+def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="needs fused sublayers on a CPU"):
+        fast_paths_of(small(runtime__products="onednn", runtime__fused=False), CPU)
+    monkeypatch.setattr(products, "onednn_is_fp32", lambda: False)
+    with pytest.raises(ConfigError, match="does not multiply in full fp32"):
+        choose_library("onednn", LARGE_PRODUCT)
