@@ -27,15 +27,15 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.records import ENDED, Run, varying
 from deepstack.records.cells import counted
 
-# Keys that titles or the first words of captions show.
-SAID = {
+# Keys that titles and the first words of captions show.
+TITLE_KEYS = {
     "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
     "model.n_heads", "model.d_ff", "train.batch_size", "train.optimizer", "train.lr",
     "train.schedule", "train.warmup_steps", "train.clip",
 }  # fmt: skip
 
 
-SAID_SECTIONS = ("train.lr_factors", "train.trainable")
+TITLE_SECTIONS = ("train.lr_factors", "train.trainable")
 
 
 FORMS = {
@@ -71,7 +71,7 @@ def depth_words(runs: Sequence[Run]) -> list[str]:
     return [" + ".join(map(str, depths)) for depths in sorted(found)]
 
 
-def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
+def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[str]:
     """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
 
     It always has width, batch and rate; of the other settings those that differ from the default.
@@ -111,7 +111,7 @@ def caption_of(runs: Sequence[Run], follows: Iterable[str] = ()) -> list[str]:
             form = FORMS.get(key, f"{short_key(key)} {{}}")
             # A file is shown by its name, without its folder.
             items.append(counted(form, value_text(runs[0].flat_config[key]).rpartition("/")[2]))
-    items += [f"{short_key(key)} follows N" for key in follows]
+    items += [f"{short_key(key)} follows N" for key in depth_settings]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
     if going := sum(run.state not in ENDED for run in runs):
@@ -131,13 +131,13 @@ def _repeated(runs: Sequence[Run]) -> int:
 
 
 def _set_otherwise(run: Run) -> list[str]:
-    """Return the settings of a run that differ from the default, without those of SAID."""
+    """Return the settings of a run that differ from the default, without TITLE_KEYS."""
     usual = _usual() | run.columns.get("defaults", {})
-    skipped = (*OBSERVATION, *SAID_SECTIONS, "runtime.")
+    skipped = (*OBSERVATION, *TITLE_SECTIONS, "runtime.")
     return [
         key
         for key, value in run.flat_config.items()
-        if key not in SAID and not key.startswith(skipped)
+        if key not in TITLE_KEYS and not key.startswith(skipped)
         if value not in (None, "", {}) and value != usual.get(key)
     ]
 

@@ -33,7 +33,7 @@ MOST_NAMES = 12
 
 
 # These mark different experiments even where each depth happens to have only one of them.
-NEVER_FOLLOWS_DEPTH = (SCHEME, "model.scheme_options.", TASK, DATA)
+NEVER_DEPTH_SETTINGS = (SCHEME, "model.scheme_options.", TASK, DATA)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,10 @@ def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
 
 
 def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:
-    """Group runs into series; also return the settings that depth determines.
+    """Group runs into series; also return the depth settings (see `analysis.settings`).
 
-    Each combination of the varying settings is a series, but for settings that others determine.
-    Labels name such a setting (a learning rate chosen for each scheme), apart from d_ff.  A setting
-    that depth determines (a learning rate chosen for each depth) is in the second list instead.
+    Each combination of the independent settings is a series.  Its label names dependent settings
+    too (a learning rate chosen for each scheme), apart from d_ff, and no depth settings.
     Keys in `but` are ignored.
     """
     keys = [key for key in varying_settings(runs) if key not in but]
@@ -81,12 +80,12 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
         if not determines(independent, key, runs):
             independent.append(key)
     dependent = [key for key in keys if key not in independent and key != "model.d_ff"]
-    follows_depth: list[str] = []
+    depth_settings: list[str] = []
     for key in reversed(independent.copy()):
         known = [DEPTH, *(other for other in independent if other != key)]
-        if not key.startswith(NEVER_FOLLOWS_DEPTH) and determines(known, key, runs):
+        if not key.startswith(NEVER_DEPTH_SETTINGS) and determines(known, key, runs):
             independent.remove(key)
-            follows_depth.append(key)
+            depth_settings.append(key)
     owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -105,7 +104,7 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
         label = ", ".join(parts) or scheme_label(first)
         series.append(Series(label, tuple(members), number))
-    return series, follows_depth
+    return series, depth_settings
 
 
 def _order(value: Any) -> tuple[int, float, str]:
@@ -153,7 +152,7 @@ def choose_panels(
 
 
 def left_out_note(labels: Sequence[str]) -> list[str]:
-    """Return a note with the names of series that a figure leaves out."""
+    """Return a note with the names of the series that a figure leaves out."""
     names = "; ".join(labels[:MOST_NAMES])
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
     return [f"left out: {names}{more}"] if labels else []

@@ -1,4 +1,10 @@
-"""Settings: the config values that tell runs apart, and their names in labels."""
+"""Settings: config values that vary over runs, and their names in labels.
+
+A setting varies if runs differ in it: it can be a line's label.  Depth and seed are no settings.
+A setting is dependent if other settings determine it: it makes no lines of its own.
+A depth setting is chosen for each depth: depth and the other settings determine it.
+An option belongs to a scheme or a task: only labels of its owner name it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,11 @@ from deepstack.records import Run, varying
 DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
 
 
-# Not a key of the config: tells runs of one task apart that read different data.
+# Not a key of the config: the data of a task, which can vary like a setting.
 DATA = "data"
 
 
-# Intervals of measurements do not tell runs apart.
+# Intervals of measurements are no settings.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 
 
@@ -36,7 +42,7 @@ def setting_value(run: Run, key: str) -> Any:
 
 
 def varying_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the keys besides depth and seed that tell runs apart, in the config's order.
+    """Return the settings that vary over runs, in the config's order.
 
     An option of a scheme or task counts only if runs of that scheme or task differ in it.
     """

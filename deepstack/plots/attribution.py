@@ -190,7 +190,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted({int(run.get("model.depth", 0)) for run in used})
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
-    series, follows = split_series(used)
+    series, depth_settings = split_series(used)
     shown, left = choose_series(series, MOST_PANELS)
     stacks, drawn = [], []
     for s in shown:
@@ -214,7 +214,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         fitted = in_order(one, s)
         left_out |= len(fitted) < len(one.x)
         page.legend_below(len(stacks) + i, *entries(one, roles, fitted, table))
-    notes = [f"step {step}", *left, *notes_of(), *caption_of(used, follows)]
+    notes = [f"step {step}", *left, *notes_of(), *caption_of(used, depth_settings)]
     if left_out:
         notes.append("depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits")
     notes += diverged_note((f"{s.label}, N = {n}", s.at(n)) for s in drawn for n in s.depths)
@@ -282,7 +282,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     tables = tables_of(runs)
     used = list(tables)
-    series, follows = split_series(used)
+    series, depth_settings = split_series(used)
     shown, notes = choose_panels(series, MOST_PANELS)
     stacks = []
     for name, members in shown:
@@ -310,6 +310,6 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
         for role, colour in zip(roles, colours_of(roles), strict=True)
     ]
     title = "Where the model update comes from, against step"
-    caption = notes + notes_of() + caption_of(used, follows)
+    caption = notes + notes_of() + caption_of(used, depth_settings)
     figure = page.finish(title, title_of(used, series), caption, handles + lines(table))
     return Chart(figure, table.frame(), title)

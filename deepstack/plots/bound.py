@@ -95,7 +95,7 @@ def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     if not tables:
         raise NothingMatchedError(
             "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
-            "after a step: no run is of that form and has a look at its layers after one"
+            "after a step: no run is of that form and has a snapshot after one"
         )
     return tables
 
@@ -111,7 +111,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
     tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
     if not tables:
-        raise NothingMatchedError("no run has two looks at its layers after a step")
+        raise NothingMatchedError("no run has two snapshots after a step")
 
     def prepare(panel: Panel) -> None:
         draw_level(panel.axes, 1.0, "equal", panel.name, panel.table)
@@ -130,7 +130,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
 
 
 def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
-    """The last step at which all runs looked at their layers and most have a value, and a note.
+    """Return the last step at which all runs have a snapshot and most a value, and a note.
 
     A run without one there, because it left the theorem's form on the way, does not hold back the
     others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
@@ -143,11 +143,11 @@ def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
     count = Counter(step for run in finished for step in tables[run]["step"].tolist())
     good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
     if not good:
-        raise NothingMatchedError("the runs share no step with a look at their layers")
+        raise NothingMatchedError("the runs share no step with a snapshot")
     step = int(max(good))
     if step == max(map(max, snapshots)):
         return step, []
-    return step, [f"step {step} is the last look at layers that all share and most have a value at"]
+    return step, [f"step {step} is the last snapshot that all share and most have a value at"]
 
 
 @chart("bound_vs_depth")
@@ -157,7 +157,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     step, chosen = last_step(tables) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
-        raise NothingMatchedError(f"no run looked at its layers at step {step}")
+        raise NothingMatchedError(f"no run has a snapshot at step {step}")
     depths = sorted({depth_of(run) for run in used})
     if len(depths) < 2:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
@@ -168,7 +168,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 
     gone = partial(has_diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
-    series, follows = split_series(list(tables))
+    series, depth_settings = split_series(list(tables))
     table = Table()
     page = Page(1, 2, height=1.9)
     both, quotient = page.axes
@@ -177,8 +177,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     entries: list[Handle] = []
     fitted: list[Fit | None] = []
     drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
-    for s, look in zip(series, line_styles(series, options.runs), strict=True):
-        style = look | {"linestyle": "-"}  # dotted is the other side
+    for s, line in zip(series, line_styles(series, options.runs), strict=True):
+        style = line | {"linestyle": "-"}  # dotted is the other side
         measured = points_of(
             s.depths,
             s.at,
@@ -220,7 +220,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     handles += mark_handles({p.mark for p in drawn["measured"]}, gone=ALL_DIVERGED)
     handles += deviation_handle(p.value.n for p in drawn["measured"])
     title = "Theorem 4.2 and the measured model update against depth"
-    notes = left_out(runs, list(tables)) + chosen + caption_of(used, follows)
+    notes = left_out(runs, list(tables)) + chosen + caption_of(used, depth_settings)
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")

@@ -86,7 +86,7 @@ class CurveStyles:
 
     def __init__(self, runs: Sequence[Run], series: Sequence[Series], options: Options) -> None:
         self.series = series
-        self.styles = line_styles(series, options.runs)
+        self.line_styles = line_styles(series, options.runs)
         self.depths = sorted({depth_of(run) for run in runs})
         few = len(series) <= max(FEW_SERIES, len(self.depths))
         self.by_depth = len(self.depths) > 1 and few
@@ -113,7 +113,7 @@ class CurveStyles:
             place = self.depths.index(curve.depth)
             # Dark for deep: deep runs are the subject of a study.
             return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
-        style = self.styles[curve.series]
+        style = self.line_styles[curve.series]
         return {"color": style["color"], "ls": style["linestyle"]}
 
     def label(self, curve: Curve) -> str:
@@ -163,8 +163,8 @@ def draw_curve(
         return
     x, mean, low, high, _ = points.T
     dot = {"marker": "o", "ms": 3} if len(x) == 1 else {}  # one point has no line
-    look = {**dot, **style, **({"marker": marker} if marker else {})}
-    panel.axes.plot(x, mean, **look, lw=0.6 if curve.diverged else 1.0)
+    line = {**dot, **style, **({"marker": marker} if marker else {})}
+    panel.axes.plot(x, mean, **line, lw=0.6 if curve.diverged else 1.0)
     if band:
         draw_band(panel.axes, x, low, high, style["color"])
     if curve.diverged and ends:
@@ -217,9 +217,9 @@ def draw_curves(
 
     Both axes are logarithmic; that of values is plain where some are negative or none is positive.
     """
-    series, follows = split_series(runs)
-    look = CurveStyles(runs, series, options)
-    panels = look.panels(curves_of(series), MOST_PANELS)
+    series, depth_settings = split_series(runs)
+    styles = CurveStyles(runs, series, options)
+    panels = styles.panels(curves_of(series), MOST_PANELS)
     points = {curve: curve.points(column, source) for _, curves in panels for curve in curves}
     points = {
         curve: rows_of_curve[rows_of_curve[:, 0] > 0] for curve, rows_of_curve in points.items()
@@ -246,7 +246,7 @@ def draw_curves(
         for curve in curves:
             drawable, every = thin_out(points[curve])
             stride = max(stride, every)
-            draw_curve(panel, curve, look.label(curve), drawable, look.style(curve))
+            draw_curve(panel, curve, styles.label(curve), drawable, styles.style(curve))
         published = draw_reference(axes, options, chart, table, name) or published
     drawn = [row for row in table.rows if row.get("x") is not None]
     steps = [row["x"] for row in drawn]
@@ -260,14 +260,14 @@ def draw_curves(
         axes.set_ylabel(y_label)
     if len(page.axes) > 1:
         page.outer_labels_only()
-    entries = look.handles([c for c in points if len(points[c])]) if len(runs) > 1 else []
+    entries = styles.handles([c for c in points if len(points[c])]) if len(runs) > 1 else []
     entries += handles
     entries += mark_handles({row["mark"] for row in drawn if row.get("mark")})
     entries += band_handle(table)
-    notes = caption_of(runs, follows) + look.notes(len(panels))
+    notes = caption_of(runs, depth_settings) + styles.notes(len(panels))
     if lost:
-        what = "finite value above 0" if logarithmic else "finite value"
-        notes.append(f"no {what} of {', '.join(map(str, lost))}")
+        value = "finite value above 0" if logarithmic else "finite value"
+        notes.append(f"no {value} of {', '.join(map(str, lost))}")
     if logarithmic and (values == 0).any():
         notes.append("zeros are not drawn")
     if stride > 1:

@@ -128,8 +128,8 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     if zeros:
         notes.append("zeros and values that are not finite are not drawn")
     title = "Gradient norm by layer"
-    series, follows = split_series(usable)
-    caption = notes + sides_note(usable) + caption_of(usable, follows)
+    series, depth_settings = split_series(usable)
+    caption = notes + sides_note(usable) + caption_of(usable, depth_settings)
     figure = page.finish(title, title_of(usable, series), caption, handles + published)
     return Chart(figure, table.frame(), title)
 
@@ -194,8 +194,8 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
         notes.append("grey: zero or not finite")
     words = words_of(name)
     title = f"{words[0].upper()}{words[1:]} by layer and step"
-    series, follows = split_series(usable)
-    caption = notes + sides_note(usable) + caption_of(usable, follows)
+    series, depth_settings = split_series(usable)
+    caption = notes + sides_note(usable) + caption_of(usable, depth_settings)
     figure = page.finish(title, title_of(usable, series), caption)
     return Chart(figure, table.frame(), title)
 

@@ -58,10 +58,10 @@ JOINT = 3  # curves up to which training and validation loss share one panel
 def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = with_steps(runs)
-    series, follows = split_series(runs)
-    look = CurveStyles(runs, series, options)
+    series, depth_settings = split_series(runs)
+    styles = CurveStyles(runs, series, options)
     curves = curves_of(series)
-    shown = look.panels(curves, MOST_ROWS)
+    shown = styles.panels(curves, MOST_ROWS)
     on_mask = has_mask_loss(runs)
     validation = VALIDATION + mask_note(runs)
     both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
@@ -97,7 +97,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         levels += found
         panel = Panel(axes, name, table)
         for curve in members:
-            label, style = look.label(curve), look.style(curve)
+            label, style = styles.label(curve), styles.style(curve)
             if TRAINING in quantities:
                 points, every = thin_out(curve.points("loss"))
                 stride = max(stride, every)
@@ -125,9 +125,9 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                 )
         published = draw_reference(axes, options, "loss_vs_step", table, name) or published
     _axes(page, table)
-    entries = look.handles(drawn) if len(curves) > 1 else []
+    entries = styles.handles(drawn) if len(curves) > 1 else []
     if len(cells) == 1:
-        colour = look.style(curves[0])["color"] if len(curves) == 1 else GREY
+        colour = styles.style(curves[0])["color"] if len(curves) == 1 else GREY
         entries.append(Line2D([], [], color=colour, label=TRAINING))
         if len(both) > 1:
             colour = "black" if len(curves) == 1 else GREY
@@ -139,7 +139,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     ended = [row for row in table.rows if row["kind"] == "training"]
     entries += mark_handles({row["mark"] for row in ended if row.get("mark")})
     entries += band_handle(table)
-    notes = caption_of(runs, follows) + look.notes(len(shown))
+    notes = caption_of(runs, depth_settings) + styles.notes(len(shown))
     if stride > 1:
         notes.append(f"one step in {stride} of the training loss is drawn")
     if at_once:
@@ -165,7 +165,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(
             f"needs finished runs of two depths or more; all have N = {depths[0]}"
         )
-    series, follows = split_series(final)
+    series, depth_settings = split_series(final)
     tasks: dict[str, list[tuple[Series, dict[str, Any]]]] = {}
     for s, style in zip(series, line_styles(series, options.runs), strict=True):
         tasks.setdefault(str(s.runs[0].get(TASK, "?")), []).append((s, style))
@@ -200,7 +200,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("no finished run has a finite validation loss")
     handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)
     handles += deviation_handle(counts)
-    notes = caption_of(final, follows)
+    notes = caption_of(final, depth_settings)
     if len(final) < len(runs):
         left = len(runs) - len(final)
         notes.append(f"left out: {counted('{} unfinished runs', left)}")

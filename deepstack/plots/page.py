@@ -76,7 +76,6 @@ class Page:
         subtitle: str,
         caption: Sequence[str],
         handles: Sequence[Handle] = (),
-        legend_title: str | None = None,
     ) -> Figure:
         """Add texts and legends; the figure is as high as panels of the wanted height need."""
         inner = self.width - 2 * PAD
@@ -87,7 +86,7 @@ class Page:
         ]
         top = PAD + _text_height(heads)
         self._wrap_value_labels()
-        self._place_panels(0.0, 0.0)
+        panels = self._place_panels(0.0, 0.0, self.rows * (self.height + 0.5))
         for axes in self.axes:
             width = axes.get_position().width * self.width + 0.05
             axes.set_title("\n".join(wrap(axes.get_title(loc="left"), SUBTITLE, width)))
@@ -95,38 +94,32 @@ class Page:
             panel: self._legend(*entry, self._legend_width(panel))
             for panel, entry in self._legends.items()
         }
-        common = self._legend(list(handles), legend_title, inner) if handles else None
+        common = self._legend(list(handles), None, inner) if handles else None
         foot = 2 * PAD + _text_height(feet)
-        below_top = common_top = foot
-        if common is not None:
-            common_top = below_top = foot + _height(common)
-            foot = common_top + PAD
-        if below:
-            below_top = foot + max(map(_height, below.values()))
-            foot = below_top + PAD
-        self._place_panels(top, foot)
+        foot = common_top = foot + (_height(common) + PAD if common is not None else 0.0)
+        foot += max(map(_height, below.values())) + PAD if below else 0.0
+        total = self._place_panels(top, foot, top + panels + foot)  # titles may have more lines now
+        self._place_panels(top, foot, total)
         self.figure.set_layout_engine("none")  # keep this layout at every resolution
-        total = float(self.figure.get_figheight())
         for panel, legend in below.items():
             x = self._legend_start(panel) / self.width
-            legend.set_bbox_to_anchor((x, below_top / total))
+            legend.set_bbox_to_anchor((x, (foot - PAD) / total))
         if common is not None:
-            common.set_bbox_to_anchor((PAD / self.width, common_top / total))
+            common.set_bbox_to_anchor((PAD / self.width, (common_top - PAD) / total))
         self._write(heads, total - PAD)
         self._write(feet, PAD + _text_height(feet))
         return self.figure
 
-    def _place_panels(self, top: float, foot: float) -> None:
-        """Lay the panels out between `top` and `foot` inches; they get the wanted height."""
-        total = top + foot + self.rows * (self.height + 0.5)
-        for _ in range(2):  # labels and titles keep their height, the panels take the rest
-            self.figure.set_size_inches(self.width, total)
-            rect = (0, foot / total, 1, 1 - (top + foot) / total)
-            engine = ConstrainedLayoutEngine(
-                rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0
-            )
-            engine.execute(self.figure)
-            total += self.rows * (self.height - self.axes[0].get_position().height * total)
+    def _place_panels(self, top: float, foot: float, total: float) -> float:
+        """Place panels between `top` and `foot` in a figure of `total` inches.
+
+        Returns the total at which panels have the wanted height: titles and labels keep theirs.
+        """
+        self.figure.set_size_inches(self.width, total)
+        rect = (0, foot / total, 1, 1 - (top + foot) / total)
+        engine = ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0)
+        engine.execute(self.figure)
+        return total + self.rows * (self.height - self.axes[0].get_position().height * total)
 
     def _wrap_value_labels(self) -> None:
         """Break labels of y axes into as many lines as their height needs."""

@@ -67,7 +67,7 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
     if not usable:
         raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
-    series, follows = split_series(usable)
+    series, depth_settings = split_series(usable)
     values = {s.label: quantities(s) for s in series}
     if not any(values.values()):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
@@ -110,7 +110,7 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
             panel.set_ylabel(f"{in_braces(symbol)}, {WORDS[symbol]}")
     for panel in page.axes[: -3 or None]:
         panel.set_xlabel("")
-    notes = sides_note(usable) + caption_of(usable, follows)
+    notes = sides_note(usable) + caption_of(usable, depth_settings)
     if any(len(one.depths) > 1 for one in shown):
         notes.insert(0, "each at its greatest depth")
     notes = left_out_note([s.label for s in series if s not in shown]) + notes
@@ -254,7 +254,7 @@ def handles(
 
 
 def step_words(steps: Sequence[int], which: str) -> str:
-    """`step 20`, or where settings differ in it `each one's last look, step 2 to 20`."""
+    """`step 20`, or where settings differ in it `each one's last snapshot, step 2 to 20`."""
     if len(steps) == 1:
         return f"step {steps[0]}"
-    return f"each one's {which} look, step {steps[0]} to {steps[-1]}"
+    return f"each one's {which} snapshot, step {steps[0]} to {steps[-1]}"

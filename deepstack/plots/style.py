@@ -1,4 +1,4 @@
-"""How charts look: one set of values, given to matplotlib for the time of drawing only."""
+"""The style of charts, given to matplotlib for the time of drawing only, and their axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis
 from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    Locator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
@@ -161,22 +168,22 @@ def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
         axes.set_xscale("log")
         axes.set_xlim(low / margin, high * margin)
     every = sorted(set(depths))
-    axes.xaxis.set_major_locator(Fitting(every))
+    axes.xaxis.set_major_locator(DepthLocator(every))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: f"{depth:.0f}"))
     axes.xaxis.set_minor_locator(FixedLocator(every))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("depth N (layers)")
 
 
-class Fitting(Locator):
-    """Of some depths on a log axis the first, the last, and those whose labels fit in between.
+class DepthLocator(Locator):
+    """Locates the first and the last depth, and those whose labels fit in between.
 
-    How wide the panel is, is known only when it is drawn.
+    It measures the panel when the panel is drawn.
     """
 
     def __init__(self, depths: Sequence[int]) -> None:
         self.depths = depths
-        # as chosen now: by the time of drawing the style may be another
+        # Stored here because the style may be another one at the time of drawing.
         self.size = FontProperties(size=mpl.rcParams["xtick.labelsize"]).get_size_in_points()
 
     def __call__(self) -> list[int]:
@@ -188,10 +195,10 @@ class Fitting(Locator):
         low, high = self.depths[0], self.depths[-1]
         shown: list[int] = []
         for depth in sorted(self.depths, key=lambda d: (d not in (low, high), d)):
-            # half of each label, and a space between them
-            room = [letter * (len(str(depth)) / 2 + len(str(d)) / 2 + 0.8) for d in shown]
+            # Half of each label, and a space between them.
+            needed = [letter * (len(str(depth)) / 2 + len(str(d)) / 2 + 0.8) for d in shown]
             apart = [abs(math.log(depth / d)) for d in shown]
-            if all(a > r for a, r in zip(apart, room, strict=True)):
+            if all(a > r for a, r in zip(apart, needed, strict=True)):
                 shown.append(depth)
         return sorted(shown)
 
@@ -206,18 +213,16 @@ def step_axis(axes: Axes, first: int, last: int) -> None:
     else:
         margin = max(0.04 * (last - first), 0.5)
         axes.set_xlim(first - margin, last + margin)
-        stride = round_stride(last - first, 4)
-        start = -(-first // stride) * stride
-        axes.xaxis.set_major_locator(FixedLocator(list(range(start, last + 1, stride))))
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("step t")
 
 
 def layer_axis(axes: Axes, depth: int, which: str = "x", ticks: int = 5) -> None:
     """Label layers 1 to N with round numbers and both ends; at most about `ticks` labels."""
-    stride = round_stride(depth, ticks)
-    inner = [k for k in range(stride, depth, stride) if stride * 0.6 < depth - k and k > 1]
-    labelled = sorted({1, *inner, depth})
+    rounded = MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=True).tick_values(0, depth)
+    margin = 0.6 * (rounded[1] - rounded[0])
+    labelled = sorted({1, *(k for k in rounded if 1 < k < depth - margin), depth})
     if which == "x":
         axes.set_xlim(1 - 0.02 * depth, depth * 1.02 if depth > 1 else 2)
         axes.set_xlabel("layer l")
@@ -228,16 +233,6 @@ def layer_axis(axes: Axes, depth: int, which: str = "x", ticks: int = 5) -> None
     axis.set_major_locator(FixedLocator(labelled))
     axis.set_ticklabels([number(layer) for layer in labelled])
     axis.set_minor_locator(NullLocator())
-
-
-def round_stride(span: float, most: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, … of which at most `most` fit into the span."""
-    power = 0
-    while True:
-        for digit in (1, 2, 5):
-            if span / (digit * 10**power) <= most:
-                return digit * 10**power
-        power += 1
 
 
 def number(value: float) -> str:

@@ -62,7 +62,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("the runs share no step")
     last = shared[-1] if options.at_step is None else options.at_step
     steps = sorted({1, last})
-    series, follows = split_series(runs)
+    series, depth_settings = split_series(runs)
     column = update_column(runs)
     lines = [
         [
@@ -109,7 +109,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     marks = {p.mark for row in lines for points in row for p in points}
     handles += mark_handles(marks, "saturated: above 0.3 of it", ALL_DIVERGED)
     handles += deviation_handle(counts)
-    notes = caption_of(runs, follows)
+    notes = caption_of(runs, depth_settings)
     if any(marks):
         notes.append("hollow points are left out of the fits")
     if any(p.value.mean == 0 for row in lines for points in row for p in points):

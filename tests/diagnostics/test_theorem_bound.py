@@ -266,14 +266,14 @@ def test_a_run_that_left_the_form_does_not_hold_back_the_others(tmp_path: Path) 
     assert rows(chart, kind="point", panel="measured")["x"].tolist() == [6, 48]
     text = " ".join(words(chart))
     assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
-    assert "not of the theorem's form" not in text and "last look" not in text
+    assert "not of the theorem's form" not in text and "last snapshot" not in text
 
 
 def test_runs_of_different_lengths_are_compared_at_a_step_of_all(tmp_path: Path) -> None:
     for depth in (6, 18, 48):
         bound_run(tmp_path, depth, updates=[0.1, 0.2][: 1 if depth == 48 else 2])
     text = " ".join(words(make_chart("bound_vs_depth", tmp_path)))
-    assert "both, step 1" in text and "step 1 is the last look" in text
+    assert "both, step 1" in text and "step 1 is the last snapshot" in text
 
 
 def test_without_terms_the_charts_say_why(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_legend_of_ratios_says_which_steps_it_shows(tmp_path: Path) -> None:
     for seed in range(3):
         make_run(tmp_path, scheme="pre_ln", seed=seed, layers=np.ones((5, 6)))
     text = caption(make_chart("gradient_ratios", tmp_path))
-    assert "each one's last look, step 2 to 5" in text and "step 1" in text
+    assert "each one's last snapshot, step 2 to 5" in text and "step 1" in text
     assert "n = 3" in text and "Var G" not in text  # nothing is predicted here
 
 

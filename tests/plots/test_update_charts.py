@@ -259,19 +259,19 @@ def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
         for lr in (1e-3, 2e-3):
             # d_ff is determined by depth: it must not tear the lines apart.
             make_run(tmp_path / "study", depth=depth, lr=lr, d_ff=depth, seed=depth)
-    series, follows = split_series(find_runs(tmp_path))
+    series, depth_settings = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["lr\u00a00.001", "lr\u00a00.002"]
     assert [s.depths for s in series] == [[6, 18], [6, 18]]
-    assert follows == ["model.d_ff"]
+    assert depth_settings == ["model.d_ff"]
 
 
 def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
     for i, digest in enumerate(("2d9ce6d7", "127aac50", "127aac50")):
         path = make_run(tmp_path, depth=(6, 6, 18)[i], lr=i, config={"train.lr": 1e-3})
         RunFolder(path).write_meta({"data": {"sha256": digest}})
-    series, follows = split_series(find_runs(tmp_path))
+    series, depth_settings = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
-    assert [s.depths for s in series] == [[6, 18], [6]] and follows == []
+    assert [s.depths for s in series] == [[6, 18], [6]] and depth_settings == []
 
 
 def test_schemes_always_split(tmp_path: Path) -> None:
