@@ -55,6 +55,7 @@ class Page:
     def colour_bar(self, mappable: Any, label: str) -> Axes:
         """Add a colour bar to the right of all panels and return its axes."""
         self.bar = self.figure.colorbar(mappable, ax=self.axes, label=label, aspect=25).ax
+        self.bar.set_label("colour bar")
         return self.bar
 
     def legend_below(self, panel: int, handles: list[Handle], title: str | None = None) -> None:
@@ -86,10 +87,13 @@ class Page:
         ]
         top = PAD + _text_height(heads)
         self._wrap_value_labels()
-        panels = self._place_panels(0.0, 0.0, self.rows * (self.height + 0.5))
+        names = [axes.get_title(loc="left") for axes in self.axes]
         for axes in self.axes:
+            axes.set_title("")  # a long title would narrow its panel
+        panels = self._place_panels(0.0, 0.0, self.rows * (self.height + 0.5))
+        for axes, name in zip(self.axes, names, strict=True):
             width = axes.get_position().width * self.width + 0.05
-            axes.set_title("\n".join(wrap(axes.get_title(loc="left"), SUBTITLE, width)))
+            axes.set_title("\n".join(wrap(name, SUBTITLE, width)))
         below = {
             panel: self._legend(*entry, self._legend_width(panel))
             for panel, entry in self._legends.items()
@@ -98,7 +102,7 @@ class Page:
         foot = 2 * PAD + _text_height(feet)
         foot = common_top = foot + (_height(common) + PAD if common is not None else 0.0)
         foot += max(map(_height, below.values())) + PAD if below else 0.0
-        total = self._place_panels(top, foot, top + panels + foot)  # titles may have more lines now
+        total = self._place_panels(top, foot, top + panels + foot)
         self._place_panels(top, foot, total)
         self.figure.set_layout_engine("none")  # keep this layout at every resolution
         for panel, legend in below.items():
