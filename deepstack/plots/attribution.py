@@ -27,7 +27,7 @@ from deepstack.plots.chart import Chart, Options, Table, chart
 from deepstack.plots.curves import band_handle
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.style import depth_axis, log_axis, shade, step_axis
-from deepstack.plots.values import DASHED, add_fit, draw_band, log_extent
+from deepstack.plots.values import DASHED, add_fit, draw_line, log_extent
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def draw_ratio(axes: Axes, one: Stacked) -> None:
     """The sum of the parts over the whole, with its band, and a line at 1."""
     axes.axhline(1.0, zorder=1.5, **DASHED)
     marker = "o" if len(one.x) <= 24 else None
-    axes.plot(one.x, [r.mean for r in one.ratio], color="black", marker=marker, ms=2.4)
-    draw_band(axes, one.x, [r.low for r in one.ratio], [r.high for r in one.ratio], "black")
+    draw_line(axes, one.x, one.ratio, color="black", marker=marker, ms=2.4)
 
 
 def record(table: Table, one: Stacked, roles: Sequence[str]) -> None:

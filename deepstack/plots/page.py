@@ -54,7 +54,8 @@ class Page:
 
     def colour_bar(self, mappable: Any, label: str) -> Axes:
         """Add a colour bar to the right of all panels and return its axes."""
-        self.bar = self.figure.colorbar(mappable, ax=self.axes, label=label, aspect=25).ax
+        bar = self.figure.colorbar(mappable, ax=self.axes, label=label, aspect=25, pad=0.01)
+        self.bar = bar.ax
         self.bar.set_label("colour bar")
         return self.bar
 

@@ -21,8 +21,8 @@ from deepstack.plots.page import Handle, Page
 from deepstack.plots.style import GREY, extent, log_axis, plain_axis, shade
 from deepstack.plots.values import (
     deviation_handle,
-    draw_band,
     draw_levels,
+    draw_line,
     level_handles,
     mark_handles,
 )
@@ -107,13 +107,13 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
 
 
 def draw(
-    axes: Any, found: dict[float, Spread], best: float | None, partly: set[float], colour: Any
+    axes: Any, losses: dict[float, Spread], best: float | None, partly: set[float], colour: Any
 ) -> None:
-    """A curve with its band, a ring around its best point, hollow where some seeds diverged."""
-    rates = [rate for rate in found if found[rate].n]
-    axes.plot(rates, [found[r].mean for r in rates], color=colour, marker="o", ms=3, lw=1)
+    """Draw a curve with its band, a ring around its best point, hollow where a seed diverged."""
+    rates = [rate for rate in losses if losses[rate].n]
+    draw_line(axes, rates, [losses[r] for r in rates], color=colour, marker="o", ms=3, lw=1)
+    point: dict[str, Any] = {"marker": "o", "color": colour, "ls": "none"}
     for rate in partly.intersection(rates):
-        axes.plot(rate, found[rate].mean, marker="o", ms=3.8, mfc="white", color=colour, ls="none")
-    draw_band(axes, rates, [found[r].low for r in rates], [found[r].high for r in rates], colour)
+        axes.plot(rate, losses[rate].mean, ms=3.8, mfc="white", **point)
     if best is not None:
-        axes.plot(best, found[best].mean, marker="o", ms=9, mfc="none", mec=colour, ls="none")
+        axes.plot(best, losses[best].mean, ms=9, mfc="none", **point)

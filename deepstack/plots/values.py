@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from deepstack.analysis.captions import seeds_note
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.series import Series, is_ordered, split_series
-from deepstack.analysis.statistics import SOME_DIVERGED, Point
+from deepstack.analysis.statistics import SOME_DIVERGED, Point, Spread
 from deepstack.plots.chart import Options, Table
 from deepstack.plots.page import Handle, typeset
 from deepstack.plots.style import DIVERGED_MARKER, GREY, extent, line_style
@@ -39,9 +39,8 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
     """A line through the points with its band; marked points are hollow, diverged ones alone."""
     joined = [point for point in points if point.mark != "diverged"]
     x = [point.depth for point in joined]
-    axes.plot(x, [p.value.mean for p in joined], color=style["color"], ls=style["linestyle"])
-    low, high = ([getattr(p.value, end) for p in joined] for end in ("low", "high"))
-    draw_band(axes, x, low, high, style["color"])
+    spreads = [point.value for point in joined]
+    draw_line(axes, x, spreads, color=style["color"], linestyle=style["linestyle"])
     for point in points:
         marker = DIVERGED_MARKER if point.mark == "diverged" else style["marker"]
         axes.plot(
@@ -54,6 +53,13 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
             linestyle="none",
             zorder=3,
         )
+
+
+def draw_line(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
+    """Draw a line through the means, with its band; style: keywords of `plot`, with `color`."""
+    axes.plot(x, [spread.mean for spread in spreads], **style)
+    low, high = [spread.low for spread in spreads], [spread.high for spread in spreads]
+    draw_band(axes, x, low, high, style["color"])
 
 
 def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: Any) -> None:
