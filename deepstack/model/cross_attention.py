@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,13 +17,26 @@ class Crossing(nn.Module):
     qk: the norms of queries and keys; no rotation, as positions of two sequences have no distance.
     """
 
+    SLOTS: tuple[str, ...]  # the last is the slot before W_o
     listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
-    n_heads: int
-    dropout: float
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    qk: QueriesAndKeys | None
     q: Tensor
     q_bias: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+
+    def __init__(
+        self,
+        n_heads: int,
+        dropout: float,
+        linear: Linear,
+        qk: QueriesAndKeys | None,
+        slots: Slots | None,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.linear = linear
+        self.qk = qk
+        self.slots = taken(slots, self.SLOTS)
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries of the stream, (batch, head, seq, d_head)."""
@@ -37,12 +48,20 @@ class Crossing(nn.Module):
         k = by_head(k, self.n_heads)
         return k if self.qk is None else self.qk.k(k)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the heads' outputs, (batch, head, seq, d_head)."""
+    def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor | None = None) -> Tensor:
+        """Return G(x), given keys and values by head; `mean` is added to the joined heads."""
+        q = self.queries(x)
         if self.listener is not None:
             self.listener(q, k)
         rate = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+        if mean is not None:
+            y = y + mean
+        slot = self.SLOTS[-1]
+        if slot in self.slots:
+            y = self.slots[slot](y)
+        y = self.linear(y, self.o, self.o_bias)
+        return F.dropout(y, rate) if rate else y
 
 
 class CrossAttention(Crossing):
@@ -67,11 +86,8 @@ class CrossAttention(Crossing):
         qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
-        super().__init__()
-        self.n_heads, self.dropout, self.fused = n_heads, dropout, fused
-        self.linear = linear
-        self.qk = qk
-        self.slots = taken(slots, self.SLOTS)
+        super().__init__(n_heads, dropout, linear, qk, slots)
+        self.fused = fused
         self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
         if fused:
             self.kv = parameter(2 * d_model, d_model, role=("cross_k", "cross_v"), start="matrix")
@@ -88,17 +104,8 @@ class CrossAttention(Crossing):
         k, v = self.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
         return self.keys(k), by_head(v, self.n_heads)
 
-    def read(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return G(x), given the keys and values."""
-        rate = self.dropout if self.training else 0.0
-        y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2)
-        if "before_cross_out" in self.slots:
-            y = self.slots["before_cross_out"](y)
-        y = self.linear(y, self.o, self.o_bias)
-        return F.dropout(y, rate) if rate else y
-
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return self.read(x, *self.keys_and_values(memory))
+        return self.attend(x, *self.keys_and_values(memory))
 
 
 class MergedAttention(Crossing):
@@ -125,11 +132,7 @@ class MergedAttention(Crossing):
         qk: QueriesAndKeys | None = None,
         slots: Slots | None = None,
     ) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
-        self.linear = linear
-        self.qk = qk
-        self.slots = taken(slots, self.SLOTS)
+        super().__init__(n_heads, dropout, linear, qk, slots)
         self.q = parameter(d_model, d_model, role="q", start="matrix")
         self.k = parameter(d_model, d_model, role="k", start="matrix")
         self.v = parameter(d_model, d_model, role="v", start="matrix")
@@ -146,19 +149,10 @@ class MergedAttention(Crossing):
         """Return x W_vᵀ + b_v, (batch, seq, d_model)."""
         return self.linear(x, self.v, self.v_bias)
 
-    def read(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor) -> Tensor:
-        """Return G(x), given the encoder's keys and values and the mean of the values so far."""
-        rate = self.dropout if self.training else 0.0
-        y = self.attend(self.queries(x), k, v).transpose(1, 2).flatten(2) + mean
-        if "before_out" in self.slots:
-            y = self.slots["before_out"](y)
-        y = self.linear(y, self.o, self.o_bias)
-        return F.dropout(y, rate) if rate else y
-
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
         mean = self.values(x).cumsum(dim=1) / count
-        return self.read(x, *self.keys_and_values(memory), mean)
+        return self.attend(x, *self.keys_and_values(memory), mean)
 
 
 def by_head(x: Tensor, n_heads: int) -> Tensor:

@@ -35,14 +35,14 @@ def generate(
             f"generate: found {tokens.shape[1]} tokens to begin with and {length} to say; allowed "
             "1 or more of each"
         )
-    said = []
+    generated = []
     step = decoder_of(model, source)
     logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]
     for _ in range(length):
-        said.append(logits.argmax(dim=-1))
-        if len(said) < length:
-            logits = step(said[-1])
-    return torch.stack(said, dim=1)
+        generated.append(logits.argmax(dim=-1))
+        if len(generated) < length:
+            logits = step(generated[-1])
+    return torch.stack(generated, dim=1)
 
 
 def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -70,73 +70,74 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         if model.encoder is not None and source is not None:
             memory = model.encoder(model.start(source))
         layers = cast(list[Layer], list(decoder.layers))
-        room = model.seq_len
-        remembering = [
-            [one_by_one(module, memory, room) for module in layer.modules_in_order()]
+        caching = [
+            [one_by_one(module, memory, model.seq_len) for module in layer.modules_in_order()]
             for layer in layers
         ]
-    said = 0
+    position = 0
 
     def step(token: Tensor) -> Tensor:
-        nonlocal said
-        if said == room:
-            raise ConfigError(f"task.seq_len: found {room}, and all these positions are said")
+        nonlocal position
+        if position == model.seq_len:
+            raise ConfigError(
+                f"task.seq_len: found {model.seq_len}, and all these positions are said"
+            )
         with torch.no_grad(), model.statistics("followed"):
-            stream = decoder.enter(model.start(token[:, None], model.source_len + said))
-            for layer, sublayers in zip(layers, remembering, strict=True):
+            stream = decoder.enter(model.start(token[:, None], model.source_len + position))
+            for layer, sublayers in zip(layers, caching, strict=True):
                 stream = layer.scheme.layer(stream, *sublayers)
             logits: Tensor = model.head(decoder.leave(stream), model.embedding)[:, 0]
-        said += 1
+        position += 1
         return logits
 
     return step
 
 
-def one_by_one(module: nn.Module, memory: Tensor | None, room: int) -> Sublayer:
+def one_by_one(module: nn.Module, memory: Tensor | None, seq_len: int) -> Sublayer:
     """Return a sublayer as a function of one position at a time, (batch, 1, d_model).
 
-    memory: the encoder's output; room: the largest number of positions.
+    memory: the encoder's output; seq_len: the largest number of positions.
     """
     if isinstance(module, Attention):
-        return AttentionOneByOne(module, room)
+        return AttentionOneByOne(module, seq_len)
     if isinstance(module, MergedAttention):
         assert memory is not None
         return merged_one_by_one(module, memory)
     if isinstance(module, CrossAttention):
         assert memory is not None
         k, v = module.keys_and_values(memory)
-        return lambda x: module.read(x, k, v)
+        return lambda x: module.attend(x, k, v)
     return module  # a feed-forward caches nothing
 
 
 class AttentionOneByOne:
     """Self-attention with a cache of the keys and values of all positions so far.
 
-    kept: keys and values, each (batch, head, room, d_head); the first `said` positions are filled.
+    cache: keys and values, each (batch, head, seq_len, d_head), filled up to `position`.
     """
 
-    def __init__(self, attention: Attention, room: int) -> None:
-        self.attention, self.room, self.said = attention, room, 0
-        self.kept: list[Tensor] = []
+    def __init__(self, attention: Attention, seq_len: int) -> None:
+        self.attention, self.seq_len, self.position = attention, seq_len, 0
+        self.cache: list[Tensor] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        q, k, v = self.attention.project(x, self.said)
+        q, k, v = self.attention.project(x, self.position)
         return self.attention.out(self.attention.attend(q, *self.keep(k, v), causal=False))
 
     def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return G(x) of one position, and the tensor for the next layer's attention."""
-        qkv = self.attention.project(x, self.said)
+        qkv = self.attention.project(x, self.position)
         y, handed = self.attention.attend_given(*qkv, before, causal=False, keep=self.keep)
         return self.attention.out(y), handed
 
     def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Cache the keys and values of this position; return those of all positions so far."""
-        if not self.kept:
-            self.kept = [n.new_empty(*n.shape[:2], self.room, n.shape[3]) for n in new]
-        for old, now in zip(self.kept, new, strict=True):
-            old[:, :, self.said] = now[:, :, 0]
-        self.said += 1
-        k, v = (old[:, :, : self.said] for old in self.kept)
+        if not self.cache:
+            self.cache = [n.new_empty(*n.shape[:2], self.seq_len, n.shape[3]) for n in new]
+        for old, now in zip(self.cache, new, strict=True):
+            old[:, :, self.position] = now[:, :, 0]
+        self.position += 1
+        k, v = (old[:, :, : self.position] for old in self.cache)
         return k, v
 
 
@@ -150,6 +151,6 @@ def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
         nonlocal total, count
         value = attention.values(x)
         total, count = value if total is None else total + value, count + 1
-        return attention.read(x, k, v, total / count)
+        return attention.attend(x, k, v, total / count)
 
     return step
