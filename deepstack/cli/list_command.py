@@ -40,7 +40,7 @@ def list_command(
         Kind.settings: setting_rows,
         Kind.schemes: lambda: scheme_rows(depth, nested=json),
         Kind.tasks: lambda: task_rows(nested=json),
-        Kind.diagnostics: diagnostic_rows,
+        Kind.diagnostics: lambda: diagnostic_rows(nested=json),
         Kind.charts: chart_rows,
         Kind.claims: lambda: claim_rows(nested=json),
     }[kind]()
@@ -136,28 +136,30 @@ def family_cell(families: list[str]) -> str:
     return "all" if set(families) == set(FAMILIES) else ", ".join(families)
 
 
-def diagnostic_rows() -> list[dict[str, Any]]:
+def diagnostic_rows(nested: bool) -> list[dict[str, Any]]:
     """Return name, symbol and description of every column and every per-layer diagnostic.
 
-    The names are file names, as `plot --diagnostic` accepts them.
+    The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
+    `beat`, its former name, for one version.
     """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
 
     rows = [
-        {"name": name, "symbol": symbol, "beat": "every step", "description": sentence}
+        {"name": name, "symbol": symbol, "interval": "every step", "description": sentence}
         for name, (symbol, _, sentence) in COLUMNS.items()
     ]
-    return rows + [
+    rows += [
         {
             "name": file,
             "symbol": SYMBOLS[name],
-            "beat": "every layer",
+            "interval": "every layer",
             "description": first_sentence(function),
         }
         for name, function in DIAGNOSTICS.items()
         for file in file_names(name)
     ]
+    return [row | {"beat": row["interval"]} for row in rows] if nested else rows
 
 
 def chart_rows() -> list[dict[str, Any]]:
