@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.claim_stack import FLAT, Trial, growth
-from deepstack.theory.draws import exponents, repeats
+from deepstack.theory.claim_stack import Trial, flat_part, growth
+from deepstack.theory.draws import F64, exponents, normals, repeats
 from deepstack.theory.sources import ADD_AND_NORM
 
-F64 = torch.float64
 # the formulas that the document lists
 FORMULAS = {
     "batch": "(x − μ)/√(σ² + ε) by channel",
@@ -120,8 +119,8 @@ def norms(seed: int) -> Finding:
     }
     draws_of: dict[str, list[float]] = {}
     for _ in range(draws):
-        offset, scale = (torch.randn(shape[-1], generator=rng, dtype=F64) for _ in range(2))
-        x = offset + (1 + scale.abs()) * torch.randn(shape, generator=rng, dtype=F64)
+        offset, scale = (normals(rng, shape[-1]) for _ in range(2))
+        x = offset + (1 + scale.abs()) * normals(rng, *shape)
         y = {kind: norm(x) for kind, norm in modules.items()}
         by_channel, by_token = y["batch"].flatten(0, 1).t(), y["layer"].flatten(0, 1)
         for quantity, rows in (("BN, by channel", by_channel), ("LN, by token", by_token)):
@@ -158,7 +157,7 @@ def norms(seed: int) -> Finding:
         else:
             parts.append(Part.mean(quantity, 1.0, values, tolerance=1e-4))
     for kind in modules:
-        losses = [training(draw + draws * seed, kind) for draw in range(draws)]
+        losses = [relative_loss(draw + draws * seed, kind) for draw in range(draws)]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
         parts.append(Part.mean(quantity, 1.0, losses, relation="<="))
     return Finding(
@@ -169,11 +168,11 @@ def norms(seed: int) -> Finding:
     )
 
 
-def training(seed: int, norm: str) -> float:
+def relative_loss(seed: int, norm: str) -> float:
     """Return the mean loss of steps 16 to 20 over that of step 1."""
     changes = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": norm}
     losses = Trial(seed, changes | {"train.lr": 3e-3}).run(20)
-    return sum(losses[15:]) / 5 / losses[0]
+    return last_loss(losses) / losses[0]
 
 
 @claim("C15", ADD_AND_NORM)
@@ -201,29 +200,13 @@ def beta_at_run_time(seed: int) -> Finding:
     theirs, ours = (moved[name] for name in names)
     parts += [
         Part.mean("‖ΔF‖ after one SGD step", 1.0, theirs[:, 1] / ours[:, 1], tolerance=0.01),
-        Part.mean(
-            "its own ‖ΔF‖ at N = 36 over that at N = 6",
-            1.0,
-            theirs[:, 1] / theirs[:, 0],
-            tolerance=FLAT,
-            stated=False,
-        ),
+        flat_part("its own ‖ΔF‖ at N = 36 over that at N = 6", theirs, stated=False),
     ]
-    losses = [
-        [
-            trained_loss(draw_seed, {"model.scheme": name, "model.depth": 6}, steps=25)
-            for name in names
-        ]
-        for draw_seed in seeds
-    ]
-    parts.append(
-        Part.mean(
-            "loss after 25 steps of AdamW, N = 6",
-            1.0,
-            [theirs / ours for theirs, ours in losses],
-            stated=False,
-        )
-    )
+    losses = []
+    for draw_seed in seeds:
+        runs = [Trial(draw_seed, {"model.scheme": n, "model.depth": 6}).run(25) for n in names]
+        losses.append(last_loss(runs[0]) / last_loss(runs[1]))
+    parts.append(Part.mean("loss after 25 steps of AdamW, N = 6", 1.0, losses, stated=False))
     beta = (8 * depths[-1]) ** -0.25
     return Finding(
         parts,
@@ -254,9 +237,9 @@ def starts(trial: Trial) -> dict[str, float]:
     return {quantity: value.item() for quantity, value in sizes.items()}
 
 
-def trained_loss(seed: int, changes: dict[str, Any], steps: int) -> float:
-    """Return the mean loss of the last five of these training steps."""
-    return sum(Trial(seed, changes).run(steps)[-5:]) / 5
+def last_loss(losses: list[float]) -> float:
+    """Return the mean of the last five losses."""
+    return sum(losses[-5:]) / 5
 
 
 def angle(x: Tensor, y: Tensor) -> float:

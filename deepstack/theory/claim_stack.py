@@ -19,6 +19,7 @@ from deepstack.model import build_model
 from deepstack.parameters import Bank
 from deepstack.schemes import Scheme, Tap
 from deepstack.tasks import task_of
+from deepstack.theory.claim import Part
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.schedule import learning_rate
@@ -191,6 +192,12 @@ def by_sublayer(matrices: Mapping[str, Tensor]) -> Tensor:
     square = {role: m.square().sum(dim=(1, 2)) for role, m in matrices.items()}
     both = [square["v"] + square["o"], square["w1"] + square["w2"]]
     return torch.stack(both, dim=1).flatten().sqrt()
+
+
+def flat_part(quantity: str, updates: Tensor, stated: bool = True) -> Part:
+    """Return the part that ‖ΔF‖, (seeds, depths), is as large at the last depth as at the first."""
+    ratios = updates[:, -1] / updates[:, 0]
+    return Part.mean(quantity, 1.0, ratios, tolerance=FLAT, stated=stated)
 
 
 def growth(seeds: Sequence[int], changes: dict[str, Any], depths: Sequence[int]) -> Tensor:

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from deepstack.config.schema import MATRICES
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.claim_stack import FLAT, Trial, by_sublayer, gains, growth
-from deepstack.theory.draws import repeats
+from deepstack.theory.claim_stack import Trial, by_sublayer, flat_part, gains, growth
+from deepstack.theory.draws import F64, repeats
 from deepstack.theory.sources import LAYER_CAKE
 
-F64 = torch.float64
 GROUPS = {
     "matrices": MATRICES,
     "norm gains": ("norm_gain",),
@@ -106,7 +105,7 @@ def one_step(seed: int) -> Finding:
     """
     depths, draws, lr = (6, 18, 54), repeats(8), 1e-4
     seeds = [draws * seed + draw for draw in range(draws)]
-    updates = {group: torch.zeros(draws, len(depths), dtype=torch.float64) for group in GROUPS}
+    updates = {group: torch.zeros(draws, len(depths), dtype=F64) for group in GROUPS}
     halves = []
     for i, draw_seed in enumerate(seeds):
         for j, depth in enumerate(depths):
@@ -119,15 +118,8 @@ def one_step(seed: int) -> Finding:
     post_ln = growth(seeds, {"model.scheme": "post_ln"}, depths)
     parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, halves, tolerance=0.02)]
     for group, moved in updates.items():
-        parts.append(
-            Part.mean(
-                f"{group}: ‖ΔF‖ at N = 54 over N = 6",
-                1.0,
-                moved[:, -1] / moved[:, 0],
-                tolerance=FLAT,
-                stated=group == "matrices",
-            )
-        )
+        quantity = f"{group}: ‖ΔF‖ at N = 54 over N = 6"
+        parts.append(flat_part(quantity, moved, stated=group == "matrices"))
     growing = (post_ln[:, -1] / post_ln[:, 0]).log()  # spread over an order of magnitude
     quantity = "Post-LN's matrices: ln of the same"
     parts.append(Part.mean(quantity, 0.0, growing, stated=False))
@@ -162,8 +154,7 @@ def sizes_do_not_matter(seed: int) -> Finding:
     parts, lines = [], []
     for label, shape in shapes.items():
         moved = growth(seeds, {"model.scheme": "deepnorm", **shape}, depths)
-        quantity = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
-        parts.append(Part.mean(quantity, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT))
+        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved))
         lines.append(Line.mean(label, depths, moved))
     return Finding(
         parts,

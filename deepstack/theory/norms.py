@@ -282,10 +282,8 @@ def weight_decay(seed: int) -> Finding:
                     ratios.setdefault((scheme, kind, quantity), []).append(ratio)
     parts = []
     for scheme, kind in (("pre_ln", "L2"), ("pre_ln", "AdamW"), ("t_fixup", "L2")):
-        bounds, word = (
-            ratios[scheme, kind, "bound"],
-            f"{'Pre-LN' if scheme == 'pre_ln' else 'no norms'}, {kind}",
-        )
+        bounds = ratios[scheme, kind, "bound"]
+        word = f"{'Pre-LN' if scheme == 'pre_ln' else 'no norms'}, {kind}"
         lower = [float(ratio < 1) for ratio in bounds]
         parts += [
             Part.mean(f"{word}: share of runs with a lower Π‖W‖₂", 1.0, lower),

@@ -13,11 +13,11 @@ from deepstack.diagnostics import ModelUpdate
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 from deepstack.theory.claim import Curves, Finding, Line, Part, claim
 from deepstack.theory.claim_stack import (
-    FLAT,
     VALUE_PATH,
     Trial,
     by_sublayer,
     descend,
+    flat_part,
     gains,
     growth,
     restored,
@@ -175,9 +175,7 @@ def condition(seed: int) -> Finding:
         moved = growth(seeds, changes, (6, 36))
         label = SCHEMES[name].label + (", p = 0.4" if chosen_options else "")
         quantity = f"{label}: ‖ΔF‖ at N = 36 over N = 6"
-        parts.append(
-            Part.mean(quantity, 1.0, moved[:, 1] / moved[:, 0], tolerance=FLAT, stated=False)
-        )
+        parts.append(flat_part(quantity, moved, stated=False))
     return Finding(
         parts,
         f"Algebra at N = 1, 6, 100, 1000, and {draws} initial stacks of depth 6.  Published "
