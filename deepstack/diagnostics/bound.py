@@ -70,12 +70,12 @@ def effective_gain(snapshot: Snapshot) -> Tensor:
 def terms(snapshot: Snapshot) -> Terms:
     """Return the theorem's symbols for every sublayer of a stack, computed once per snapshot."""
     if "terms" not in snapshot.shared:
-        snapshot.shared["terms"] = found_terms(snapshot)
-    found: Terms = snapshot.shared["terms"]
-    return found
+        snapshot.shared["terms"] = measure_terms(snapshot)
+    terms: Terms = snapshot.shared["terms"]
+    return terms
 
 
-def found_terms(snapshot: Snapshot) -> Terms:
+def measure_terms(snapshot: Snapshot) -> Terms:
     """Compute the theorem's symbols for every sublayer of a stack."""
     columns = []
     for name in snapshot.sublayers:

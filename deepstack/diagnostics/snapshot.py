@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import Seen, let_go, measured, watching
+from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
 from deepstack.model import Transformer
 from deepstack.model.sublayers import FeedForward, scaled_linear
 from deepstack.parameters import Bank, layer_norms
@@ -78,7 +78,7 @@ class Pass(NamedTuple):
     """One forward and backward pass: the values of every stack, the loss, and the gradient norm of
     each parameter of the layers, in their order."""
 
-    seen: dict[str, Seen]
+    seen: dict[str, StackValues]
     loss: Tensor
     lengths: tuple[Tensor, ...]
 
@@ -91,7 +91,7 @@ def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
     """Run the model forward and backward for a snapshot, without waiting for the device."""
     parameters = trained_by_layer(model)
-    with evaluating(model), watching(model) as seen, torch.enable_grad():
+    with evaluating(model), record_values(model) as seen, torch.enable_grad():
         # Detached leaves: the gradient goes down to the first sublayer and no further.
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         memory = None
@@ -102,10 +102,10 @@ def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Te
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-        found = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
+        gradients = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
         value, x, memory = value.detach(), None, None
-        let_go(seen)
-        lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in found])
+        free_graph(seen)
+        lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
     return Pass(seen, value, tuple(lengths))
 
 
@@ -148,7 +148,9 @@ def take(
         matrix_grad_norm, of_matrices = of_matrices[:depth], of_matrices[depth:]
         states = torch.stack(seen[side].states)
         feed_forward = stack.layers[0].get_submodule("feed_forward")
-        found_here: dict[str, Any] = dict(measured(seen[side], depth, len(sublayers)))
+        values_by_sublayer: dict[str, Any] = dict(
+            sublayer_values(seen[side], depth, len(sublayers))
+        )
         if passed is None:
             seen[side].sublayers.clear()
         snapshots.append(
@@ -161,7 +163,7 @@ def take(
                 and feed_forward.linear is scaled_linear,
                 states=states,
                 stream=states.norm(dim=-1).flatten(1),
-                **found_here,
+                **values_by_sublayer,
                 entropy={
                     name: torch.stack(rows) for name, rows in seen[side].entropy.items() if rows
                 },

@@ -46,12 +46,12 @@ DELTAS = ("in", "sum", "norm_in", "norm_out")
 
 
 @dataclass
-class Seen:
+class StackValues:
     """Values recorded from one stack.
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
     order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer;
-    nodes: those of the graph that have hooks, see `let_go`.
+    nodes: those of the graph that have hooks, see `free_graph`.
     """
 
     states: list[Tensor] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Seen:
     nodes: list[Any] = field(default_factory=list)
 
 
-def let_go(seen: Mapping[str, Seen]) -> None:
+def free_graph(seen: Mapping[str, StackValues]) -> None:
     """Free the graph node by node from its end, once its last tensors are freed.
 
     A node with a hook is a Python object that frees its predecessor recursively.  With ten thousand
@@ -72,36 +72,36 @@ def let_go(seen: Mapping[str, Seen]) -> None:
 
 
 @contextmanager
-def watching(model: Transformer) -> Iterator[dict[str, Seen]]:
+def record_values(model: Transformer) -> Iterator[dict[str, StackValues]]:
     """Record the values of every `residual` of a stack, while the block runs its plain layers.
 
     The symbols of a scheme's equation are the arguments of its `residual`: x on entry, G(…), and
     input and output of the last norm of the sublayer.
     """
-    seen = {side: Seen() for side in model.stacks}
+    seen = {side: StackValues() for side in model.stacks}
     undo: list[Callable[[], None]] = []
     plain = ExitStack()
     for layer in model.layers:
         # the gradients and the gain and epsilon of norms are needed
         plain.enter_context(layer.unfused())
-        own = seen[layer.scheme.place.side]
-        layer.scheme.tap = SublayerTap(own)
+        stack_values = seen[layer.scheme.place.side]
+        layer.scheme.tap = SublayerTap(stack_values)
         for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
-            undo += listen(module, own.entropy.setdefault(name, []))
+            undo += record_entropies(module, stack_values.entropy.setdefault(name, []))
     try:
         yield seen
     finally:
         plain.close()
         for layer in model.layers:
             layer.scheme.tap = None
-        for put_back in undo:
-            put_back()
+        for restore in undo:
+            restore()
 
 
 class SublayerTap(Tap):
     """Record x, G, the last norm's input and the gradients by them, one `Sublayer` per call."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: StackValues) -> None:
         self.seen = seen
 
     def _record_gradient(self, name: str, y: Tensor) -> None:
@@ -143,7 +143,7 @@ class SublayerTap(Tap):
             total = self.norm_input if ends_in_norm else x
             assert total is not None
             self._record_gradient("sum", total)
-        # A tensor kept here would keep the graph of the layers before it, see `let_go`.
+        # A tensor kept here would keep the graph of the layers before it, see `free_graph`.
         del self.x, self.here, self.branch_inputs, self.norm_input, self.norm_output
 
 
@@ -152,7 +152,7 @@ def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
     x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
 
 
-def listen(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None]]:
+def record_entropies(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None]]:
     """Make an attention append the mean entropy of its weights; return functions that undo it.
 
     The weights come from the q and k, or the logits, that the forward pass itself computes.
@@ -186,19 +186,19 @@ def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
     return torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
 
 
-def measured(seen: Seen, depth: int, count: int) -> dict[str, Tensor]:
+def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tensor]:
     """Return the values of a stack by name: (depth, count, tokens), or (depth, count) per batch.
 
     NaN where a scheme has no such value or does not call `residual` once per sublayer.
     count: the number of sublayers of a layer.
     """
-    found, first = seen.sublayers, seen.states[0]
-    if len(found) != count * depth:
+    sublayers, first = seen.sublayers, seen.states[0]
+    if len(sublayers) != count * depth:
         nothing = first.new_full(first.shape[:2], float("nan")).flatten()
         by_token = {name: nothing.expand(depth, count, -1) for name in BY_TOKEN}
         return by_token | {name: nothing[:1].expand(depth, count) for name in BY_BATCH}
-    starts = range(0, len(found), SUBLAYERS_AT_A_TIME)
-    parts = [measure(found[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
+    starts = range(0, len(sublayers), SUBLAYERS_AT_A_TIME)
+    parts = [stack_sublayers(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
     return {
         name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
         for name in parts[0]
@@ -209,22 +209,22 @@ BY_TOKEN = ("entering", "branch", "branch_variance", "norm_input", "norm_varianc
 BY_BATCH = ("alpha", *(f"delta_{name}" for name in DELTAS))
 
 
-def measure(found: list[Sublayer]) -> dict[str, Tensor]:
-    """Return the values of `measured` for some sublayers: (sublayers, tokens) or (sublayers,)."""
-    x = torch.stack([one.x for one in found]).flatten(1, 2)  # (sublayers, tokens, d)
+def stack_sublayers(sublayers: list[Sublayer]) -> dict[str, Tensor]:
+    """Return `sublayer_values` of some sublayers: (sublayers, tokens) or (sublayers,)."""
+    x = torch.stack([one.x for one in sublayers]).flatten(1, 2)  # (sublayers, tokens, d)
     nothing = torch.full_like(x[0], float("nan"))
     nan = nothing[0, 0]
 
     def flat(values: list[Tensor | None]) -> Tensor:
         return torch.stack([nothing if v is None else v.flatten(0, 1) for v in values])
 
-    G, z = flat([one.G for one in found]), flat([one.z for one in found])
+    G, z = flat([one.G for one in sublayers]), flat([one.z for one in sublayers])
     rest = z - G
     alpha = (rest * x).sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
     off = (rest - alpha[:, None, None] * x).flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
-    is_sum = torch.tensor([one.sums for one in found], device=x.device) & (off < SAME)
+    is_sum = torch.tensor([one.sums for one in sublayers], device=x.device) & (off < SAME)
     deltas = {
-        f"delta_{name}": torch.stack([one.deltas.get(name, nan) for one in found])
+        f"delta_{name}": torch.stack([one.deltas.get(name, nan) for one in sublayers])
         for name in DELTAS
     }
     return deltas | {
@@ -233,7 +233,7 @@ def measure(found: list[Sublayer]) -> dict[str, Tensor]:
         "branch_variance": variance(G),
         "norm_input": z.norm(dim=-1),
         "norm_variance": variance(z),
-        "norm_slope": slope(z, [one.norm for one in found]),
+        "norm_slope": slope(z, [one.norm for one in sublayers]),
         "alpha": torch.where(is_sum, alpha, nan),
     }
 
