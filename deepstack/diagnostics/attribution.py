@@ -86,7 +86,7 @@ def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str
         columns[SCHEDULE] = (
             "‖ΔF_{schedule}‖",
             "",
-            "What the scheme itself changes with the step, parameters as at initialisation.",
+            "Changes of the scheme with the step, parameters as at initialisation.",
         )
     return columns | {WHOLE: ("‖ΔF‖", "", "All of it at once: the model update of the step.")}
 

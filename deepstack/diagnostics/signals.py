@@ -113,5 +113,5 @@ def skip_loss(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
 
 @diagnostic("skip_loss_increase", "L without layer l − L", unit="nats", parts=())
 def skip_loss_increase(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
-    """What replacing a layer by the identity adds to the probe loss: what the layer contributes."""
+    """Increase of the probe loss when the identity replaces a layer: the layer's contribution."""
     return {} if snapshot.skip_loss is None else snapshot.skip_loss - snapshot.loss

@@ -21,7 +21,7 @@ COLUMNS = {
     "model_update_step": (
         "‖F_t − F_{t−1}‖",
         "",
-        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: what one step did.",
+        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: the change by one step.",
     ),
     "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
     "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
