@@ -290,6 +290,11 @@ def test_update_to_weight() -> None:
         assert found["update_to_weight"][index].item() == pytest.approx(wanted, rel=1e-4)
 
 
+def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
+    assert all(row["beat"] == row["interval"] for row in diagnostic_rows(nested=True))
+    assert not any("beat" in row for row in diagnostic_rows(nested=False))
+
+
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 2))
 def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> None:
     """Files that describe themselves, and a next step with the same bits, seen or not."""
