@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "ring_around_the_largest_rate", "plots",
-        "axes.plot(best, found[best].mean", "axes.plot(max(found), found[max(found)].mean",
+        "axes.plot(best, losses[best].mean", "axes.plot(max(losses), losses[max(losses)].mean",
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(

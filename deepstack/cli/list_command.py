@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -36,15 +37,15 @@ def list_command(
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
-    rows = {
+    rows: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
         Kind.settings: setting_rows,
         Kind.schemes: lambda: scheme_rows(depth, nested=json),
         Kind.tasks: lambda: task_rows(nested=json),
         Kind.diagnostics: lambda: diagnostic_rows(nested=json),
         Kind.charts: chart_rows,
         Kind.claims: lambda: claim_rows(nested=json),
-    }[kind]()
-    emit(rows, json, markdown=markdown)
+    }
+    emit(rows[kind](), json, markdown=markdown)
 
 
 def setting_rows() -> list[dict[str, Any]]:

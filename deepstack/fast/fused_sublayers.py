@@ -184,7 +184,7 @@ class FusedSublayer:
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return _Node.apply(x, self)
+            return _Node.apply(x, self)  # type: ignore[no-untyped-call]
         return self.forward(x, [])
 
     def forward(self, x: Tensor, saved: list[Tensor]) -> Tensor:

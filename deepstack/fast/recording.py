@@ -55,7 +55,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self, like: Recording | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._like = iter(like.calls if like else ())
         self.calls: list[Call] = []
         self.sizes: list[int] = []

@@ -169,7 +169,7 @@ class Constrained(nn.Module):
             mapped = torch.einsum("ibsd,ikd->kbs", H, self.map) * rms
             sizes = (n, n, n * n)
             s = torch.cat(
-                [one.expand(k) for one, k in zip(self.scale.split(1), sizes, strict=True)]
+                [one.expand(k) for one, k in zip(torch.split(self.scale, 1), sizes, strict=True)]
             )
             given = s[:, None, None] * mapped + (self.begin + self.bias)[:, None, None]
             a, b, R = given.split(sizes)

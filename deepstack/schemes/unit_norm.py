@@ -61,5 +61,5 @@ def unit(z: Tensor) -> Tensor:
     z = z.float() if z.dtype is torch.bfloat16 else z
     if torch.compiler.is_compiling():  # the compiler derives the backward pass and fuses each pass
         return z / lengths(z)
-    y: Tensor = Unit.apply(z)[0]
+    y: Tensor = Unit.apply(z)[0]  # type: ignore[no-untyped-call]
     return y

@@ -34,7 +34,7 @@ class DeviceNorm:
         z = z.float()
         if self.kernels() is None or not (torch.is_grad_enabled() and z.requires_grad):
             return torch.layer_norm(z, self.shape, *self.parameters, self.eps)
-        return _Norm.apply(z, self)
+        return _Norm.apply(z, self)  # type: ignore[no-untyped-call]
 
     def kernels(self) -> Any:
         """Return the kernels for norms if a row fits into a tile, else None."""
@@ -88,7 +88,7 @@ class FusedSum:
         half: such a copy of the given x, or None.
         """
         if torch.is_grad_enabled():
-            out, copy = _Sum.apply(x, half, self)
+            out, copy = _Sum.apply(x, half, self)  # type: ignore[no-untyped-call]
             return out, copy
         return self.forward(x, half, [], save=False).out, None
 
