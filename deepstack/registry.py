@@ -44,9 +44,9 @@ class Registry(Generic[T]):
         """
         refuse_no_name(self.kind, name)
         if name in self._objects and _origin(self._objects[name]) != _origin(obj):
-            taken = _origin(self._objects[name])
+            origin = _origin(self._objects[name])
             raise PluginError(
-                f"the {self.kind} name {name!r} is already taken by {taken}; choose another name"
+                f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"
             )
         home = sys.modules.get(getattr(obj, "__module__", ""))
         if name in self._objects and self._homes[name] is home and PREFIX in str(home):
@@ -123,9 +123,9 @@ def line_of(function: Any) -> str:
 def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
     """Return the message for an unknown name, with the nearest and the allowed names."""
     choices = list(choices)
-    found = name if isinstance(name, str) else str(name)
-    near = nearest(found, choices)
-    shown = found if len(found) <= 40 else found[:37] + "..."
+    text = name if isinstance(name, str) else str(name)
+    near = nearest(text, choices)
+    shown = text if len(text) <= 40 else text[:37] + "..."
     hint = f"did you mean {near!r}? " if near else ""
     return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(choices) or 'none'}"
 

@@ -116,12 +116,12 @@ def comparisons(
             raise ConfigError(f"best: {unknown('key', key, every)}, which vary")
     found, missing = {}, []
     for study, runs in studies.items():
-        own = [key for key in best if key in vary[study]]
+        varying = [key for key in best if key in vary[study]]
         try:
-            found[study] = comparison(runs, against, own)
+            found[study] = comparison(runs, against, varying)
         except ConfigError as error:
             missing.append(error)
-            found[study] = comparison(runs, None, own)
+            found[study] = comparison(runs, None, varying)
     if len(missing) == len(studies):
         raise missing[0]
     return found
@@ -199,16 +199,16 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     losses = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
     if not losses:
         return Choice(list(runs), dict.fromkeys(keys), whole=False)
-    found = groups[min(losses, key=lambda values: losses[values])]
+    best = groups[min(losses, key=lambda values: losses[values])]
     edges = []
     for key in keys:
         tried = [value for run in runs if isinstance(value := setting_value(run, key), int | float)]
-        if len(set(tried)) > 1 and (own := setting_value(found[0], key)) in (
+        if len(set(tried)) > 1 and (own := setting_value(best[0], key)) in (
             min(tried),
             max(tried),
         ):
             edges.append("lowest" if own == min(tried) else "highest")
-    return Choice(found, {k: setting_value(found[0], k) for k in keys}, ", ".join(edges))
+    return Choice(best, {k: setting_value(best[0], k) for k in keys}, ", ".join(edges))
 
 
 def column_of(runs: Sequence[Run]) -> str:
@@ -248,11 +248,11 @@ class Baseline:
         words = {one_line(setting_value(run, self.key)): run for run in runs}
         if value not in words:
             raise ConfigError(f"against: {unknown(self.key, value, words)}")
-        kept = [k for k in varying if k != self.key and owner_of(k) != self.key]
-        for k in reversed(kept.copy()):
-            if determines([self.key, DEPTH, *(other for other in kept if other != k)], k, runs):
-                kept.remove(k)
-        self.keys = [DEPTH, SEED, *kept]
+        keys = [k for k in varying if k != self.key and owner_of(k) != self.key]
+        for k in reversed(keys.copy()):
+            if determines([self.key, DEPTH, *(other for other in keys if other != k)], k, runs):
+                keys.remove(k)
+        self.keys = [DEPTH, SEED, *keys]
         self.runs = {
             self.place(run): run
             for run in runs

@@ -48,8 +48,8 @@ def final_value(run: Run, column: str) -> float | None:
 
 def final_loss(runs: Sequence[Run], column: str) -> Spread:
     """Return the mean final loss over seeds that did not diverge."""
-    found = [final_value(run, column) for run in runs if not has_diverged(run)]
-    return spread_of([loss for loss in found if loss is not None])
+    finals = [final_value(run, column) for run in runs if not has_diverged(run)]
+    return spread_of([loss for loss in finals if loss is not None])
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:

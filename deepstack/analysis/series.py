@@ -126,8 +126,8 @@ def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], l
     first = [s for s in series if s.numeric is None and s.runs[0].get(SCHEME) in COMPARED_WITH]
     first = first if len(first) <= limit else []
     others = evenly_spaced([s for s in series if s not in first], limit - len(first))
-    kept = [s for s in series if s in first or s in others]
-    return kept, left_out_note([s.label for s in series if s not in kept])
+    chosen = [s for s in series if s in first or s in others]
+    return chosen, left_out_note([s.label for s in series if s not in chosen])
 
 
 def choose_panels(

@@ -57,16 +57,16 @@ def use_readable(
     `use` is called again whenever it raises ResourceError and some of its runs are damaged; they
     are left out, and `skipped` gets a sentence for each.
     """
-    kept = list(runs)
+    readable = list(runs)
     while True:
         try:
-            return use(kept)
+            return use(readable)
         except ResourceError:
-            damage = {run: wrong for run in kept if (wrong := run.damage(layers=True))}
+            damage = {run: wrong for run in readable if (wrong := run.damage(layers=True))}
             if not damage:
                 raise
             skipped += [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
-            kept = [run for run in kept if run not in damage]
+            readable = [run for run in readable if run not in damage]
 
 
 def experiment_of(run: Run) -> str:

@@ -42,8 +42,8 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     scalar = int(model.norm.kind == "dynamic_tanh")
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + crossing) * model.qk_norm, d // model.n_heads
-    own = model.norm.final_gain
-    final_gain = gain if own is None else gain + d * (own - model.norm.gain)
+    has_gain = model.norm.final_gain
+    final_gain = gain if has_gain is None else gain + d * (has_gain - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
         **dict.fromkeys(("q", "k", "v", "o"), every * d * d),
@@ -202,7 +202,7 @@ def memory_terms(
     looked, attributed = config.log.layers_every != 0, config.log.attribution_every != 0
     if looked or attributed:
         # θ_0, kept by the host; held over the step: the weights before it
-        kept = weights * (looked + (not on_gpu(config)))
+        copies = weights * (looked + (not on_gpu(config)))
         after = 0
         if looked:  # gradients and differences of its own, what the branches of sublayers gave, and
             # what is computed of some sublayers at a time, with the stream of all layers once more
@@ -213,7 +213,7 @@ def memory_terms(
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * largest)
         during = terms["activations"] + terms["temporaries of the optimizer"]
-        terms["looks at every layer"] = kept + max(0, after - during)
+        terms["looks at every layer"] = copies + max(0, after - during)
     return terms
 
 

@@ -28,8 +28,8 @@ def values(config: Config) -> dict[str, Any]:
 def non_defaults(config: Config) -> dict[str, Any]:
     """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
     usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
-    given = values(config)
-    return {k: v for k, v in given.items() if k not in usual or not _same(v, usual[k])}
+    settings = values(config)
+    return {k: v for k, v in settings.items() if k not in usual or not _same(v, usual[k])}
 
 
 @cache

@@ -50,8 +50,8 @@ def parse_config(
     tree, problems = read_tree(text, source, overrides)
     if isinstance(tree.value, dict) and "sweep" in tree.value:
         sweep = tree.value.pop("sweep")
-        said = f"this file describes a sweep; use: deepstack sweep {source}"
-        problems.append(Problem(sweep.key_where or sweep.where, "sweep", said))
+        message = f"this file describes a sweep; use: deepstack sweep {source}"
+        problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, more = validate(tree)
     raise_problems(merge_problems(problems, more))
     assert config is not None

@@ -103,15 +103,15 @@ def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
             shown = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
             no_more = "none of it"
         for key, allowed in rules[info.field_name].items():
-            given = info.data.get(key.rpartition(".")[2])
-            if value != usual and given not in (None, *allowed):
+            value_of_other = info.data.get(key.rpartition(".")[2])
+            if value != usual and value_of_other not in (None, *allowed):
                 raise PydanticCustomError(
                     "relation",
                     "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
                     {
                         "value": shown,
                         "key": key,
-                        "given": given,
+                        "given": value_of_other,
                         "usual": "null" if usual is None else no_more,
                         "ok": " or ".join(allowed),
                     },

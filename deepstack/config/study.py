@@ -105,10 +105,10 @@ class Study:
 
 def value_at(config: Config, key: str) -> Any:
     """Return the value at a dotted key, or None."""
-    found: Any = config.model_dump()
+    node: Any = config.model_dump()
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
 
 
 def _product(
@@ -141,11 +141,11 @@ def parse_study(
     tree, problems = read_tree(text, source, [o for o in overrides if o not in lists])
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
     sweep = sweep or Node(None, source, "nothing")
-    given = [override.partition("=")[0].strip() for override in overrides]
-    problems += form_problems(sweep, given)
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    problems += form_problems(sweep, keys)
     axes = read_axes(sweep)
     declared = Axes(dict(axes.grid), [dict(group) for group in axes.zips])
-    for key, override in zip(given, overrides, strict=True):
+    for key, override in zip(keys, overrides, strict=True):
         if override not in lists:
             axes.fix(key)
     for override in lists:
@@ -160,15 +160,15 @@ def parse_study(
     problems = merge_problems(problems, more)
     problems += axis_problems(axes, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
-    rules, more = ([], []) if problems else read_rules(sweep, declared, given)
+    rules, more = ([], []) if problems else read_rules(sweep, declared, keys)
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
     raise_problems(problems)
     assert base is not None
-    if rules and not set(given) & declared.nodes().keys():
+    if rules and not set(keys) & declared.nodes().keys():
         raise_problems(idle_rules(rules, list(_product(*_plain(axes)))))
-    study = _study(base, axes, rules, given)
+    study = _study(base, axes, rules, keys)
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
     _refuse_absurd(study, axes, tree)
@@ -249,10 +249,10 @@ def _largest(study: Study) -> Iterator[dict[str, Any]]:
     # whether the heads divide the width is a question for each combination, and not for its size
     sized = [{**dict(sizes), "model.n_heads": 1} for sizes in found]
     sized.sort(key=lambda sizes: -math.prod(map(float, sizes.values())))
-    kept: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
     for sizes in sized:
-        if not any(_is_covered(sizes, larger) for larger in kept[:50]):  # enough for a grid
-            kept.append(sizes)
+        if not any(_is_covered(sizes, larger) for larger in cells[:50]):  # enough for a grid
+            cells.append(sizes)
             yield sizes
 
 

@@ -94,21 +94,21 @@ def _form_problem(path: Path, item: dict[str, Any], sweep: Node) -> Problem:
     node, place = sweep.at(path), sweep.at(path).where
     missing = item["type"] == "missing"
     words = [part for part in (*path, item["loc"][-1] if missing else 0) if isinstance(part, str)]
-    found = "nothing" if missing else node.shown
+    shown = "nothing" if missing else node.shown
     if node.value in ({}, []):
-        found = found.replace("a ", "an empty ")
+        shown = shown.replace("a ", "an empty ")
     allowed = _FORMS.get(words[0] if words else "", "")
     if item["type"] == "extra_forbidden":
         fields = list((SweepOverride if len(path) > 1 else Sweep).model_fields)
-        found, place = f"the unknown key {quote(str(path[-1]))}", node.key_where
+        shown, place = f"the unknown key {quote(str(path[-1]))}", node.key_where
         allowed = ", ".join(fields) + hint_for(nearest(str(path[-1]), fields))
     elif item["type"] == "too_long" and isinstance(node.value, list):
-        found, allowed = f"{len(node.value)} entries", f"at most {MAX_RULES}"
+        shown, allowed = f"{len(node.value)} entries", f"at most {MAX_RULES}"
     elif _is_axis(path):
         allowed = "a list of values, such as [6, 48]"
         if not isinstance(node.value, dict | list | None):
             allowed += f"; did you mean [{node.shown}]?"
     elif path[:1] == ("zip",) and isinstance(node.value, dict) and len(node.value) == 1:
-        found = "one key, which belongs under grid"
+        shown = "one key, which belongs under grid"
     key = quote_key(".".join(["sweep", *words]))
-    return Problem(place, key, f"found {found}; allowed {allowed}")
+    return Problem(place, key, f"found {shown}; allowed {allowed}")

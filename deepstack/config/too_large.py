@@ -74,8 +74,8 @@ def _get(config: Config, key: str) -> int:
 
 def _largest(config: Config) -> str:
     usual = Config()
-    given = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
-    return max(given, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
+    sizes = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
+    return max(sizes, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
 
 
 def _changed(config: Config, key: str, value: int) -> Config:

@@ -87,8 +87,8 @@ def measure_terms(snapshot: Snapshot) -> Terms:
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
     v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
-    found = [alphas_of(s, W.shape[-1], W.device) for s in snapshot.schemes]
-    return Terms(torch.tensor(found, device=v.device, dtype=v.dtype), v, w, moved)
+    alphas = [alphas_of(s, W.shape[-1], W.device) for s in snapshot.schemes]
+    return Terms(torch.tensor(alphas, device=v.device, dtype=v.dtype), v, w, moved)
 
 
 # Cached `alphas` of schemes that do not change during training.

@@ -37,9 +37,9 @@ def diagnostic(
     """
 
     def register(function: Diagnostic) -> Diagnostic:
-        own = {name, *(f"{name}_{part}" for part in parts)}
+        names = {name, *(f"{name}_{part}" for part in parts)}
         for other in DIAGNOSTICS:
-            if other != name and (both := own & {other, *file_names(other)}):
+            if other != name and (both := names & {other, *file_names(other)}):
                 raise PluginError(
                     f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
                     "another name"

@@ -22,12 +22,12 @@ def losses_without(
     Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, use this removal.
     """
     layers = model.layers
-    found = torch.full((len(layers),), float("nan"), device=tokens.device)
+    losses = torch.full((len(layers),), float("nan"), device=tokens.device)
     with torch.no_grad(), evaluating(model):
         for index in spread(len(layers), count):
-            found[index] = loss(logits_without(model, tokens, layers[index]))
+            losses[index] = loss(logits_without(model, tokens, layers[index]))
     sizes = [len(stack.layers) for stack in model.stacks.values()]
-    return dict(zip(model.stacks, found.split(sizes), strict=True))
+    return dict(zip(model.stacks, losses.split(sizes), strict=True))
 
 
 def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor:

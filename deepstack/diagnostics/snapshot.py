@@ -132,9 +132,9 @@ def take(
     lengths = iter(norms_of)
     by_layer, of_matrices = [], []
     for layer in parameters:
-        own = [next(lengths) for _ in layer]
-        by_layer.append(length(own, tokens.device))
-        kept = [n for n, p in zip(own, layer, strict=True) if getattr(p, "start", "") == "matrix"]
+        sizes = [next(lengths) for _ in layer]
+        by_layer.append(length(sizes, tokens.device))
+        kept = [n for n, p in zip(sizes, layer, strict=True) if getattr(p, "start", "") == "matrix"]
         of_matrices.append(length(kept, tokens.device))
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     snapshots = []
@@ -190,10 +190,10 @@ def matrices(
     banks: Sequence[Bank], values: Sequence[Tensor], chosen: Sequence[int]
 ) -> dict[str, Tensor]:
     """Return role -> (depth, n_out, n_in) of the matrices of the chosen banks at these values."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for i in chosen:
         if banks[i].start == "matrix":
             device = banks[i].parameters[0].device
             parts = values[i].to(device).chunk(len(banks[i].roles), dim=1)
-            found |= dict(zip(banks[i].roles, parts, strict=True))
-    return found
+            result |= dict(zip(banks[i].roles, parts, strict=True))
+    return result

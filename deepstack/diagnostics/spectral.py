@@ -66,11 +66,11 @@ def spectral_norms(W: Tensor, power: int = POWER, vectors: int = VECTORS) -> Ten
     W = tall(W)
     n = W.shape[2]
     start = start_vectors(n, vectors, W.device)
-    found = []
+    norms = []
     for some in W.split(max(1, TOGETHER // n**2)):
         v = top_singular_vectors(some, start, *iterations_and_squarings(n, power))
-        found.append(torch.bmm(some, v).squeeze(2).norm(dim=1))
-    return torch.cat(found)
+        norms.append(torch.bmm(some, v).squeeze(2).norm(dim=1))
+    return torch.cat(norms)
 
 
 def operator_norms(snapshot: Snapshot) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int
     """
     count = len(states) - overlap
     length = max(1, AT_ONCE // states[0].numel())
-    found = []
+    parts = []
     for first in range(0, count, length):
         part = states[first : first + length + overlap].double()
         good = torch.isfinite(part).flatten(1).all(dim=1)
@@ -95,5 +95,5 @@ def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int
         for shift in range(overlap + 1):
             own = good[shift : shift + len(values)]
             values = torch.where(own, values, float("nan"))
-        found.append(values)
-    return torch.cat(found).to(states.dtype)
+        parts.append(values)
+    return torch.cat(parts).to(states.dtype)

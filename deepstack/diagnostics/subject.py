@@ -112,12 +112,12 @@ class Subject:
 
         tensors: a parameter -> its value, its gradient or its change.
         """
-        found = []
+        modules = []
         for layer in self.layers:
             parts = [tensors(p) for p in layer.parameters() if p.requires_grad]
             norm = norm_of([part for part in parts if part is not None])
-            found.append(norm.to(self.initial.device))
-        return torch.stack(found) if found else torch.zeros(0)
+            modules.append(norm.to(self.initial.device))
+        return torch.stack(modules) if modules else torch.zeros(0)
 
     @torch.no_grad()
     def attribution(
@@ -144,8 +144,8 @@ class Subject:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters and the persistent buffers, by name."""
-        kept = self.model.state_dict().keys()
-        buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
+        keys = self.model.state_dict().keys()
+        buffers = {n: b for n, b in self.model.named_buffers() if n in keys}
         return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
 
     def groups(self, wanted: Groups | None) -> dict[str, list[str]]:
@@ -160,7 +160,7 @@ class Subject:
             for name in self.parameters:
                 found.setdefault(self._child(name), []).append(name)
             return found
-        taken: dict[str, str] = {}
+        owner: dict[str, str] = {}
         for group, patterns in wanted.items():
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
                 raise ConfigError(
@@ -176,11 +176,11 @@ class Subject:
                         f"one is named {near!r}"
                     )
                 for name in names:
-                    if taken.setdefault(name, group) != group:
-                        raise ConfigError(f"groups: {name} is in {taken[name]} and in {group}")
-        rest = [name for name in self.parameters if name not in taken]
-        made = {g: [n for n, of in taken.items() if of == g] for g in wanted}
-        return made | ({REST: rest} if rest else {})
+                    if owner.setdefault(name, group) != group:
+                        raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
+        rest = [name for name in self.parameters if name not in owner]
+        groups = {g: [n for n, of in owner.items() if of == g] for g in wanted}
+        return groups | ({REST: rest} if rest else {})
 
     def _child(self, name: str) -> str:
         """Return the default group of a parameter."""
@@ -231,10 +231,10 @@ class Subject:
             (*found, name) for found, name in zip(seen, names.values(), strict=True) if found
         )
         fits = [n for _, shape, n in ran if len(shape) > 1 and self.width in (None, shape[-1])]
-        what = type(returned).__name__ if found is None else f"of shape {tuple(found.shape)}"
+        text = type(returned).__name__ if found is None else f"of shape {tuple(found.shape)}"
         width = f" of width {self.width}" if self.width else ""
         return (
-            f"hidden: what model(batch) returns is {what}, no hidden state{width}; name the module "
+            f"hidden: what model(batch) returns is {text}, no hidden state{width}; name the module "
             f"whose output is F, as in hidden={(fits or ['encoder'])[-1]!r}\n"
             f"modules with such an output: {', '.join(fits[-6:]) or 'none'}; or give a function of "
             "model and batch"
@@ -380,11 +380,11 @@ def outputs_of(
 @contextmanager
 def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """Give the parameters these values inside the block, and restore their storage afterwards."""
-    own = {parameter: parameter.data for parameter in values}
+    before = {parameter: parameter.data for parameter in values}
     try:
         for parameter, value in values.items():
             parameter.data = value
         yield
     finally:
-        for parameter, data in own.items():
+        for parameter, data in before.items():
             parameter.data = data

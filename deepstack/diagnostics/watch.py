@@ -253,10 +253,10 @@ def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
         rows = [i for i, norm in enumerate(norms) if type(norm) is kind]
         if rows:
             some = [norm for norm in norms if type(norm) is kind]
-            own = z[rows]
-            power = variance(own) if kind is LayerNorm else own.square().mean(-1)
-            one = own.new_ones(z.shape[-1])
+            rows_z = z[rows]
+            power = variance(rows_z) if kind is LayerNorm else rows_z.square().mean(-1)
+            one = rows_z.new_ones(z.shape[-1])
             gains = torch.stack([one if n.gain is None else n.gain.detach() for n in some])
-            eps = own.new_tensor([norm.eps for norm in some])[:, None]
+            eps = rows_z.new_tensor([norm.eps for norm in some])[:, None]
             values[rows] = gains.abs().amax(dim=1, keepdim=True) * (power + eps).rsqrt()
     return values

@@ -213,17 +213,17 @@ class _Captured:
         # the probe runs concurrently with the step and must not share its memory
         pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
         random = torch.cuda.get_rng_state()
-        made = Graphs()
+        graphs = Graphs()
         try:
             first, measurements = capture_graphs(
                 lambda: self.update.gradients(self.inputs, self.targets),
                 pools[0], self.stream, parts,
             )  # fmt: skip
-            made += first
+            graphs += first
             second, measured = capture_graphs(
                 lambda: self.update.apply(*measurements), pools[0], self.stream
             )
-            made += second
+            graphs += second
             third = None
             if self.probe is not None:
                 third, values = capture_graphs(self.probe, pools[1], self.beside, parts)
@@ -232,7 +232,7 @@ class _Captured:
                 )
         except RuntimeError as error:
             abandon(pools, random)
-            made.reset()
+            graphs.reset()
             free_frames(error)
             return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Recorded(first, second, third, measured)

@@ -38,8 +38,10 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     copy: Tensor | None = None  # of x, in half precision
     with prepared_weights(layers, tokens, half):
         for layer in layers:
-            if memory is None and isinstance(whole := getattr(layer, "whole", None), FusedLayer):
-                x, copy = whole.run(x, copy)
+            if memory is None and isinstance(
+                fused_layer := getattr(layer, "whole", None), FusedLayer
+            ):
+                x, copy = fused_layer.run(x, copy)
             else:
                 x, copy = layer(x, memory), None
     return x

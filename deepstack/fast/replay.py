@@ -110,8 +110,8 @@ def bind_recording(recording: Recording) -> Bound:
     """Bind a recording to one block of memory and return its operations and results."""
     before = frozenset(recording.before)
     calls = [call for call in recording.calls if call.operation not in UNFILLED]
-    kept = numbers_in(recording.results) - before
-    offsets, total = layout([call.used - before for call in calls], recording.sizes, kept)
+    permanent = numbers_in(recording.results) - before
+    offsets, total = layout([call.used - before for call in calls], recording.sizes, permanent)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
     tensors: dict[TensorRef, Tensor] = {}
 

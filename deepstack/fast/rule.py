@@ -97,7 +97,9 @@ def choose_fast_paths(
         ),
     }
     for key, (chosen, reasons) in need.items():
-        if chosen is True and (missing := [what for what, wrong in reasons.items() if wrong]):
+        if chosen is True and (
+            missing := [requirement for requirement, wrong in reasons.items() if wrong]
+        ):
             raise refused(key, " and ".join(missing))
     if compiled is True and sharded:
         raise refused("runtime.compile", "runtime.parallel=data")

@@ -160,23 +160,23 @@ def follow(model: Transformer) -> Follow:
         and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
     ]
 
-    found = Follow(norms)
+    follow = Follow(norms)
 
     def mark(norm: Any, args: Any, out: Any) -> None:
-        found.origins[out] = Origin(norm)
+        follow.origins[out] = Origin(norm)
 
     hooks = [norm.register_forward_hook(mark) for norm in norms]
     device = model.embedding.device
     tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=device)
     was_training = model.training
     try:
-        with torch.no_grad(), found:
+        with torch.no_grad(), follow:
             model.eval()(tokens)
     finally:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return found
+    return follow
 
 
 def fold(
@@ -206,8 +206,8 @@ def fold(
     keeps_bias = config.model.norm.bias and any(reader.bias is None for reader in maps)
     last = {s.final_norm for s in model.stacks.values() if s.final_norm is not None}
     tied = any(weight is model.embedding for reader in maps for weight in reader.weights)
-    kept = {norm for norm in last if tied and norm.gain is not None}
-    movable = [norm for norm in followed.readings if norm not in kept or norm.bias is not None]
+    unfolded = {norm for norm in last if tied and norm.gain is not None}
+    movable = [norm for norm in followed.readings if norm not in unfolded or norm.bias is not None]
     if not movable or (keeps_bias and not config.model.norm.gain):
         why = (
             "its linear maps have no bias that could take the norms' (model.bias: false)"
@@ -218,10 +218,10 @@ def fold(
     values = {name: value.double() for name, value in values_of(model).items()}
     keys = {parameter: name for name, parameter in model.named_parameters()}
     for norm, reading in followed.readings.items():
-        fold_norm(values, keys, norm, reading, norm in kept, keeps_bias)
+        fold_norm(values, keys, norm, reading, norm in unfolded, keeps_bias)
     changes: dict[str, Any] = {"model.norm.gain": False, "model.norm.bias": keeps_bias}
-    if kept or config.model.norm.final_gain:
-        changes["model.norm.final_gain"] = True if kept else None
+    if unfolded or config.model.norm.final_gain:
+        changes["model.norm.final_gain"] = True if unfolded else None
     if config.train.trainable != "all":  # removed roles cannot be trained
         left = [role for role in config.train.trainable if role not in OF_THE_STACK]
         changes["train.trainable"] = left or "all"
@@ -291,9 +291,9 @@ def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
     config = conf.with_overrides(config, {"model.head": "separate"})
     values = values_of(built.model)
     values["head.weight"] = values["embedding"]
-    made = build_model(config, vocab_size=len(values["embedding"]), draw=False)
-    fill(made.model, values)
-    return config, made
+    folded = build_model(config, vocab_size=len(values["embedding"]), draw=False)
+    fill(folded.model, values)
+    return config, folded
 
 
 class Comparison(NamedTuple):
@@ -310,8 +310,8 @@ class Comparison(NamedTuple):
     @property
     def equal(self) -> bool:
         """Whether the difference is rounding: tiny in float64, like the model's own in float32."""
-        own = max(self.rounding, torch.finfo(torch.float32).eps * self.largest)
-        return self.float64 <= 1e-9 * self.largest and self.float32 <= 16 * own
+        error = max(self.rounding, torch.finfo(torch.float32).eps * self.largest)
+        return self.float64 <= 1e-9 * self.largest and self.float32 <= 16 * error
 
 
 def compare(

@@ -183,8 +183,8 @@ def initialise(
                     n_out, n_in = row.shape
                     if model.init.qkv == "packed" and role in QKV:
                         n_out *= 3
-                    own = start if role in IN_SUBLAYERS else elsewhere
-                    own.fill(row, gain * own.scale(model.init, n_in, n_out), rng)
+                    rule = start if role in IN_SUBLAYERS else elsewhere
+                    rule.fill(row, gain * rule.scale(model.init, n_in, n_out), rng)
 
 
 def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:

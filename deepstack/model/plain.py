@@ -47,16 +47,18 @@ def values_of(model: Transformer) -> dict[str, Tensor]:
     values = {name: p.detach() for name, p in model.named_parameters()}
     for name, norm in model.named_modules():
         if isinstance(norm, BatchNorm):
-            values |= {f"{name}.{what}": norm.get_buffer(what) for what in BatchNorm.REMEMBERED}
+            values |= {
+                f"{name}.{buffer}": norm.get_buffer(buffer) for buffer in BatchNorm.REMEMBERED
+            }
     return values
 
 
 def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
     """Overwrite the values that `values_of` returns; raise ConfigError if the names differ."""
-    own = values_of(model)
-    refuse_other_names(values, own)
+    present = values_of(model)
+    refuse_other_names(values, present)
     for name, value in values.items():
-        own[name].copy_(value)
+        present[name].copy_(value)
 
 
 def to_plain(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,9 +85,9 @@ def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
     """Return the plain names of a tensor, one for each equal slice of its first axis."""
     path, _, attribute = name.rpartition(".")
     owner = model.get_submodule(path)
-    found = getattr(owner, attribute)
+    value = getattr(owner, attribute)
     before = f"{path}." if path else ""
-    is_matrix = has_role(found) and found.start in ("matrix", "table")
+    is_matrix = has_role(value) and value.start in ("matrix", "table")
     if is_matrix and attribute != "weight":
         return tuple(f"{before}{part}.weight" for part in JOINED.get(attribute, (attribute,)))
     base = attribute.removesuffix("_bias")

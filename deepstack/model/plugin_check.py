@@ -108,17 +108,17 @@ def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
     if isinstance(first, Tensor) and first.shape == x.shape and first.dtype == x.dtype:
         return found
     if found is None:
-        said = "None, as without `return`"
+        text = "None, as without `return`"
     elif isinstance(first, Tensor):
-        said = f"{tuple(first.shape)} of {first.dtype}"
+        text = f"{tuple(first.shape)} of {first.dtype}"
     else:
-        said = type(first).__name__ if first is found else f"a tuple of {type(first).__name__}, …"
+        text = type(first).__name__ if first is found else f"a tuple of {type(first).__name__}, …"
     if several or getattr(type(scheme), method) is not getattr(Scheme, method):
         where = defined_at(type(scheme), method)
     else:
         where = f"the scheme {scheme.name}: "
     or_tuple = ", or a tuple that begins with one" if several else ""
     raise PluginError(
-        f"{where}{method} gave {said} for x (batch, seq, d_model) = {tuple(x.shape)} "
+        f"{where}{method} gave {text} for x (batch, seq, d_model) = {tuple(x.shape)} "
         f"of {x.dtype}; allowed a tensor like x{or_tuple}"
     )

@@ -89,6 +89,6 @@ def _whole(value: Any) -> Any:
 
 
 def _with(config: Config, task: dict[str, Any], scheme: dict[str, Any]) -> Config:
-    made = Task(name=config.task.name, seq_len=config.task.seq_len, **task)
+    resolved = Task(name=config.task.name, seq_len=config.task.seq_len, **task)
     model = config.model.model_copy(update={"scheme_options": scheme})
-    return config.model_copy(update={"task": made, "model": model})
+    return config.model_copy(update={"task": resolved, "model": model})

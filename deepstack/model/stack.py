@@ -103,16 +103,18 @@ class Stack(nn.Module):
                 together = not apart & {"q", "k", "v"}
                 qk = of_heads(rotation)
                 attention = Attention(*sizes, fused=together, causal=causal, qk=qk, **common)
-            made: dict[str, nn.Module] = {"attention": attention}
+            modules: dict[str, nn.Module] = {"attention": attention}
             if "cross_attention" in chosen:
                 together = not apart & {"cross_k", "cross_v"}
-                made["cross_attention"] = CrossAttention(
+                modules["cross_attention"] = CrossAttention(
                     *sizes, fused=together, qk=of_heads(None), **common
                 )
             common |= {"gated": model.gated, "fused": not apart & {"w1", "w3"}}
-            made["feed_forward"] = FeedForward(d, d_ff, model.activation, model.dropout, **common)
-            refuse_unread(own, made)
-            return made
+            modules["feed_forward"] = FeedForward(
+                d, d_ff, model.activation, model.dropout, **common
+            )
+            refuse_unread(own, modules)
+            return modules
 
         self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
         self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None

@@ -84,8 +84,8 @@ class Transformer(nn.Module):
     @property
     def layers(self) -> list[Layer]:
         """Return the layers of all stacks."""
-        found = [layer for stack in self.stacks.values() for layer in stack.layers]
-        return cast(list[Layer], found)  # a ModuleList has no item type
+        layers = [layer for stack in self.stacks.values() for layer in stack.layers]
+        return cast(list[Layer], layers)  # a ModuleList has no item type
 
     @property
     def schemes(self) -> list[Scheme]:

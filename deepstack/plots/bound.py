@@ -163,10 +163,10 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
 
     def value(run: Run, column: str) -> float | None:
-        found = tables[run][tables[run]["step"] == step][column]
-        return float(found.iloc[0]) if len(found) else None
+        values = tables[run][tables[run]["step"] == step][column]
+        return float(values.iloc[0]) if len(values) else None
 
-    gone = partial(has_diverged_by, step=step)
+    diverged_by = partial(has_diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
     series, depth_settings = split_series(list(tables))
     table = Table()
@@ -184,14 +184,14 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             s.at,
             partial(value, column="measured"),
             lambda run: SATURATED * unrelated_distance(run, "model_update"),
-            gone,
+            diverged_by,
         )
         if not measured:
             continue
         marks = {point.depth: point.mark for point in measured}
         found = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
-            points = points_of(s.depths, s.at, partial(value, column=column), gone=gone)
+            points = points_of(s.depths, s.at, partial(value, column=column), gone=diverged_by)
             found[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
         x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)

@@ -95,10 +95,10 @@ class CurveStyles:
     def panels(self, curves: Sequence[Curve], most: int) -> list[tuple[str | None, list[Curve]]]:
         """Name (None for an only one) and curves of each panel, at most `most` panels."""
         if self.by_depth and len(self.series) > 1:
-            kept, self.left_out = choose_series(self.series, most)
+            chosen, self.left_out = choose_series(self.series, most)
             return [
                 (s.label, [curve for curve in curves if self.series[curve.series] is s])
-                for s in kept
+                for s in chosen
             ]
         if not self.by_depth and len(self.depths) > 1:
             return [

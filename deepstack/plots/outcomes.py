@@ -143,16 +143,16 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
 
 def _best_first(cells: dict[tuple[str, str, int], Cell]) -> list[str]:
     """The rows by the share of their seeds that trained, then by name."""
-    found: dict[str, list[str]] = {}
+    shares: dict[str, list[str]] = {}
     for (_, row, _), cell in cells.items():
-        found.setdefault(row, []).extend(cell.outcomes)
+        shares.setdefault(row, []).extend(cell.outcomes)
 
     def place(row: str) -> tuple[float, float, str]:
-        names = found[row]
+        names = shares[row]
         return (
             -names.count("trained") / len(names),
             names.count("diverged") / len(names),
             row.lower(),
         )
 
-    return sorted(found, key=place)
+    return sorted(shares, key=place)

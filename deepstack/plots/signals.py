@@ -72,9 +72,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     if not any(values.values()):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
     # A setting with something to show in every panel comes first, one without any has none.
-    whole = [s for s in series if len({symbol for _, symbol in values[s.label]}) == len(WORDS)]
-    partly = [s for s in series if values[s.label] and s not in whole]
-    kept, _ = choose_series(whole, MOST_ROWS)
+    complete = [s for s in series if len({symbol for _, symbol in values[s.label]}) == len(WORDS)]
+    partly = [s for s in series if values[s.label] and s not in complete]
+    kept, _ = choose_series(complete, MOST_ROWS)
     kept += choose_series(partly, MOST_ROWS - len(kept))[0]
     shown = [s for s in series if s in kept]
     page = Page(len(shown), 3, height=1.25)
@@ -133,14 +133,14 @@ def in_braces(symbol: str) -> str:
 def quantities(one: Series) -> dict[tuple[str, str], Rows]:
     """Return the values of a series at its greatest depth, by kind of sublayer and symbol."""
     members = one.at(one.depths[-1])
-    found = {}
+    symbols = {}
     for kind in KINDS:
         ln, rc = (read(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
         product = Rows(ln.steps, ln.values * rc.values) if ln and rc else None
         for symbol, rows in zip(WORDS, (ln, rc, product), strict=True):
             if rows is not None:
-                found[kind, symbol] = rows
-    return found
+                symbols[kind, symbol] = rows
+    return symbols
 
 
 def gaps(label: str, found: dict[tuple[str, str], Rows]) -> list[str]:

@@ -48,7 +48,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     unfinished = [name for name, by_depth in panels.items() if not any(
         final_loss(runs, column).n for by_rate in by_depth.values() for runs in by_rate.values())
     ]  # fmt: skip
-    panels = {name: found for name, found in panels.items() if name not in unfinished}
+    panels = {name: losses for name, losses in panels.items() if name not in unfinished}
     if not panels:
         raise NothingMatchedError("every run diverged, or has no finite validation loss")
     depths = sorted({depth for by_depth in panels.values() for depth in by_depth})
@@ -57,22 +57,24 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     levels: list[tuple[str, float]] = []
     for axes, (panel, by_depth) in zip(page.axes, panels.items(), strict=True):
         axes.set_title(panel if len(panels) > 1 else "")
-        runs = [run for by_rate in by_depth.values() for found in by_rate.values() for run in found]
+        runs = [
+            run for by_rate in by_depth.values() for losses in by_rate.values() for run in losses
+        ]
         levels += (here := validation_levels(runs))
         draw_levels(axes, here, table, panel)
         for depth, by_rate in by_depth.items():
-            found = {rate: final_loss(members, column) for rate, members in by_rate.items()}
-            partly = {r for r in found if any(map(has_diverged, by_rate[r]))}
-            whole = [r for r in found if found[r].n and r not in partly]
-            best = min(whole, key=lambda r: found[r].mean, default=None)
+            losses = {rate: final_loss(members, column) for rate, members in by_rate.items()}
+            partly = {r for r in losses if any(map(has_diverged, by_rate[r]))}
+            undiverged = [r for r in losses if losses[r].n and r not in partly]
+            best = min(undiverged, key=lambda r: losses[r].mean, default=None)
             colour = shade(len(depths) - 1 - depths.index(depth), len(depths))
-            draw(axes, found, best, partly, colour)
-            counts += [spread.n for spread in found.values() if spread.n]
-            for rate, spread in found.items():
-                gone = sum(map(has_diverged, by_rate[rate]))
+            draw(axes, losses, best, partly, colour)
+            counts += [spread.n for spread in losses.values() if spread.n]
+            for rate, spread in losses.items():
+                count = sum(map(has_diverged, by_rate[rate]))
                 table.add(panel=panel, series=f"N = {depth}", kind="best" if rate == best else
                           "point", x=rate, y=spread.mean, low=spread.low, high=spread.high,
-                          n=spread.n, mark=f"{gone} diverged" if gone else None)  # fmt: skip
+                          n=spread.n, mark=f"{count} diverged" if count else None)  # fmt: skip
     rows = [row for row in table.rows if row["kind"] in ("point", "best")]
     finite = [row[key] for row in rows for key in ("y", "low", "high") if math.isfinite(row[key])]
     finite += [level for _, level in levels]
@@ -96,8 +98,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     handles += level_handles(levels)
     handles += deviation_handle(counts)
     notes = caption_of(final)
-    if gone := sum(map(has_diverged, final)):
-        left = counted("{} diverged runs", gone)
+    if diverged := sum(map(has_diverged, final)):
+        left = counted("{} diverged runs", diverged)
         notes.append(f"left out: {left}; best is among rates without one")
     if unfinished:
         notes.append(f"nothing finished of {', '.join(unfinished)}")

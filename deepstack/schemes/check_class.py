@@ -88,16 +88,16 @@ def check_class_method(
     model: the method of the base class, whose arguments it has.  known: further arguments that it
     may have.
     """
-    given = tuple(inspect.signature(model.__func__).parameters)
+    parameters = tuple(inspect.signature(model.__func__).parameters)
     if not isinstance(value, classmethod | staticmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
-            f"@classmethod def {name}({', '.join(given)})"
+            f"@classmethod def {name}({', '.join(parameters)})"
         )
     function = value.__func__
     named = [key for key in inspect.signature(function).parameters if key in known]
-    check_arguments(owner, function, given[isinstance(value, staticmethod) :], named)
+    check_arguments(owner, function, parameters[isinstance(value, staticmethod) :], named)
 
 
 def check_arguments(

@@ -30,8 +30,8 @@ class Connections(nn.Module):
     def __init__(self, begin: Tensor, width: int, parts: Parts, dynamic: bool) -> None:
         super().__init__()
         n, k = begin.shape[0], begin.shape[1] + 1
-        whole = torch.cat([begin, torch.ones(n, 1)], dim=1)
-        self.register_buffer("begin", whole.view(n, 1, 1, k), persistent=False)
+        start = torch.cat([begin, torch.ones(n, 1)], dim=1)
+        self.register_buffer("begin", start.view(n, 1, 1, k), persistent=False)
         self.static = parameter(n, 1, 1, k, role="scheme", start="zero")
         self.dynamic = dynamic
         if dynamic:
@@ -171,8 +171,8 @@ class Constrained(nn.Module):
             s = torch.cat(
                 [one.expand(k) for one, k in zip(torch.split(self.scale, 1), sizes, strict=True)]
             )
-            given = s[:, None, None] * mapped + (self.begin + self.bias)[:, None, None]
-            a, b, R = given.split(sizes)
+            logits = s[:, None, None] * mapped + (self.begin + self.bias)[:, None, None]
+            a, b, R = logits.split(sizes)
             A_r = sinkhorn(R.view(n, n, batch, seq), self.iterations)
             A = torch.cat([torch.sigmoid(a)[:, None], A_r.transpose(0, 1)], dim=1)
             # contiguous for each token: `mix` then takes a fifteenth of the time

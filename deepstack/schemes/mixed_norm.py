@@ -118,9 +118,9 @@ class SiameseNorm(
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         now, y = x
         for G, norms in zip(sublayers, self.norm_functions, strict=True):
-            given: list[Tensor] = []
-            now = self.residual(now, noting(G, given), *norms, y=y)
-            y = y + given[0]
+            outputs: list[Tensor] = []
+            now = self.residual(now, noting(G, outputs), *norms, y=y)
+            y = y + outputs[0]
         return now, y
 
     def residual(

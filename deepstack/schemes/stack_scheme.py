@@ -129,8 +129,8 @@ def option_values(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError with the nearest name for an unknown scheme or option.
     """
     known, section = scheme_options(name), "model.scheme_options"
-    given = validated(known, options, kind="scheme", name=name, section=section)
-    return {key: option.default for key, option in known.items()} | given
+    values = validated(known, options, kind="scheme", name=name, section=section)
+    return {key: option.default for key, option in known.items()} | values
 
 
 def stack_positions(model: Model) -> dict[str, StackPosition]:

@@ -70,7 +70,9 @@ class Local(Launcher):
 
     def _taken(self) -> list[Reservation]:
         """Return the reservations of the runs that have not ended."""
-        self._reserved = {p: taken for p, taken in self._reserved.items() if p.poll() is None}
+        self._reserved = {
+            p: reservation for p, reservation in self._reserved.items() if p.poll() is None
+        }
         return list(self._reserved.values())
 
     def close(self) -> None:

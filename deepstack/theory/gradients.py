@@ -96,7 +96,7 @@ def error_signals(seed: int) -> Finding:
         ("β_RC", ">=", 1.1, 1.22),
     ]
     for symbol, relation, least, most in ranges:
-        by_kind = {kind: [found.mean(symbol, kind) for found in start] for kind in KINDS}
+        by_kind = {kind: [ratios.mean(symbol, kind) for ratios in start] for kind in KINDS}
         parts += [
             Part.mean(f"{symbol}, {KINDS[k]}", 1.0, v, relation=relation)
             for k, v in by_kind.items()

@@ -343,8 +343,8 @@ def in_current_layout(key: str, value: Tensor) -> tuple[str, Tensor]:
     """
     if key.startswith(("layers.", "entry_norm.", "final_norm.")):
         key = f"encoder.{key}"
-    if kept := re.match(r"(\w+)\.layers\.scheme\.last_of_([xy])\.(.+)", key):
-        stack, stream, rest = kept.groups()
+    if match := re.match(r"(\w+)\.layers\.scheme\.last_of_([xy])\.(.+)", key):
+        stack, stream, rest = match.groups()
         last = value[-1:] if value.ndim else value  # a step count has no axes
         return f"{stack}.stream_norms.{'xy'.index(stream)}.{rest}", last
     return key, value

@@ -52,23 +52,23 @@ class Evaluation:
         size, count = train.batch_size, train.eval_batches
         first = task.validation_batch(0, size)
         # Each batch is copied into its place, so that only one copy of all of them is in memory.
-        whole = Batch(*(np.empty((count * len(a), *a.shape[1:]), a.dtype) for a in first))
+        joined = Batch(*(np.empty((count * len(a), *a.shape[1:]), a.dtype) for a in first))
         optimal = []
         for i in range(count):
             batch = task.validation_batch(i, size) if i else first
-            for array, part in zip(whole, batch, strict=True):
+            for array, part in zip(joined, batch, strict=True):
                 array[i * size : (i + 1) * size] = part
             if (loss := task.optimal_loss(batch)) is not None:
                 optimal.append(loss)
         # Every batch of a task predicts equally many positions, so a mean of means is the mean.
         floor = sum(optimal) / len(optimal) if optimal else None
-        floors = {"unigram_loss": task.unigram_loss(whole), "optimal_loss": floor}
+        floors = {"unigram_loss": task.unigram_loss(joined), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         self.columns = (*EVALS_COLUMNS, *self.floors)
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [
-            Batch(whole.inputs[rows], whole.targets[rows], whole.masked[rows]) for rows in groups
+            Batch(joined.inputs[rows], joined.targets[rows], joined.masked[rows]) for rows in groups
         ]
 
     def measure(

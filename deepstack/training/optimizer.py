@@ -31,10 +31,10 @@ def make_optimizer(
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []
     for bank in banks:
-        own = optim(bank.roles[0])
-        factor = train.lr_factor(bank.roles[0]) * own.lr
+        factors = optim(bank.roles[0])
+        factor = train.lr_factor(bank.roles[0]) * factors.lr
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
-        decay *= own.weight_decay
+        decay *= factors.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
         if train.optimizer == "muon" and bank.in_layers and bank.start == "matrix":
             number, (rows, columns) = len(bank.roles), bank.shape
@@ -42,8 +42,8 @@ def make_optimizer(
             of_matrices.append(fresh | {"params": bank.parameters, "shape": shape})
             continue
         if train.optimizer != "sgd":
-            fresh["eps"] = train.eps * own.eps
-        groups.setdefault((factor, decay, own.eps), fresh)["params"] += bank.parameters
+            fresh["eps"] = train.eps * factors.eps
+        groups.setdefault((factor, decay, factors.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
     avoid_compiler_import()
     device = banks[0].parameters[0].device
@@ -87,10 +87,10 @@ def optimizer_state(
     """
     state: dict[str, torch.Tensor] = {}
     for bank in banks:
-        kept = [optimizer.state[p] for p in bank.parameters]
-        for name in kept[0]:
+        states = [optimizer.state[p] for p in bank.parameters]
+        for name in states[0]:
             # A step count is a 0-d tensor a parameter; moments have the parameter's own shape.
-            parts = [k[name].detach() for k in kept]
+            parts = [k[name].detach() for k in states]
             joined = torch.stack(parts) if parts[0].ndim == 0 else bank.whole(parts)
             state[f"{bank.key}/{name}"] = joined
     return state

@@ -65,8 +65,8 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
         yield progress
     except ChangedLogError as error:
         folder.write_status("failed", progress.step, error=str(error), changed_log=True)
-        again = "training it again keeps its logs in aside/ and starts from step 0"
-        raise ChangedLogError(f"{error}\nthe run has failed; {again}") from error
+        advice = "training it again keeps its logs in aside/ and starts from step 0"
+        raise ChangedLogError(f"{error}\nthe run has failed; {advice}") from error
     except PluginError as error:
         if progress.step == progress.resumed_from:
             raise

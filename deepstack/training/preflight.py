@@ -101,8 +101,8 @@ def preflight(
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
-            again = removal(path)
-            outer.notify(f"{state} already, left as it is; to train it anew, first: {again}")
+            command_line = removal(path)
+            outer.notify(f"{state} already, left as it is; to train it anew, first: {command_line}")
             yield Run(path)
             return
         observer = Observers(outer, LogFile(folder)) if ranks.is_rank0 else outer

@@ -144,9 +144,9 @@ def whole_copy(
     if not ranks.is_rank0:
         return None
     vocab_size = len(built.model.embedding)
-    whole = build_model(config, vocab_size=vocab_size, device=device, draw=False)
-    whole.banks.load(values)
+    model = build_model(config, vocab_size=vocab_size, device=device, draw=False)
+    model.banks.load(values)
     buffers = dict(built.model.named_buffers())  # state of schemes besides parameters
-    for name, buffer in whole.model.named_buffers():
+    for name, buffer in model.model.named_buffers():
         buffer.copy_(buffers[name])
-    return whole
+    return model

@@ -94,14 +94,14 @@ class SnapshotWriter:
     def take(self, step: int) -> None:
         """Take the snapshots due at this step and write them."""
         device = self.inputs.device
-        whole = whole_copy(self.config, self.built, device, self.ranks)
+        copy = whole_copy(self.config, self.built, device, self.ranks)
         before, self._before = self._before if step else None, None
-        if whole is None:
+        if copy is None:
             return
         if step in self.layer_steps:
-            self._take_layers(whole, step, [b.to(device) for b in before] if before else None)
+            self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
         if self._attribution_is_due(step):
-            self._attribute(whole, step)
+            self._attribute(copy, step)
 
     def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
         banks = [bank for bank in whole.banks if bank.in_layers]

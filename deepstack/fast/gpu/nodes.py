@@ -255,8 +255,8 @@ def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tens
     rows = range(places[0], places[0] + len(places) * apart, apart) if apart > 0 else ()
     memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     if len(memory) == 1 and places == list(rows) and all(t.is_contiguous() for t in tensors):
-        whole = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
-        return whole.to(kind)
+        stacked = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
+        return stacked.to(kind)
     return torch.stack([tensor.to(kind) for tensor in tensors])
 
 

@@ -45,14 +45,14 @@ def _forward(  # type: ignore[no-untyped-def]
     m = tl.sum(v, 1) / width
     centred = tl.where(column < width, v - m[:, None], 0.0)
     r = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-    found = centred * r[:, None]
+    normalised = centred * r[:, None]
     if GAIN:
-        found *= tl.load(g + column, mask=column < width, other=0.0)
+        normalised *= tl.load(g + column, mask=column < width, other=0.0)
     if BIAS:
-        found += tl.load(b + column, mask=column < width, other=0.0)
-    tl.store(out + at, found, mask=inside)
+        normalised += tl.load(b + column, mask=column < width, other=0.0)
+    tl.store(out + at, normalised, mask=inside)
     if COPY:
-        tl.store(copy + at, found.to(copy.dtype.element_ty), mask=inside)
+        tl.store(copy + at, normalised.to(copy.dtype.element_ty), mask=inside)
     if SAVE:
         tl.store(mean + row, m, mask=row < rows)
         tl.store(rstd + row, r, mask=row < rows)

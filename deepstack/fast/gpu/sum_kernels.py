@@ -23,7 +23,7 @@ def _gate(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     block = tl.program_id(0)
     column = tl.program_id(1) * C + tl.arange(0, C)
-    found = tl.zeros((R, C), dtype=tl.float32)
+    total = tl.zeros((R, C), dtype=tl.float32)
     for first in range(0, BLOCK, R):
         row = (block * BLOCK + first + tl.arange(0, R)).to(tl.int64)
         at = row[:, None] * width + column[None, :]
@@ -32,8 +32,8 @@ def _gate(  # type: ignore[no-untyped-def]
         if GATE:
             d = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, d)
             tl.store(dx + at, d, mask=inside)
-        found += d.to(tl.float32)
-    tl.store(sums + block * width + column, tl.sum(found, 0), mask=column < width)
+        total += d.to(tl.float32)
+    tl.store(sums + block * width + column, tl.sum(total, 0), mask=column < width)
 
 
 def gate(dy: Tensor, y: Tensor) -> Tensor:
@@ -69,18 +69,18 @@ def _merge(  # type: ignore[no-untyped-def]
     block, part = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * C + tl.arange(0, C)
     if part == 0:
-        given = a
+        value = a
     elif part == 1:
-        given = b
+        value = b
     else:
-        given = c
+        value = c
     across = column // head * by_head + column % head
     found = tl.zeros((R, C), dtype=tl.float32)
     for first in range(0, BLOCK, R):
         row = (block * BLOCK + first + tl.arange(0, R)).to(tl.int64)
         inside = (row[:, None] < rows) & (column[None, :] < width)
         along = row // seq * by_batch + row % seq * by_place
-        d = tl.load(given + along[:, None] + across[None, :], mask=inside, other=0.0)
+        d = tl.load(value + along[:, None] + across[None, :], mask=inside, other=0.0)
         at = row[:, None] * (3 * width) + part * width + column[None, :]
         tl.store(to + at, d, mask=inside)
         found += d.to(tl.float32)
