@@ -1,7 +1,10 @@
-# check: what CI checks · test: the tests · fix: format and mend · bench: time per step, beside peers
-.PHONY: check test fix bench
+# check: linters and types · fast: tests of a minute · test: the default tests · fix: format
+# bench: time per step, beside peers
+.PHONY: check fast test fix bench
 check:
 	ruff format --check . && ruff check . && mypy
+fast:
+	pytest -m fast
 test:
 	pytest
 fix:
