@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
 import platform
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -196,22 +194,13 @@ def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
-        memory = min(conf.machine_memory(), available_memory())
+        memory = conf.available_memory()
     needed = 0.0
     for worker in workers:
         factor = 1.0 if worker.row in OWN else PEER_FACTOR
         terms = conf.memory_terms(worker.config, scheme_memory=scheme_memory(worker.config))
         needed += factor * sum(terms.values()) + 2 * terms["weights"]
     return needed <= PART_OF_MEMORY * memory
-
-
-def available_memory() -> float:
-    """Return the bytes that other processes leave free; infinity if the system does not tell."""
-    info = Path("/proc/meminfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return math.inf
 
 
 def own_parameters(config: conf.Config) -> int:

@@ -124,10 +124,10 @@ def sweep_command(
         Pool,
         default_workers,
         is_wanted,
+        local_resources,
         memory_budget,
         plan,
         retry_states,
-        room_here,
     )
     from deepstack.training import device_is_here
 
@@ -138,7 +138,7 @@ def sweep_command(
     if dry_run:
         emit_plan(plan_rows(described, cells, count, retried), json)
         here = [cell for cell in cells if device_is_here(cell.config.runtime)]
-        for note in plan_notes(cells, retried, room_here(here, count, budget=budget)):
+        for note in plan_notes(cells, retried, local_resources(here, count, budget=budget)):
             typer.echo(note, err=True)
         return
     todo = [cell for cell in cells if is_wanted(cell, retried)]

@@ -10,7 +10,7 @@ from deepstack.cli.tables import emit
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
 from deepstack.records.cells import text
-from deepstack.sweeps import Cell, Progress, Room, is_wanted, seconds_per_run
+from deepstack.sweeps import Cell, Progress, Resources, is_wanted, seconds_per_run
 from deepstack.training import device_is_here
 
 
@@ -69,12 +69,14 @@ def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     emit(rows[:-1] if as_json else rows, as_json, first=first)
 
 
-def plan_notes(cells: Sequence[Cell], retry: Collection[str], room: Room) -> list[str]:
+def plan_notes(cells: Sequence[Cell], retry: Collection[str], resources: Resources) -> list[str]:
     """Return notes on the plan: states, runs that may not fit in memory, unknown times."""
     todo = [cell for cell in cells if is_wanted(cell, retry)]
     states = Counter(cell.state for cell in cells)
     notes = [f"{len(cells):,} runs: " + ", ".join(f"{n:,} {s}" for s, n in states.most_common())]
-    large = Counter(room.too_small(cell) for cell in todo if device_is_here(cell.config.runtime))
+    large = Counter(
+        resources.too_small(cell) for cell in todo if device_is_here(cell.config.runtime)
+    )
     notes += [
         f"{number:,} runs may need more than {limit}; they run alone and may end as out_of_memory"
         for limit, number in large.items()

@@ -43,7 +43,7 @@ from deepstack.config.study import Combination, Study, load_study, parse_study
 from deepstack.config.study_rules import Override
 from deepstack.config.study_schema import json_schema
 from deepstack.config.template import annotated_defaults
-from deepstack.config.too_large import machine_memory, refuse_absurd
+from deepstack.config.too_large import available_memory, machine_memory, refuse_absurd
 from deepstack.config.write import to_yaml, yaml_of
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "Task",
     "Train",
     "annotated_defaults",
+    "available_memory",
     "checked_config",
     "checked_study",
     "config_hash",

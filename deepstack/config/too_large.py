@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
@@ -31,6 +32,16 @@ def machine_memory() -> int:
         if text.isdecimal():
             limits.append(int(text))
     return min(filter(None, limits), default=16 * 2**30)
+
+
+def available_memory() -> int:
+    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
+    total = machine_memory()
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    except OSError:
+        match = None
+    return min(total, 1024 * int(match[1])) if match else total
 
 
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:

@@ -2,9 +2,6 @@
 
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.local import Local, default_workers, local_resources, most_threads
-
-# The command line imports these two by other names.
-from deepstack.sweeps.local import local_resources as room_here
 from deepstack.sweeps.plan import (
     RUN_AGAIN,
     Cell,
@@ -15,7 +12,6 @@ from deepstack.sweeps.plan import (
 )
 from deepstack.sweeps.pool import Pool, Progress
 from deepstack.sweeps.resources import Resources, memory_budget
-from deepstack.sweeps.resources import Resources as Room
 from deepstack.sweeps.run import sweep
 from deepstack.sweeps.time_estimate import seconds_per_run
 
@@ -27,7 +23,6 @@ __all__ = [
     "Pool",
     "Progress",
     "Resources",
-    "Room",
     "default_workers",
     "expand",
     "is_wanted",
@@ -36,7 +31,6 @@ __all__ = [
     "most_threads",
     "plan",
     "retry_states",
-    "room_here",
     "seconds_per_run",
     "sweep",
 ]

@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
@@ -99,23 +98,13 @@ class Resources:
         return next((gpu for gpu in most_free_first if gpu.name not in busy), None)
 
 
-def available_memory() -> int:
-    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
-    total = conf.machine_memory()
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    except OSError:
-        match = None
-    return min(total, 1024 * int(match[1])) if match else total
-
-
 def memory_budget(given: str | None = None) -> int:
     """Return the bytes for all runs together: '8GB', '512MiB', or a share of free memory as '0.5'.
 
     The default is SHARE of the free memory.  Raises ConfigError for anything else.
     """
     if given is None:
-        return int(SHARE * available_memory())
+        return int(SHARE * conf.available_memory())
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", given)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or float(match[1]) == 0:
@@ -129,7 +118,7 @@ def memory_budget(given: str | None = None) -> int:
             f"--memory: found {given!r}, a size without a unit; did you mean {match[1]}GB? A share "
             "of what is free is at most 1"
         )
-    return int(number * (unit if match[2] else available_memory()))
+    return int(number * (unit if match[2] else conf.available_memory()))
 
 
 def visible_gpus() -> list[Gpu]:

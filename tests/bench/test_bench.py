@@ -225,7 +225,7 @@ def test_the_rows_take_turns() -> None:
 
 
 def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conf, "machine_memory", lambda: 2**28)
+    monkeypatch.setattr(conf, "available_memory", lambda: 2**28)
     together, _, lines = measured(FakeWorker(LOGGED), FakeWorker("torch"), steps=1)
     assert not together and "one follows the other" in lines[0]
     turn = ["begin {0}", "step {0}", "release {0}", "products {0}"]

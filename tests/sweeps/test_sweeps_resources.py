@@ -101,7 +101,7 @@ def test_the_host_memory_of_runs_on_gpus_counts() -> None:
 def test_a_budget_is_a_size_or_a_share(
     text: str, bytes_: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "available_memory", lambda: 100)
+    monkeypatch.setattr(resources.conf, "available_memory", lambda: 100)
     assert memory_budget(text) == bytes_
     assert memory_budget(None) == 90
 
@@ -119,7 +119,7 @@ def test_a_size_has_a_unit(text: str) -> None:
 
 
 def test_available_memory_is_not_more_than_the_machines() -> None:
-    assert 0 < resources.available_memory() <= resources.conf.machine_memory()
+    assert 0 < resources.conf.available_memory() <= resources.conf.machine_memory()
 
 
 SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
