@@ -79,12 +79,13 @@ class Products:
 
         forward: list[Call] = []
         backward: list[Call] = []
-        attend = [(torch.bmm, q, k.transpose(1, 2), scores), (torch.bmm, a, v, one_head)]
+        bmm = product_functions(library, tokens * seq * d).bmm
+        attend = [(bmm, q, k.transpose(1, 2), scores), (bmm, a, v, one_head)]
         attend_back = [
-            (torch.bmm, q, v.transpose(1, 2), scores),  # by A: gradient of the output times Vᵀ
-            (torch.bmm, a.transpose(1, 2), q, one_head),  # by V
-            (torch.bmm, a, k, one_head),  # by Q
-            (torch.bmm, a.transpose(1, 2), q, one_head),  # by K
+            (bmm, q, v.transpose(1, 2), scores),  # by A: gradient of the output times Vᵀ
+            (bmm, a.transpose(1, 2), q, one_head),  # by V
+            (bmm, a, k, one_head),  # by Q
+            (bmm, a.transpose(1, 2), q, one_head),  # by K
         ]
         for layer in range(depth):
             matrices = {role: weight[layer] for role, weight in weights.items()}

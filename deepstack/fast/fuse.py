@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from deepstack.fast.fused_attention import SelfAttention
 from deepstack.fast.fused_norms import RootMeanSquare
 from deepstack.fast.fused_queries import HeadNorm, HeadRotation
 from deepstack.fast.fused_sublayers import (
@@ -21,7 +22,6 @@ from deepstack.fast.fused_sublayers import (
     Gate,
     Operation,
     Product,
-    SelfAttention,
 )
 from deepstack.fast.gpu.nodes import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
@@ -78,7 +78,7 @@ def fused_attention(module: Attention, library: Library) -> FusedSublayer | None
     before = query_operations(module.qk, module.n_heads) if module.qk else []
     if before is None:
         return None
-    between = [*before, SelfAttention(module.n_heads, module.causal)]
+    between = [*before, SelfAttention(module.n_heads, module.causal, library)]
     into, out = Product(*first, scaled, library), Product(*last, scaled, library)
     return FusedSublayer([into, *between, out])
 

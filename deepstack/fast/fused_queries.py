@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deepstack.fast.fused_norms import constant, inverse_root
 from deepstack.fast.fused_sublayers import gradient_of
+from deepstack.schemes.norms import in_fp32
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ class HeadRotation:
         self.factors, self.conjugate = factors, factors.conj().resolve_conj()
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        return rotate(x, self.factors[:seq])
+        return rotate(in_fp32(x), self.factors[:seq])
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         return rotate(dy, self.conjugate[:seq])
@@ -65,6 +66,7 @@ class HeadNorm:
         self.gain_grads, self.bias_grads = ([gradient_of(p) for p in ps] for ps in (gains, biases))
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = in_fp32(x)
         qk = queries_and_keys(x)
         flat = torch.cat([qk], dim=1)  # a contiguous copy
         n = flat.view(len(flat), 2 * self.n_heads, -1)

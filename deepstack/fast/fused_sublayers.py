@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.fast.products import Library, product_functions
+from deepstack.schemes.norms import in_fp32
 
 aten = torch.ops.aten
 
@@ -39,6 +40,9 @@ class Product:
 
     c = 1 / sqrt(n_in) if scaled, as under the NTK parameterisation; otherwise 1.
     library: of products that are large enough for it (see `products`).
+    half_weights: copies of (W, b) in half precision for a pass under autocast (see the module
+    `half_weights`).  x is then rounded to this precision and y has it; gradients of W and b are
+    added in fp32.
     """
 
     def __init__(
@@ -52,22 +56,28 @@ class Product:
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
         self.weight_grad, self.bias_grad = gradient_of(weight), gradient_of(bias)
         self.library = library
+        self.half_weights: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        saved.append(x)
-        multiply = product_functions(self.library, x.numel() * len(self.weight))
-        if self.bias is not None:
-            return multiply.addmm(self.bias, x, self.weight.t(), alpha=self.scale)
-        return self.apply_scale(multiply.mm(x, self.weight.t()))
+        weight, bias = self.half_weights or (self.weight, self.bias)
+        x = x.to(weight.dtype)
+        saved += (x, weight)
+        multiply = product_functions(self.library, x.numel() * len(weight))
+        if bias is not None:
+            return multiply.addmm(bias, x, weight.t(), alpha=self.scale)
+        return self.apply_scale(multiply.mm(x, weight.t()))
 
     def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        x = saved.pop()
-        multiply = product_functions(self.library, x.numel() * len(self.weight))
+        weight, x = saved.pop(), saved.pop()
+        dy = dy.to(weight.dtype)
+        multiply = product_functions(self.library, x.numel() * len(weight))
         if self.bias_grad is not None:
             self.bias_grad.add_(dy.sum(0))
-        if self.weight_grad is not None:
+        if self.weight_grad is not None and x.dtype is self.weight_grad.dtype:
             multiply.addmm_(self.weight_grad, dy.t(), x, alpha=self.scale)
-        return self.apply_scale(multiply.mm(dy, self.weight))
+        elif self.weight_grad is not None:
+            self.weight_grad.add_(torch.mm(dy.t(), x), alpha=self.scale)
+        return self.apply_scale(multiply.mm(dy, weight))
 
     def apply_scale(self, product: Tensor) -> Tensor:
         """Return the product times c, in place."""
@@ -143,36 +153,6 @@ class Gate:
         return torch.cat([self.phi.backward(dy.mul_(b), seq, saved), db], dim=1)
 
 
-class SelfAttention:
-    """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
-
-    Uses the kernel that F.scaled_dot_product_attention uses on a CPU.
-    causal: a position reads itself and earlier ones.
-    """
-
-    def __init__(self, n_heads: int, causal: bool = False) -> None:
-        self.n_heads, self.causal = n_heads, causal
-
-    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        tokens, width = x.shape
-        heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
-        attend = aten._scaled_dot_product_flash_attention_for_cpu
-        y, logsumexp = attend(q, k, v, 0.0, self.causal)
-        saved += (q, k, v, y, logsumexp)
-        return y.transpose(1, 2).view(tokens, width // 3)
-
-    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        q, k, v, y, logsumexp = saved[-5:]
-        del saved[-5:]
-        tokens, width = dy.shape
-        heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
-        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            heads, q, k, v, y, logsumexp, 0.0, self.causal
-        )
-        return torch.cat([g.transpose(1, 2).reshape(tokens, width) for g in gradients], dim=1)
-
-
 class FusedSublayer:
     """A sublayer G as a list of operations: (batch, seq, d_model) -> the same shape.
 
@@ -199,7 +179,7 @@ class FusedSublayer:
         dx = dy.reshape(-1, width)
         for operation in reversed(self.operations):
             dx = operation.backward(dx, seq, saved)
-        return dx.view(dy.shape)
+        return in_fp32(dx).view(dy.shape)
 
 
 class _Node(torch.autograd.Function):

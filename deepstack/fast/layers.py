@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from deepstack.fast.fuse import fuse
 from deepstack.fast.gpu.nodes import prepared_weights
 from deepstack.fast.gpu.norm import FusedLayer
+from deepstack.fast.half_weights import half_weights, products_of
 from deepstack.fast.rule import FastPaths
 from deepstack.model.stack import Layers, Through, run_layers
 from deepstack.model.transformer import Transformer
@@ -30,11 +31,14 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     first = x if isinstance(x, Tensor) else x[0]
     if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
         first.requires_grad_()
-    if not first.is_cuda:
-        return run_layers(layers, x, memory)
+    device = first.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if device == "cpu":
+        if half is None:
+            return run_layers(layers, x, memory)
+        with half_weights(list(products_of(layers)), half):
+            return run_layers(layers, x, memory)
     tokens = first.shape[0] * first.shape[1]
-    autocast = torch.is_autocast_enabled("cuda")
-    half = torch.get_autocast_dtype("cuda") if autocast else None
     copy: Tensor | None = None  # of x, in half precision
     with prepared_weights(layers, tokens, half):
         for layer in layers:
@@ -88,7 +92,10 @@ def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Ite
 
 
 def enable_fast_paths(
-    model: Transformer, paths: FastPaths, recompute_every: int, notify: Callable[[str], None]
+    model: Transformer,
+    paths: FastPaths,
+    recompute_every: int,
+    notify: Callable[[str], None],
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 

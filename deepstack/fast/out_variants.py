@@ -21,15 +21,25 @@ aten = torch.ops.aten
 
 Operation = tuple[Callable[..., Any], Any, dict[str, Any]]
 
+
+def convert(x: Tensor, *, out: Tensor, **options: Any) -> None:
+    """Write x into `out`, which has the format of the options."""
+    out.copy_(x)
+
+
 # By operation: the function that replaces it, and the names of its output arguments.  Not every
 # `out=` variant of torch equals its operation: that of batch norm is wrong for strided rows.
 FUNCTIONS: dict[Any, tuple[Any, ...]] = {
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._to_copy.default: (convert, "out"),
     aten.add.Tensor: (torch.add, "out"),
     aten.addcmul.default: (torch.addcmul, "out"),
     aten.addmm.default: (torch.addmm, "out"),
     aten.baddbmm.default: (torch.baddbmm, "out"),
     aten.bmm.default: (torch.bmm, "out"),
     aten.cat.default: (torch.cat, "out"),
+    aten.clone.default: (convert, "out"),
     aten.div.Scalar: (torch.div, "out"),
     aten.div.Tensor: (torch.div, "out"),
     aten.gelu.default: (aten.gelu.out, "out"),

@@ -94,11 +94,15 @@ class ProductFunctions:
     mm: Callable[..., Tensor]
     addmm: Callable[..., Tensor]
     addmm_: Callable[..., Tensor]
+    bmm: Callable[..., Tensor]
 
 
-MKL = ProductFunctions(torch.mm, torch.addmm, Tensor.addmm_)
+MKL = ProductFunctions(torch.mm, torch.addmm, Tensor.addmm_, torch.bmm)
 ONEDNN = ProductFunctions(
-    with_onednn(torch.mm), with_onednn(torch.addmm), with_onednn(Tensor.addmm_)
+    with_onednn(torch.mm),
+    with_onednn(torch.addmm),
+    with_onednn(Tensor.addmm_),
+    with_onednn(torch.bmm),
 )
 
 

@@ -38,7 +38,6 @@ def choose_fast_paths(
     *,
     steps: int,
     gpu: bool,
-    bf16: bool,
     dropout: bool,
     sharded: bool,
     processes: int,
@@ -56,7 +55,7 @@ def choose_fast_paths(
 
     | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
-    | fused    | no dropout, nothing sharded; CPU: fp32; GPU:       | see benchmarks/README.md    |
+    | fused    | no dropout, nothing sharded; GPU:                  | see benchmarks/README.md    |
     |          | nothing inside of sublayers, and small or all nodes |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
@@ -75,7 +74,6 @@ def choose_fast_paths(
         "runtime.fused": (
             fused,
             {
-                "train.precision=fp32 on a CPU": bf16 and not gpu,
                 "model.dropout=0": dropout,
                 "runtime.parallel=data": sharded,
                 "runtime.compile=false": compiled is True,
@@ -105,7 +103,7 @@ def choose_fast_paths(
         raise refused("runtime.compile", "runtime.parallel=data")
     if compiled is True and not uniform:
         raise refused("runtime.compile", "a scheme whose layers are alike")
-    can_fuse = nodes and not inside if gpu else not bf16
+    can_fuse = not gpu or (nodes and not inside)
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
         fuse_it = fused

@@ -41,7 +41,6 @@ def fast_paths_of(
     paths = choose_fast_paths(
         steps=config.train.steps,
         gpu=gpu,
-        bf16=config.train.precision == "bf16",
         dropout=config.model.dropout > 0,
         sharded=parallelism(config, ranks) == "fully_sharded",
         processes=ranks.size,

@@ -166,7 +166,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 
 AUTO = {
-    "steps": 50, "gpu": False, "bf16": False, "dropout": False, "sharded": False, "processes": 1,
+    "steps": 50, "gpu": False, "dropout": False, "sharded": False, "processes": 1,
     "uniform": True, "static": True, "recompute": False, "inside": False, "nodes": True,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
@@ -179,7 +179,6 @@ AUTO = {
         ({"steps": 49}, FastPaths(True, False, False, False)),
         ({"replayed": False}, FastPaths(True, False, False, False)),
         ({"steps": 5, "replayed": True}, FastPaths(True, False, False, True)),
-        ({"bf16": True}, FastPaths(False, False, False, True)),
         ({"dropout": True}, FastPaths(False, False, False, True)),
         ({"dropout": True, "recompute": True}, FastPaths(False, False, False, False)),
         ({"recompute": True}, FastPaths(True, False, False, True)),
@@ -188,7 +187,6 @@ AUTO = {
         ({"compiled": True}, FastPaths(False, True, False)),
         ({"fused": False}, FastPaths(False, False, False, True)),
         ({"gpu": True}, FastPaths(True, False, True)),
-        ({"gpu": True, "bf16": True}, FastPaths(True, False, True)),
         ({"gpu": True, "inside": True, "compiled": False}, FastPaths(False, False, True)),
         ({"gpu": True, "nodes": False, "compiled": False}, FastPaths(False, False, True)),
         ({"gpu": True, "nodes": False, "fused": True}, FastPaths(True, False, True)),

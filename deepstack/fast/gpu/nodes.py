@@ -9,7 +9,7 @@ bias: a `Gradient` carries both from one operation's backward pass to the next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from deepstack.fast.gpu.available import (
     split_kernels,
 )
 from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
+from deepstack.fast.half_weights import by_shape, half_weights, products_of, stacked
 
 aten = torch.ops.aten
 
@@ -56,8 +57,7 @@ class DeviceProduct(Product):
 
     relu: y = max(c x Wᵀ + b, 0).  after_relu: x is such a y of another product; the gradient of x
     is then that of the maximum's argument.
-    transposed_weight, half_weights: Wᵀ in memory, and (W, b) in the autocast precision, during a
-    pass inside of `prepared_weights`.
+    transposed_weight: Wᵀ in memory during a pass inside of `prepared_weights`.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class DeviceProduct(Product):
         super().__init__(weight, bias, scaled)
         self.relu, self.after_relu = relu, after_relu
         self.transposed_weight: Tensor | None = None
-        self.half_weights: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
         half = torch.is_autocast_enabled("cuda")
@@ -198,66 +197,34 @@ def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     return to.add_(torch.mm(a, b), alpha=scale)
 
 
-@contextmanager
 def prepared_weights(
     layers: Iterable[Any], tokens: int, half: torch.dtype | None
-) -> Iterator[None]:
-    """Copy the weights of fused layers for the passes inside the block, a shape at once.
+) -> AbstractContextManager[None]:
+    """Return a context whose passes read prepared copies of the weights of fused layers.
 
     half: the autocast precision, to which weights of products by a library are converted.  Without
     autocast those of small products are transposed: an fp32 product with a transposed matrix takes
     twice as long.
     """
-    products = [p for p in products_of(layers) if bool(p.small_kernels(tokens)) is (half is None)]
+    products = [p for p in products_of(layers) if isinstance(p, DeviceProduct)]
+    small = [p for p in products if p.small_kernels(tokens)]
+    if half is None:
+        return transposed_weights(small)
+    return half_weights([p for p in products if p not in small], half)
+
+
+@contextmanager
+def transposed_weights(products: Sequence[DeviceProduct]) -> Iterator[None]:
+    """Give products the transposes of their weights for the passes inside the block."""
     for same in by_shape(products):
-        weights = stacked([product.weight for product in same], half)
-        if half is None:
-            for product, weight in zip(same, weights.transpose(1, 2).contiguous(), strict=True):
-                product.transposed_weight = weight
-            continue
-        given = [product.bias for product in same if product.bias is not None]
-        biases = stacked(given, half).unbind() if given else [None] * len(same)
-        for product, weight, bias in zip(same, weights.unbind(), biases, strict=True):
-            product.half_weights = weight, bias
+        weights = stacked([product.weight for product in same])
+        for product, weight in zip(same, weights.transpose(1, 2).contiguous(), strict=True):
+            product.transposed_weight = weight
     try:
         yield
     finally:
         for product in products:
-            product.transposed_weight = product.half_weights = None
-
-
-def products_of(layers: Iterable[Any]) -> Iterator[DeviceProduct]:
-    """Yield the products of fused layers."""
-    for layer in layers:
-        for sublayer in getattr(layer, "running", ()):
-            for operation in getattr(sublayer, "operations", ()):
-                if isinstance(operation, DeviceProduct):
-                    yield operation
-
-
-def by_shape(products: Iterable[DeviceProduct]) -> list[list[DeviceProduct]]:
-    """Group products by weight shape and whether they have a bias."""
-    groups: dict[Any, list[DeviceProduct]] = {}
-    for product in products:
-        groups.setdefault((product.weight.shape, product.bias is None), []).append(product)
-    return list(groups.values())
-
-
-def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """Return tensors of one shape as one, (n, …): a view if they are evenly spaced in memory.
-
-    dtype: of the result; that of the tensors if None.
-    """
-    kind = dtype or tensors[0].dtype
-    first = tensors[0]
-    places = [tensor.storage_offset() for tensor in tensors]
-    apart = places[1] - places[0] if len(places) > 1 else first.numel()
-    rows = range(places[0], places[0] + len(places) * apart, apart) if apart > 0 else ()
-    memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    if len(memory) == 1 and places == list(rows) and all(t.is_contiguous() for t in tensors):
-        stacked = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
-        return stacked.to(kind)
-    return torch.stack([tensor.to(kind) for tensor in tensors])
+            product.transposed_weight = None
 
 
 CUDNN = 3  # torch.nn.attention.SDPBackend.CUDNN_ATTENTION

@@ -1,0 +1,112 @@
+"""Self-attention of a `FusedSublayer` on a CPU: by torch's flash kernel or by batched products.
+
+torch's kernel is made for long sequences and keeps no attention weights.  Over short sequences
+batched products by oneDNN take half of its time.  In bf16 the kernel takes two to four times as
+long as in fp32, so queries, keys and values in half precision are converted to fp32.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from deepstack.fast.products import LARGE_PRODUCT, Library, product_functions
+from deepstack.schemes.norms import in_fp32, in_full_precision
+
+aten = torch.ops.aten
+
+
+class SelfAttention:
+    """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
+
+    causal: a position reads itself and earlier ones.  library: of products (see `products`).
+    """
+
+    def __init__(self, n_heads: int, causal: bool = False, library: Library = "mkl") -> None:
+        self.n_heads, self.causal, self.library = n_heads, causal, library
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = in_fp32(x)
+        tokens, width = x.shape
+        heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
+        heads = heads.permute(2, 0, 3, 1, 4)  # q, k, v; batch, head, seq, d_head
+        attend = self.by_products if self.uses_products(tokens, seq, width // 3) else self.by_flash
+        with in_full_precision(x):
+            return attend(heads, saved).transpose(1, 2).reshape(tokens, width // 3)
+
+    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        dy = in_fp32(dy)
+        tokens, width = dy.shape
+        heads = dy.view(tokens // seq, seq, self.n_heads, -1).transpose(1, 2)
+        if self.uses_products(tokens, seq, width):
+            return self.by_products_backward(heads, saved)
+        return self.by_flash_backward(heads, saved)
+
+    def uses_products(self, tokens: int, seq: int, d: int) -> bool:
+        """Return whether batched products are used: by oneDNN, large and of few positions.
+
+        The attention weights, seq numbers per token and head, then stay in memory.
+        """
+        is_short = seq <= 2 * d // self.n_heads
+        return self.library == "onednn" and is_short and tokens * seq * d >= LARGE_PRODUCT
+
+    def by_flash(self, heads: Tensor, saved: list[Tensor]) -> Tensor:
+        """Return y, (batch, head, seq, d_head), by F.scaled_dot_product_attention's kernel."""
+        q, k, v = heads.unbind(0)
+        attend = aten._scaled_dot_product_flash_attention_for_cpu
+        y, logsumexp = attend(q, k, v, 0.0, self.causal)
+        saved += (q, k, v, y, logsumexp)
+        return y
+
+    def by_flash_backward(self, dy: Tensor, saved: list[Tensor]) -> Tensor:
+        """Return the gradient of [q, k, v], (tokens, 3 d)."""
+        q, k, v, y, logsumexp = saved[-5:]
+        del saved[-5:]
+        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dy, q, k, v, y, logsumexp, 0.0, self.causal
+        )
+        tokens = dy.shape[0] * dy.shape[2]
+        return torch.cat([g.transpose(1, 2).reshape(tokens, -1) for g in gradients], dim=1)
+
+    def by_products(self, heads: Tensor, saved: list[Tensor]) -> Tensor:
+        """Return y = A v, (batch, head, seq, d_head), with A = softmax(q kᵀ / sqrt(d_head))."""
+        _, batch, n_heads, seq, d_head = heads.shape
+        bmm = product_functions("onednn", LARGE_PRODUCT).bmm
+        q, k, v = heads.reshape(3, batch * n_heads, seq, d_head).unbind(0)
+        q.mul_(d_head**-0.5)
+        logits = bmm(q, k.transpose(1, 2))
+        if self.causal:
+            logits.masked_fill_(later_positions(seq), float("-inf"))
+        weights = torch.softmax(logits, -1)
+        saved += (q, k, v, weights)
+        return bmm(weights, v).view(batch, n_heads, seq, d_head)
+
+    def by_products_backward(self, dy: Tensor, saved: list[Tensor]) -> Tensor:
+        """Return the gradient of [q, k, v], (tokens, 3 d).
+
+        dv = Aᵀ dy; the gradient of the logits is A (dA - sum(A dA)) by row, with dA = dy vᵀ.
+        """
+        batch, n_heads, seq, d_head = dy.shape
+        bmm = product_functions("onednn", LARGE_PRODUCT).bmm
+        weights, v, k, q = (saved.pop() for _ in range(4))
+        dy = dy.reshape(batch * n_heads, seq, d_head)
+        dlogits = aten._softmax_backward_data(
+            bmm(dy, v.transpose(1, 2)), weights, -1, torch.float32
+        )
+        gradients = torch.empty(3, batch * n_heads, seq, d_head)
+        dq, dk, dv = gradients.unbind(0)
+        bmm(dlogits, k, out=dq)
+        dq.mul_(d_head**-0.5)
+        bmm(dlogits.transpose(1, 2), q, out=dk)  # q has the factor already
+        bmm(weights.transpose(1, 2), dy, out=dv)
+        by_token = gradients.view(3, batch, n_heads, seq, d_head).permute(1, 3, 0, 2, 4)
+        return by_token.reshape(batch * seq, -1)
+
+
+@lru_cache(maxsize=4)
+def later_positions(seq: int) -> Tensor:
+    """Return the mask of positions after each position, (seq, seq)."""
+    with torch.inference_mode(False):
+        return torch.ones(seq, seq, dtype=torch.bool).triu(1)
