@@ -22,6 +22,7 @@ class SelfAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
     causal: a position reads itself and earlier ones.  library: of products (see `products`).
+    [q, k, v] is a new result of a product and may be changed.
     """
 
     def __init__(self, n_heads: int, causal: bool = False, library: Library = "mkl") -> None:

@@ -233,12 +233,16 @@ ATEN = torch.ops.aten
 X, Y, W = (torch.randn(8, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
 NORM = (X, [8], X.mean(1, keepdim=True), (X.var(1, keepdim=True) + 1).rsqrt(), Y[0], Y[1])
 ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    ATEN._softmax.default: (X, -1, False),
+    ATEN._softmax_backward_data.default: (X, Y, -1, torch.float32),
+    ATEN._to_copy.default: (X,),
     ATEN.add.Tensor: (X, Y[0]),
     ATEN.addcmul.default: (X, Y, W),
     ATEN.addmm.default: (Y[0], X, W),
     ATEN.baddbmm.default: (X[None], Y[None], W[None]),
     ATEN.bmm.default: (X[None], W[None]),
     ATEN.cat.default: ([X, Y], 1),
+    ATEN.clone.default: (X,),
     ATEN.div.Scalar: (X, 3.0),
     ATEN.linalg_vector_norm.default: (X, 2, [1], True),
     ATEN.mul.Scalar: (X, 3.0),

@@ -1,0 +1,115 @@
+"""Fused sublayers under autocast on a CPU, and attention by batched products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small
+
+import deepstack
+from deepstack.config import Config, with_overrides
+from deepstack.fast.fused_attention import SelfAttention
+from deepstack.fast.layers import enable_fast_paths
+from deepstack.fast.products import onednn_is_fp32
+from deepstack.fast.rule import FastPaths
+from deepstack.model import build_model
+
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"model.activation": "gelu"},
+    {"model.gated": True, "model.activation": "silu"},
+    {"model.positions": "rotary", "model.qk_norm": True},
+    {"model.bias": False, "model.init.distribution": "ntk"},
+    {"model.family": "decoder"},
+    {"runtime.banks": False},
+]
+
+
+def gradients(changes: dict[str, Any], fused: bool, half: bool) -> dict[str, torch.Tensor]:
+    """Return the gradients of a small model by key, under autocast if `half`."""
+    given = {"model.d_model": 32, "model.depth": 3, "task.seq_len": 16, "runtime.device": "cpu"}
+    built = build_model(with_overrides(Config(), given | changes), vocab_size=11)
+    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
+    built.banks.zero_gradients()
+    tokens = torch.arange(64).view(4, 16) % 11
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        logits = built.model(tokens)
+    logits.float().square().mean().backward()
+    return {bank.key: bank.gradients().clone() for bank in built.banks}
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the difference relative to the norm, over all gradients."""
+    difference = sum(float((one[key] - other[key]).square().sum()) for key in one)
+    return (difference / sum(float(g.square().sum()) for g in other.values())) ** 0.5
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_fused_gradients_under_autocast_are_as_near_to_fp32_as_the_plain_ones(
+    changes: dict[str, Any],
+) -> None:
+    exact = gradients(changes, fused=False, half=False)
+    plain = distance(gradients(changes, fused=False, half=True), exact)
+    fused = distance(gradients(changes, fused=True, half=True), exact)
+    assert 0 < fused < 1.3 * plain < 0.1
+
+
+def test_products_multiply_in_half_precision_only_under_autocast() -> None:
+    given = {"model.d_model": 32, "model.depth": 2, "task.seq_len": 16, "runtime.device": "cpu"}
+    model = build_model(with_overrides(Config(), given), vocab_size=11).model
+    enable_fast_paths(model, FastPaths(True, False, False), 0, print)
+    tokens = torch.arange(32).view(2, 16) % 11
+    with torch.no_grad():
+        before = model(tokens)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model(tokens)
+        assert torch.equal(model(tokens), before)
+    assert not torch.equal(half.float(), before)
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_products_equals_the_flash_kernel(causal: bool) -> None:
+    batch, seq, d = 8, 64, 64
+    x = torch.randn(batch, seq, 3 * d, generator=torch.Generator().manual_seed(0))
+    dy = torch.randn(batch, seq, d, generator=torch.Generator().manual_seed(1))
+    results = []
+    for library in ("onednn", "mkl"):
+        attention = SelfAttention(1, causal, library)
+        assert attention.uses_products(batch * seq, seq, d) is (library == "onednn")
+        saved: list[torch.Tensor] = []
+        y = attention.forward(x.clone().view(-1, 3 * d), seq, saved)
+        results.append((y, attention.backward(dy.view(-1, d), seq, saved)))
+        assert not saved
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-6
+
+
+def test_attention_over_long_sequences_keeps_no_weights() -> None:
+    attention = SelfAttention(2, False, "onednn")
+    assert attention.uses_products(1024, 64, 64)
+    assert not attention.uses_products(4096, 256, 64)
+    saved: list[torch.Tensor] = []
+    attention.forward(torch.randn(512, 3 * 64), 256, saved)
+    assert max(t.numel() for t in saved) < 2 * 2 * 256 * 256
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_replayed_step_with_attention_by_products_has_the_bits_of_the_step(
+    precision: str, tmp_path: Path
+) -> None:
+    shape = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "task__seq_len": 64}
+    config = small(**shape, train__batch_size=8, train__steps=8, train__precision=precision)
+    one, other = (
+        deepstack.train(
+            with_overrides(config, {"runtime.replay": replay, "runtime.products": "onednn"}),
+            out=tmp_path / str(replay),
+        )
+        for replay in (False, True)
+    )
+    assert data_of(one)["steps.csv"] == data_of(other)["steps.csv"]
