@@ -18,8 +18,9 @@ import torch
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
 from deepstack.bench.process import WARM_UP, Worker, WorkerError
-from deepstack.bench.rows import LOGGED, OWN, label_of
+from deepstack.bench.rows import LOGGED, OWN, is_own, label_of, parse_row
 from deepstack.errors import ConfigError, ResourceError
+from deepstack.fast import fast_paths_of
 from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
@@ -52,35 +53,50 @@ def bench(
     steps: int = 10,
     peers: Sequence[str] | None = None,
     depths: Sequence[int] = (),
+    own: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Measured:
     """Time `steps` training steps of deepstack's stack and of its peers at the same shape.
 
-    peers: names in PEERS; None for all.  Those that are not installed or cannot have the shape are
-    left out with a message to `say`.  depths: further depths at which deepstack alone is measured.
+    peers: rows, as in `rows.parse_row`; None for all in PEERS and the usual variants of torch's
+    encoder.  Those that are not installed or cannot have the shape are left out with a message to
+    `say`.  depths: further depths at which deepstack alone is measured.  own: further rows of
+    deepstack.
     Raises ConfigError for an unknown name or an impossible shape, ResourceError for a missing
     device or too little memory.
     """
-    names = PEERS.names() if peers is None else list(dict.fromkeys(peers))
-    for name in names:
-        PEERS[name]  # an unknown name is refused before anything runs
+    for row in peers or ():
+        parse_row(row)  # an unknown name is refused before anything runs
     parameters = own_parameters(config)
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
+    names = usual_peers(config, device) if peers is None else list(dict.fromkeys(peers))
     others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
     installed = installed_peers(comparable_peers(config, names, say), say)
     facts = facts_of(config, device)
     facts["peers"] = {
-        name: version_of(PEERS[name].package) for name in installed if name != "torch"
+        name: version_of(PEERS[name].package)
+        for name in dict.fromkeys(parse_row(row)[0] for row in installed)
+        if name != "torch"
     }
-    rows = [Worker(row, config) for row in (*OWN, *installed)]
+    rows = [Worker(row, config) for row in (*OWN, *own, *installed)]
     interleaved, measured = measure_rows(rows, steps, device, say)
     also, deep = measure_rows([Worker(LOGGED, c) for c in others], steps, device, say, False)
     for worker in measured:
-        if worker.row in OWN:
+        if is_own(worker.row):
             worker.parameters = parameters
     tokens = config.train.batch_size * config.task.seq_len
     return Measured(facts, measured, deep, interleaved and also, tokens)
+
+
+def usual_peers(config: conf.Config, device: torch.device) -> list[str]:
+    """Return all peers, and torch's encoder by deepstack's library and in both precisions."""
+    rows = PEERS.names()
+    if config.train.precision == "bf16":
+        rows.append("torch+fp32")
+    if fast_paths_of(config, device).products == "onednn":
+        rows.append("torch+fp32+onednn" if config.train.precision == "bf16" else "torch+onednn")
+    return rows
 
 
 def comparable_peers(
@@ -105,13 +121,14 @@ def comparable_peers(
 def installed_peers(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """Return the peers that are installed, with a message about each other one."""
     installed = []
-    for name in names:
-        if PEERS[name].installed():
-            installed.append(name)
+    for row in names:
+        known = PEERS[parse_row(row)[0]]
+        if known.installed():
+            installed.append(row)
         else:
             say(
-                f"left out: {PEERS[name].label}: {PEERS[name].package} is not installed; "
-                "pip install 'deepstack[bench]'"
+                f"left out: {known.label}: {known.package} is not installed; "
+                "pip install '.[bench]' in deepstack's folder installs every peer"
             )
     return installed
 
@@ -139,7 +156,7 @@ def measure_rows(
 
     def begin(worker: Worker) -> None:
         worker.begin(warm_up)
-        at = f" at depth {worker.config.model.depth}" if worker.row in OWN else ""
+        at = f" at depth {worker.config.model.depth}" if is_own(worker.row) else ""
         say(f"{label_of(worker.row)}{at}: first step after {worker.start:.1f} s")
 
     def one_round(worker: Worker) -> None:
@@ -177,11 +194,8 @@ def succeeds(action: Callable[[Worker], None], worker: Worker, say: Callable[[st
     except WorkerError as error:
         worker.end()
         message = f"{label_of(worker.row)}: {error}"
-        if worker.row not in OWN:
-            hint = ""
-            if "torchvision" in message:
-                hint = "; a torchvision for another build of torch? pip uninstall torchvision"
-            say(f"left out: {message}{hint}")
+        if not is_own(worker.row):
+            say(f"left out: {message}")
             return False
         if error.exit_code == ResourceError.exit_code:
             raise ResourceError(message) from None
@@ -197,7 +211,7 @@ def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
         memory = conf.available_memory()
     needed = 0.0
     for worker in workers:
-        factor = 1.0 if worker.row in OWN else PEER_FACTOR
+        factor = 1.0 if is_own(worker.row) else PEER_FACTOR
         terms = conf.memory_terms(worker.config, scheme_memory=scheme_memory(worker.config))
         needed += factor * sum(terms.values()) + 2 * terms["weights"]
     return needed <= PART_OF_MEMORY * memory

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import PluginError
+from deepstack.errors import DeepstackError, PluginError
 from deepstack.registry import Registry
 
 
@@ -70,17 +70,37 @@ class PeerModel(NamedTuple):
     stack: nn.Module
 
 
+Build = Callable[[Shape], "PeerModel | PeerTrainer"]
+
+TrainStep = Callable[[Tensor, Tensor], float]
+"""Runs a training step on a batch, (inputs, targets), both (batch, seq), and returns its loss."""
+
+
+class PeerTrainer(NamedTuple):
+    """A library with its own training step.
+
+    parameters: their number.  in_matrices: the numbers in the weight matrices of the layers.
+    start: returns the training step under these settings of a run; called once.
+    """
+
+    parameters: int
+    in_matrices: int
+    start: Callable[[conf.Config], TrainStep]
+
+
 @dataclass(frozen=True)
 class Peer:
     """Another library: the label of its row, a description, and a function that builds its model.
 
-    package: the package that it imports; without it the peer is left out.
+    package: the package that it imports; without it the peer is left out.  torch: whether it
+    multiplies by torch, so that torch's settings of precision and library act on it.
     """
 
     label: str
     package: str
     description: str
-    build: Callable[[Shape], PeerModel]
+    build: Build
+    torch: bool = True
 
     def installed(self) -> bool:
         """Return whether its package can be imported, without importing it."""
@@ -89,11 +109,9 @@ class Peer:
 
 PEERS: Registry[Peer] = Registry("peer")
 
-Build = Callable[[Shape], PeerModel]
 
-
-def peer(name: str, *, label: str, package: str) -> Callable[[Build], Build]:
-    """Register the decorated function Shape -> PeerModel as a peer.
+def peer(name: str, *, label: str, package: str, torch: bool = True) -> Callable[[Build], Build]:
+    """Register the decorated function Shape -> PeerModel or PeerTrainer as a peer.
 
     The first line of its docstring is the description.  Raises PluginError without a docstring.
     """
@@ -102,10 +120,14 @@ def peer(name: str, *, label: str, package: str) -> Callable[[Build], Build]:
         description = (inspect.getdoc(build) or "").split("\n")[0]
         if not description:
             raise PluginError(f"peer {name!r}: its function needs a docstring")
-        PEERS.register(name, Peer(label, package, description, build))
+        PEERS.register(name, Peer(label, package, description, build, torch))
         return build
 
     return register
+
+
+class ShapeError(DeepstackError):
+    """A peer cannot have the requested shape."""
 
 
 class WithEnds(nn.Module):
@@ -202,7 +224,7 @@ def x_transformers_encoder(shape: Shape) -> PeerModel:
 @peer("bert", label="Hugging Face BERT", package="transformers")
 def bert(shape: Shape) -> PeerModel:
     """Hugging Face's BertModel (Post-LN, attention by torch's fused kernel) and an output layer."""
-    library = importlib.import_module("transformers")
+    library = import_library("transformers")
     settings = library.BertConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.d_model,
@@ -232,6 +254,21 @@ class _Select(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.pick(self.model(tokens))
+
+
+def import_library(package: str) -> Any:
+    """Import a peer's package, without torchvision if that belongs to another build of torch.
+
+    Other libraries import torchvision if it is installed, and use none of it here.
+    """
+    try:
+        if package != "torch":
+            importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+    return importlib.import_module(package)
 
 
 def _torchscale() -> Any:

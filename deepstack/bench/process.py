@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,22 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack import plugins
+from deepstack.bench.rows import is_own
 from deepstack.errors import DeepstackError
 
 # Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
 # fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
 # eagerly and captures the fourth.
 WARM_UP = {"cpu": 5, "cuda": 5}
+
+
+# glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go
+# back to the system at every step, and JAX then spends a sixth of a step on fresh pages.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 class WorkerError(DeepstackError):
@@ -56,6 +67,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
+            env=os.environ if is_own(self.row) else os.environ | KEEP_MEMORY,
         )
         order = {
             "row": self.row,

@@ -10,7 +10,7 @@ from deepstack import config as conf
 from deepstack.analysis.fit import power_law
 from deepstack.bench.measure import Measured
 from deepstack.bench.process import Worker
-from deepstack.bench.rows import LOGGED, OWN, PRODUCTS_LABEL, UNLOGGED, label_of
+from deepstack.bench.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, is_own, label_of
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:
@@ -91,7 +91,9 @@ def ratios_of(workers: Sequence[Worker]) -> dict[str, dict[str, float]]:
     """Return step times of deepstack's rows over each other row, and of logged over unlogged."""
     by_row = {worker.row: worker.steps for worker in workers}
     pairs = [(LOGGED, UNLOGGED)]
-    pairs += [(ours, other) for other in by_row if other not in OWN for ours in OWN]
+    pairs += [
+        (ours, other) for other in by_row if not is_own(other) for ours in by_row if is_own(ours)
+    ]
     return {
         f"{label_of(a)} / {label_of(b)}": summarise(
             [x / y for x, y in zip(by_row[a], by_row[b], strict=True)]

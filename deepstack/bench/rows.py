@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from deepstack import config as conf
-from deepstack.bench.peers import PEERS, PeerModel, Shape
-from deepstack.errors import DeepstackError
+from deepstack.bench.peers import PEERS, PeerModel, PeerTrainer, Shape, ShapeError
+from deepstack.errors import ConfigError
+from deepstack.fast.products import use_onednn
+from deepstack.registry import unknown
 from deepstack.tasks import Task
 from deepstack.training import mean_loss, timed_steps, to_device, torch_settings
 
@@ -20,14 +22,48 @@ OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
 
 PRODUCTS_LABEL = "matrix products alone"
 
+VARIANTS = {"fp32": "fp32", "bf16": "bf16", "onednn": "products by oneDNN"}
+"""The variants of a row and their labels: another precision, or torch's products by oneDNN.
+
+A row is named by its peer and its variants, as in torch+onednn or deepstack+bf16.
+"""
+
+
+def parse_row(row: str) -> tuple[str, list[str]]:
+    """Return a row's peer, or deepstack's own row, and its variants.
+
+    Raises ConfigError for an unknown name.
+    """
+    name, *variants = row.split("+")
+    if name not in OWN:
+        PEERS[name]
+    for variant in variants:
+        if variant not in VARIANTS:
+            raise ConfigError(f"bench: {unknown('variant', variant, list(VARIANTS))}")
+    if "onednn" in variants and (name in OWN or not PEERS[name].torch):
+        raise ConfigError(f"bench: found {row}; allowed with onednn: peers that use torch")
+    return name, variants
+
+
+def is_own(row: str) -> bool:
+    """Return whether a row is deepstack's."""
+    return parse_row(row)[0] in OWN
+
 
 def label_of(row: str) -> str:
     """Return the label of a row in tables and charts."""
-    return OWN[row] if row in OWN else PEERS[row].label
+    name, variants = parse_row(row)
+    label = OWN[name] if name in OWN else PEERS[name].label
+    return ", ".join([label, *(VARIANTS[variant] for variant in variants)])
 
 
-class ShapeError(DeepstackError):
-    """A peer cannot have the requested shape."""
+def config_of_row(row: str, config: conf.Config) -> conf.Config:
+    """Return the configuration of a row: that of all rows, in the precision of its variant."""
+    _, variants = parse_row(row)
+    for precision in ("fp32", "bf16"):
+        if precision in variants:
+            config = conf.with_overrides(config, {"train.precision": precision})
+    return config
 
 
 def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
@@ -36,7 +72,7 @@ def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
     yield from timed_steps(endless, logged=logged)
 
 
-def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
+def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | PeerTrainer:
     """Build a peer on the device, in training mode, with exactly the layers of the shape.
 
     Raises ShapeError when the weight matrices of its layers hold other than
@@ -44,14 +80,30 @@ def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel:
     """
     with device:
         built = PEERS[name].build(shape)
-    count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
+    if isinstance(built, PeerTrainer):
+        count = built.in_matrices
+    else:
+        count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
     if count != shape.in_matrices:
         raise ShapeError(
             f"the matrices of its layers hold {count:,} numbers, and {shape.in_matrices:,} make "
             f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
         )
-    built.model.train()
+    if isinstance(built, PeerModel):
+        built.model.train()
     return built
+
+
+def trainer_steps(config: conf.Config, built: PeerTrainer, task: Task) -> Iterator[float]:
+    """Yield the seconds of successive steps of a library with its own training step."""
+    train_step = built.start(config)
+    step = 0
+    while True:
+        step += 1
+        began = time.perf_counter()
+        batch = task.train_batch(step, config.train.batch_size)
+        train_step(*to_device(batch, torch.device("cpu")))
+        yield time.perf_counter() - began
 
 
 def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
@@ -88,12 +140,16 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
 
 
 def peer_steps(
-    config: conf.Config, built: PeerModel, task: Task, device: torch.device
+    config: conf.Config,
+    built: PeerModel,
+    task: Task,
+    device: torch.device,
+    onednn: bool = False,
 ) -> Iterator[float]:
     """Yield the seconds of successive steps: batch, zero_grad, forward, backward, clip, step.
 
     The batches are those of deepstack's steps; nothing is logged.  On a GPU a step ends with a
-    synchronisation.
+    synchronisation.  onednn: whether torch multiplies fp32 matrices of any size by oneDNN.
     """
     train, model = config.train, built.model
     optimizers = peer_optimizers(train, built)
@@ -102,6 +158,8 @@ def peer_steps(
     with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
         while True:
             step += 1
+            if onednn:
+                use_onednn()
             began = time.perf_counter()
             inputs, targets = to_device(task.train_batch(step, train.batch_size), device)
             model.zero_grad()

@@ -8,7 +8,6 @@ matrix products; each is answered by one line.  The end of stdin ends the proces
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import signal
@@ -21,9 +20,18 @@ import torch
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.bench.peers import PEERS, shape_of
+from deepstack.bench.peers import PEERS, PeerTrainer, import_library, shape_of
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, build_peer, deepstack_steps, peer_steps
+from deepstack.bench.rows import (
+    LOGGED,
+    OWN,
+    build_peer,
+    config_of_row,
+    deepstack_steps,
+    parse_row,
+    peer_steps,
+    trainer_steps,
+)
 from deepstack.errors import DeepstackError
 from deepstack.fast import fast_paths_of
 from deepstack.tasks import task_of
@@ -33,18 +41,18 @@ from deepstack.training import choose_device, torch_settings
 class Row:
     """One row of the benchmark; its first step builds the model."""
 
-    def __init__(self, name: str, config: conf.Config) -> None:
-        self.name, self.config = name, config
+    def __init__(self, row: str, config: conf.Config) -> None:
+        self.name, self.variants = parse_row(row)
+        self.config = config = config_of_row(row, config)
         self.task = task_of(config)
         self.device = choose_device(config.runtime)
         self.shape = shape_of(config, self.task.vocab_size)
         self.steps: Iterator[float] | None = None
         self.parameters: int | None = None
         self.products: Products | None = None
-        if (
-            name not in OWN
-        ):  # so that the library's memory counts for the process, not for the model
-            importlib.import_module(PEERS[name].package)
+        if self.name not in OWN and PEERS[self.name].torch:
+            # so that the library's memory counts for the process, not for the model
+            import_library(PEERS[self.name].package)
 
     def step(self) -> dict[str, Any]:
         """Run one step; return its seconds and the peak memory so far."""
@@ -85,8 +93,12 @@ class Row:
         if self.name in OWN:
             return deepstack_steps(self.config, logged=self.name == LOGGED)
         built = build_peer(self.name, self.shape, self.device)
+        if isinstance(built, PeerTrainer):
+            self.parameters = built.parameters
+            return trainer_steps(self.config, built, self.task)
         self.parameters = sum(p.numel() for p in built.model.parameters())
-        return peer_steps(self.config, built, self.task, self.device)
+        onednn = "onednn" in self.variants
+        return peer_steps(self.config, built, self.task, self.device, onednn)
 
 
 def memory_line(name: str) -> float:

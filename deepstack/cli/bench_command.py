@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located
 from deepstack.errors import ConfigError, Interrupted
+
+if TYPE_CHECKING:
+    from deepstack.config import Config
 
 COLUMNS = {
     "name": "row",
@@ -26,7 +29,10 @@ COLUMNS = {
 
 
 def bench_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."),
+    ] = None,
     overrides: Overrides = [],
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps per row.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -37,6 +43,9 @@ def bench_command(
     depths: Annotated[
         str | None, typer.Option(help="Depths to fit exponents over, as in 6,48,200,1000.")
     ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Time the shapes of a suite instead of a config: cpu.")
+    ] = None,
     chart: Annotated[
         Path | None, typer.Option(help="Draw the rows into this PNG, SVG or PDF file.")
     ] = None,
@@ -45,15 +54,23 @@ def bench_command(
     """Time training steps of a config's stack beside other libraries' encoders of its shape.
 
     Each row runs in its own process, and the rows take turns. The peers are torch, torchscale,
-    x_transformers and bert; pip install 'deepstack[bench]' installs them.
+    x_transformers, bert and jax; pip install '.[bench]' installs them. torch+onednn, torch+bf16 and
+    jax+fp32 are rows of another precision or library. Examples: deepstack bench medium;
+    deepstack bench --suite cpu --peers torch,torch+onednn,jax
     """
     from deepstack.config import load_config
 
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
-    settings = load_config(config, overrides)
-    wanted = parse_depths(depths)
     names = [] if no_peers else None if peers is None else split_names(peers)
+    if suite is not None:
+        overrides = [*([str(config)] if config else []), *overrides]
+        time_suite(suite, overrides, steps, names, json)
+        return
+    if config is None:
+        raise ConfigError("bench: found no config; allowed a YAML file, or narrow, or --suite cpu")
+    settings = named_shape(config, overrides) or load_config(config, overrides)
+    wanted = parse_depths(depths)
     if chart is not None:
         from deepstack.bench.chart import refuse_chart
 
@@ -80,6 +97,41 @@ def bench_command(
     if chart is not None:
         draw_rows(result, chart)
         typer.echo(f"chart: {chart}", err=True)
+
+
+def named_shape(config: Path, overrides: list[str]) -> Config | None:
+    """Return the configuration of a shape that bench knows by name; None for a file."""
+    if config.suffix or config.exists():
+        return None
+    from deepstack.bench import shape_config
+
+    return shape_config(str(config), overrides)
+
+
+def time_suite(
+    suite: str, overrides: list[str], steps: int, peers: list[str] | None, as_json: bool
+) -> None:
+    """Time the shapes of a suite and print one row per shape."""
+    import json
+
+    from deepstack.bench import run_suite
+    from deepstack.cli.tables import emit
+
+    try:
+        result = run_suite(
+            suite,
+            overrides,
+            steps=steps,
+            peers=peers,
+            command=command_line(),
+            say=lambda line: typer.echo(line, err=True),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        emit(result["rows"], False)
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:

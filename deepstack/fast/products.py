@@ -82,6 +82,11 @@ def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def use_onednn() -> None:
+    """Let torch compute all later products in fp32 by oneDNN."""
+    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "bf16")
+
+
 def uses_onednn() -> bool:
     """Return whether a product at this moment is computed by oneDNN."""
     return torch._C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16"

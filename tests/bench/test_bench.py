@@ -14,10 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from deepstack import config as conf
-from deepstack.bench import PEERS, Peer, PeerModel, Shape, measure, report, shape_of
+from deepstack.bench import (
+    PEERS,
+    Peer,
+    PeerModel,
+    PeerTrainer,
+    Shape,
+    jax_peer,
+    measure,
+    report,
+    shape_config,
+    shape_of,
+)
+from deepstack.bench.peers import ShapeError
 from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, ShapeError, build_peer, peer_steps
+from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, build_peer, peer_steps, trainer_steps
 from deepstack.cli import app
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.model import build_model
@@ -56,9 +68,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
     words = ["--steps", 2, "--json", "--peers", f"torch,{absent}"]
     result = deepstack("bench", QUICK, *TINY, *words, "--chart", chart)
     assert result.exit_code == 0, result.stderr
-    assert "Absent: no_such_package is not installed; pip install 'deepstack[bench]'" in (
-        result.stderr
-    )
+    assert "Absent: no_such_package is not installed; pip install '.[bench]'" in (result.stderr)
     found = json.loads(result.stdout)
     labels = ["deepstack", "deepstack, nothing logged", "nn.TransformerEncoder"]
     assert [row["name"] for row in found["rows"]] == [*labels, "matrix products alone"]
@@ -81,6 +91,8 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
     "words, said",
     [
         (["--peers", "torhc"], "did you mean 'torch'?"),
+        (["--peers", "torch+onedn"], "did you mean 'onednn'?"),
+        (["--peers", "jax+onednn"], "allowed with onednn: peers that use torch"),
         (["--peers", "torch", "--no-peers"], "allowed one of them"),
         (["--depths", "6"], "two or more depths"),
         (["--depths", "6,x"], "as in 6,48,200,1000"),
@@ -127,6 +139,46 @@ def test_the_other_peers_have_nearly_as_many_and_learn(name: str) -> None:
 def test_a_peers_step_trains_it_on_the_tasks_batches(optimizer: str) -> None:
     config = config_of(**{"train.optimizer": optimizer})
     learns(config, build_peer("torch", shape_of(config, 257), CPU))
+
+
+def test_jax_has_exactly_as_many_parameters_and_learns() -> None:
+    jax = pytest.importorskip("jax")
+    config = config_of(**{"runtime.device": "cpu"})
+    shape = shape_of(config, 257)
+    built = build_peer("jax", shape, CPU)
+    assert isinstance(built, PeerTrainer)
+    ours = sum(build_model(config, vocab_size=257, device="meta").banks.count().values())
+    leaves = jax.tree.leaves(jax_peer.initial(jax, shape))
+    assert built.parameters == ours == sum(leaf.size for leaf in leaves)
+    task = build_task("text", {}, seq_len=16, seed=0)
+    batch = task.train_batch(1, 2)
+    train_step = built.start(config)
+    losses = [train_step(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets))]
+    losses += [train_step(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets))]
+    steps = trainer_steps(config, built, task)
+    assert all(next(steps) > 0 for _ in range(3))
+    assert losses[1] < losses[0] < 8
+
+
+@pytest.mark.slow
+def test_a_suite_has_one_row_for_each_shape() -> None:
+    tiny = ["model.depth=2", "model.d_model=8", "model.n_heads=2", "task.seq_len=8"]
+    words = ["--suite", "cpu", *tiny, "--steps", 1, "--peers", "torch,torch+bf16", "--json"]
+    result = deepstack("bench", *words)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [row["shape"] for row in found["rows"]] == ["narrow", "small", "medium", "wide"]
+    for row, each in zip(found["rows"], found["reports"], strict=True):
+        assert row["fastest_peer"] == "nn.TransformerEncoder"
+        assert 0 < row["ratio"] and 0 < row["ratio_bf16"]
+        assert [r["name"] for r in each["rows"]][2] == "deepstack, bf16"
+
+
+def test_a_named_shape_is_a_config() -> None:
+    config = shape_config("medium", ["model.depth=3"])
+    assert (config.model.depth, config.model.d_model, config.train.batch_size) == (3, 256, 16)
+    result = deepstack("bench", "mediun")
+    assert result.exit_code == 2 and "did you mean 'medium'?" in result.stderr
 
 
 def learns(config: conf.Config, built: PeerModel) -> None:

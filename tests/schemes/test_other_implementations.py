@@ -6,7 +6,6 @@ one that is missing are skipped.
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,23 +200,13 @@ def test_admin_torch_computes_the_same(start: str, depth: int) -> None:
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
-def with_torchvision(name: str) -> Any:
-    """The module, unless a torchvision made for another build of torch keeps it from loading."""
-    try:
-        return importlib.import_module(name)
-    except RuntimeError as error:
-        if "torchvision" not in str(error):
-            raise
-        pytest.skip("torchvision is of another build than torch: pip uninstall torchvision")
-
-
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("iterations", [1, 5, 20])
 def test_deepseek_v4_mixes_streams_as_mhc_does(streams: int, iterations: int) -> None:
     """The same A_m, A_r and B for the same weights; without its epsilons."""
     options = {"streams": streams, "iterations": iterations}
     model = model_of(config_of("mhc", 2, model__scheme_options=options))
-    library = package("transformers.models.deepseek_v4.modeling_deepseek_v4", with_torchvision)
+    library = package("transformers.models.deepseek_v4.modeling_deepseek_v4", import_library)
     n = streams
     given = SimpleNamespace(
         hc_mult=n, hc_sinkhorn_iters=iterations, hc_eps=0.0, rms_norm_eps=1e-6, hidden_size=D
