@@ -23,7 +23,8 @@ from helpers.others_stacks import (
 from helpers.others_weights import ATTENTION_BIASES, PAIRS, TOKENS, D, config_of, model_of
 from torch import Tensor
 
-from deepstack.schemes import SCHEMES, stack_positions
+from deepstack.bench.peers import import_library
+from deepstack.schemes import stack_schemes
 from deepstack.schemes.hyper_connections import mix
 
 pytestmark = pytest.mark.others
@@ -120,13 +121,12 @@ def test_torchscale_scales_the_same_matrices_alike(scheme: str, family: str, dep
     """
     config, scaled = torchscale_case(scheme, family, depth)
     plain = torchscale(FLAGS["pre_ln"], family, depth, config.model.decoder_depth or depth)
-    own: Any = SCHEMES[scheme]
-    for (side, place), after, before in zip(
-        stack_positions(config.model).items(), scaled, plain, strict=True
+    for (side, own), after, before in zip(
+        stack_schemes(config).items(), scaled, plain, strict=True
     ):
         N, where = len(after.layers), (family, side)
         upside_down = scheme == "deepnorm" and where == ("encoder_decoder", "encoder")
-        alpha = own.configure(place=place).alpha(N) if scheme == "deepnorm" else 1.0
+        alpha = own.alpha if scheme == "deepnorm" else 1.0
         assert [layer.alpha for layer in after.layers] == pytest.approx([alpha] * N)
         found, seen = dict(after.named_parameters()), set()
         for name, start in before.named_parameters():
@@ -135,7 +135,7 @@ def test_torchscale_scales_the_same_matrices_alike(scheme: str, family: str, dep
                 assert "layer_norm" in name
                 continue
             seen.add(role)
-            gain = own.gain(role, int(name.split(".")[1]) + 1, N, place=place)
+            gain = own.gain(role, int(name.split(".")[1]) + 1)
             if gain != 1.0 and upside_down:
                 gain *= 1.15 / 0.87
             torch.testing.assert_close(found[name], gain * start, rtol=1e-6, atol=0)
