@@ -95,14 +95,16 @@ def reason_of(error: BaseException) -> tuple[str, int] | None:
             line = next(iter(str(one).splitlines()), "an allocation failed")
             return f"out of memory{address_limit()}: {line}", ResourceError.exit_code
     # pathlib raises a RuntimeError for a link to itself.
-    found = chain[1] if isinstance(error, RuntimeError) and len(chain) > 1 else error
-    if not isinstance(found, OSError) or (found is not error and found.errno != errno.ELOOP):
+    os_error = chain[1] if isinstance(error, RuntimeError) and len(chain) > 1 else error
+    if not isinstance(os_error, OSError) or (
+        os_error is not error and os_error.errno != errno.ELOOP
+    ):
         return None
-    code = ConfigError.exit_code if found.errno in WRONG_PATH else ResourceError.exit_code
-    if found.errno in FULL:
-        return f"{found.filename or 'the output'} cannot be written: {found.strerror}", code
-    where = f"{found.filename}: " if found.filename is not None else ""
-    return f"{where}{found.strerror or found}", code
+    code = ConfigError.exit_code if os_error.errno in WRONG_PATH else ResourceError.exit_code
+    if os_error.errno in FULL:
+        return f"{os_error.filename or 'the output'} cannot be written: {os_error.strerror}", code
+    where = f"{os_error.filename}: " if os_error.filename is not None else ""
+    return f"{where}{os_error.strerror or os_error}", code
 
 
 def address_limit() -> str:

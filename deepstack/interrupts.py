@@ -23,12 +23,12 @@ def stop_requests(stop: Stop | None) -> Iterator[Stop]:
     if stop is not None:
         yield stop
         return
-    asked: list[int] = []
+    received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -36,10 +36,10 @@ def stop_requests(stop: Stop | None) -> Iterator[Stop]:
         return
     signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: asked[0] if asked else None
+        yield lambda: received[0] if received else None
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:  # Ctrl-C after the last step: the run is done, but the caller must stop here
+    if received:  # Ctrl-C after the last step: the run is done, but the caller must stop here
         raise KeyboardInterrupt

@@ -58,8 +58,8 @@ class Registry(Generic[T]):
             return self._objects[name]
         except (KeyError, TypeError):
             far = nearest(str(name), self.names()) is None
-            own = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
-            raise ConfigError(unknown(self.kind, name, self.names()) + own) from None
+            plugin_hint = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
+            raise ConfigError(unknown(self.kind, name, self.names()) + plugin_hint) from None
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._objects

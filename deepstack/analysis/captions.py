@@ -63,12 +63,12 @@ def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
 
 def depth_words(runs: Sequence[Run]) -> list[str]:
     """Return the depths of these runs: `6`, or `20 + 5` for an encoder-decoder."""
-    found = set()
+    depth_sets = set()
     for run in runs:
         both = run.get("model.family") == "encoder_decoder"
         decoder = [int(run.get("model.decoder_depth") or depth_of(run))] if both else []
-        found.add((depth_of(run), *decoder))
-    return [" + ".join(map(str, depths)) for depths in sorted(found)]
+        depth_sets.add((depth_of(run), *decoder))
+    return [" + ".join(map(str, depths)) for depths in sorted(depth_sets)]
 
 
 def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[str]:
@@ -149,10 +149,14 @@ def _usual() -> dict[str, Any]:
 
 def seeds_note(counts: Iterable[int]) -> str:
     """Return a note on the number of seeds of a band."""
-    found = sorted(set(counts))
-    if not found or found[-1] == 1:
+    depth_sets = sorted(set(counts))
+    if not depth_sets or depth_sets[-1] == 1:
         return ""
-    return f"n = {found[0]}" if len(found) == 1 else f"n = {found[0]} to {found[-1]}"
+    return (
+        f"n = {depth_sets[0]}"
+        if len(depth_sets) == 1
+        else f"n = {depth_sets[0]} to {depth_sets[-1]}"
+    )
 
 
 def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:

@@ -203,11 +203,11 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     edges = []
     for key in keys:
         tried = [value for run in runs if isinstance(value := setting_value(run, key), int | float)]
-        if len(set(tried)) > 1 and (own := setting_value(best[0], key)) in (
+        if len(set(tried)) > 1 and (compared := setting_value(best[0], key)) in (
             min(tried),
             max(tried),
         ):
-            edges.append("lowest" if own == min(tried) else "highest")
+            edges.append("lowest" if compared == min(tried) else "highest")
     return Choice(best, {k: setting_value(best[0], k) for k in keys}, ", ".join(edges))
 
 
@@ -270,8 +270,8 @@ class Baseline:
             other = self.runs.get(self.place(run))
             if other is None or other is run:
                 continue
-            own, base = final_value(run, column), final_value(other, column)
-            found += [own - base] if own is not None and base is not None else []
+            compared, base = final_value(run, column), final_value(other, column)
+            found += [compared - base] if compared is not None and base is not None else []
         spread = spread_of(found)
         return {
             "difference": finite(spread.mean),

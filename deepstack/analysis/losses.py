@@ -56,12 +56,12 @@ def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[st
     """Return name and value of the runs' levels: distinct values, at most three per name."""
     levels: list[tuple[str, float]] = []
     for name in names:
-        found: list[float] = []
+        distinct: list[float] = []
         for run in runs:
             value = _reference(run, name)
-            if value is not None and not any(abs(v / value - 1) < 0.01 for v in found if value):
-                found.append(value)
-        levels += [(name, value) for value in found[:3]]
+            if value is not None and not any(abs(v / value - 1) < 0.01 for v in distinct if value):
+                distinct.append(value)
+        levels += [(name, value) for value in distinct[:3]]
     return levels
 
 

@@ -1,7 +1,7 @@
 """Settings: config values that vary over runs, and their names in labels.
 
 A setting varies if runs differ in it: it can be a line's label.  Depth and seed are no settings.
-A setting is dependent if other settings determine it: it makes no lines of its own.
+A setting is dependent if other settings determine it: it makes no further lines.
 A depth setting is chosen for each depth: depth and the other settings determine it.
 An option belongs to a scheme or a task: only labels of its owner name it.
 """

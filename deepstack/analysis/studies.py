@@ -33,13 +33,13 @@ def find_studies(
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
     seed, it has only the first.  damage_of: why a run cannot be read, or None.
     """
-    together = len(folders) > 1
+    is_joined = len(folders) > 1
     studies: dict[Path, list[Run]] = {}
     skipped: list[str] = []
     seen: dict[str, Run] = {}
     for run in [run for folder in folders for run in find_runs(folder)]:
-        members = studies.setdefault(Path() if together else run.path.parent, [])
-        if together and (same := seen.setdefault(experiment_of(run), run)) is not run:
+        members = studies.setdefault(Path() if is_joined else run.path.parent, [])
+        if is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
             if same.path.resolve() != run.path.resolve():
                 skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
         elif wrong := damage_of(run):
@@ -71,5 +71,5 @@ def use_readable(
 
 def experiment_of(run: Run) -> str:
     """Return the configuration of a run as text, seed included, without names and `runtime`."""
-    kept = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
-    return json.dumps([kept, run.meta.get("plugins", [])], sort_keys=True, default=str)
+    settings = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
+    return json.dumps([settings, run.meta.get("plugins", [])], sort_keys=True, default=str)

@@ -72,13 +72,13 @@ def row_of(worker: Worker, tokens: int) -> dict[str, Any]:
 
 
 def _row(name: str, seconds: Sequence[float], tokens: int) -> dict[str, Any]:
-    spread = summarise([1000 * s for s in seconds])
-    median = spread["median"]
+    summary = summarise([1000 * s for s in seconds])
+    median = summary["median"]
     return {
         "name": name,
         "step_ms": median,
-        "step_ms_low": spread["low"],
-        "step_ms_high": spread["high"],
+        "step_ms_low": summary["low"],
+        "step_ms_high": summary["high"],
         "steps_per_s": rounded(1000 / median),
         "tokens_per_s": rounded(1000 * tokens / median),
         "peak_memory_mb": None,

@@ -84,7 +84,7 @@ def compare(measured: Measured) -> dict[str, Any]:
     of this peer; None without peers.
     """
     by_row = {worker.row: worker.steps for worker in measured.rows}
-    own, half = by_row[LOGGED], by_row.get(IN_BF16)
+    exact_steps, half = by_row[LOGGED], by_row.get(IN_BF16)
     exact = [row for row in by_row if not is_own(row) and "bf16" not in parse_row(row)[1]]
     fastest = min(exact, key=lambda row: statistics.median(by_row[row]), default=None)
 
@@ -98,14 +98,16 @@ def compare(measured: Measured) -> dict[str, Any]:
         return rounded(statistics.median([ours / theirs for ours, theirs in pairs]))
 
     return {
-        "deepstack_ms": milliseconds(own),
+        "deepstack_ms": milliseconds(exact_steps),
         "deepstack_bf16_ms": milliseconds(half),
         "fastest_peer": None if fastest is None else label_of(fastest),
         "fastest_peer_ms": None if fastest is None else milliseconds(by_row[fastest]),
-        "ratio": ratio(own),
+        "ratio": ratio(exact_steps),
         "ratio_bf16": ratio(half),
         "products_fraction": rounded(
-            statistics.median([p / s for p, s in zip(measured.rows[0].products, own, strict=True)])
+            statistics.median(
+                [p / s for p, s in zip(measured.rows[0].products, exact_steps, strict=True)]
+            )
         ),
         "interleaved": measured.interleaved,
     }

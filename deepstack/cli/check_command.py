@@ -37,7 +37,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
     from deepstack.model import build_model, check_scheme
     from deepstack.schemes import scheme_memory, stack_schemes
     from deepstack.tasks import task_of
-    from deepstack.training import choose_device, device_is_here, memory_limit, run_name
+    from deepstack.training import (
+        bf16_support,
+        choose_device,
+        device_is_here,
+        memory_limit,
+        run_name,
+    )
 
     model = settings.model
     task = task_of(settings)
@@ -55,6 +61,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         if of:
             coefficients[f"depth{of}"] = scheme.place.depth
     first = next(iter(schemes.values())).scheme_class
+    half = settings.train.precision == "bf16"
     return {
         "run": run_name(settings),
         "scheme": f"{first.label}: {first.equation}",
@@ -67,6 +74,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{name.replace("_", " "): value for name, value in task.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
+        **({"bf16": bf16_support(device)} if half and device is not None else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
     }

@@ -40,6 +40,7 @@ from deepstack.config.schema import (
     Train,
 )
 from deepstack.config.study import Combination, Study, load_study, parse_study
+from deepstack.config.study_axes import MAX_RUNS
 from deepstack.config.study_rules import Override
 from deepstack.config.study_schema import json_schema
 from deepstack.config.template import annotated_defaults
@@ -47,6 +48,7 @@ from deepstack.config.too_large import available_memory, machine_memory, refuse_
 from deepstack.config.write import to_yaml, yaml_of
 
 __all__ = [
+    "MAX_RUNS",
     "ROLES",
     "Combination",
     "Config",

@@ -13,8 +13,8 @@ from deepstack.config.schema import MATRICES, Config
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
-# measured: a process that has imported torch and taken one step of a small model; and what the
-# modules of a layer and its operations, as a graph or a list, take besides what they compute
+# Measured: a process after the import of torch and one step of a small model; and the modules of a
+# layer with the graph or list of its operations, without results
 PROCESS_BYTES = 320 * 2**20
 LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
@@ -36,7 +36,7 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     model, (depth, beside) = config.model, depths(config)
     d, d_ff = model.d_model, width_inside(config)
     every, merged = depth + beside, model.decoder_attention == "merged"
-    crossing = 0 if merged else beside  # layers that have a cross-attention of its own
+    crossing = 0 if merged else beside  # layers with a separate cross-attention
     sublayers = 2 * every + crossing
     # dynamic_tanh has a scalar beside its gain
     scalar = int(model.norm.kind == "dynamic_tanh")
@@ -131,7 +131,7 @@ class _Sizes:
     matmul: int  # bytes of a number that a matrix product reads and writes
 
 
-# What one eager layer keeps for its backward pass: where, a sentence and the bytes of each tensor.
+# The tensors that one eager layer keeps for its backward pass: sublayer, description and bytes.
 SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
     ("attention", "the layer's input, which the product with W_q, W_k, W_v reads",
      lambda s: s.b * s.n * s.d * s.matmul),
@@ -178,7 +178,7 @@ def memory_terms(
     weights = sum(by_role.values()) * _FP32
     chosen = by_role if train.trainable == "all" else train.trainable
     trained = sum(by_role.get(role, 0) for role in chosen) * _FP32
-    largest = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
+    bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
     sizes = _sizes(config, train.batch_size)
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
@@ -187,7 +187,7 @@ def memory_terms(
         "weights": weights,
         "gradients": trained,
         "optimizer moments": moments(config, by_role),
-        "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * largest,
+        "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": depth * LAYER_OVERHEAD,
         "activations": activations(config, sizes, scheme_memory),
         "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
@@ -196,7 +196,7 @@ def memory_terms(
         "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
     }
     if train.spectral_penalty:
-        # WᵀW of every matrix; gradients of its own, one bank of q, k, v or w1 at a time
+        # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * _FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * _FP32 + 2 * bank
     looked, attributed = config.log.layers_every != 0, config.log.attribution_every != 0
@@ -204,14 +204,14 @@ def memory_terms(
         # θ_0, kept by the host; held over the step: the weights before it
         copies = weights * (looked + (not on_gpu(config)))
         after = 0
-        if looked:  # gradients and differences of its own, what the branches of sublayers gave, and
-            # what is computed of some sublayers at a time, with the stream of all layers once more
+        if looked:  # further gradients and differences, the branches' outputs, and values of some
+            # sublayers at a time, with the stream of all layers once more
             seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
             states = seen * probe * positions(config) * config.model.d_model * _FP32
             saved = saved_by_layers(config, _sizes(config, probe), scheme_memory)
             after = 2 * weights + saved + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
-            after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * largest)
+            after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
         during = terms["activations"] + terms["temporaries of the optimizer"]
         terms["looks at every layer"] = copies + max(0, after - during)
     return terms
@@ -250,10 +250,10 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     weights = _FP32 * sum(by_role.values())
     logs = BYTES_PER_STEP * config.train.steps + 2**16
     if every := config.log.layers_every:
-        looks = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
+        snapshots = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
             config.train.steps / every
         )  # fmt: skip
-        logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (looks + 2))
+        logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (snapshots + 2))
     return weights + logs, 3 * (weights + moments(config, by_role) + logs) + logs
 
 

@@ -295,7 +295,8 @@ class Train(_Section):
     ) = "all"
     """The roles that are trained: 'all', or a list."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """The number format of matrix products; 'bf16' is autocast."""
+    """The number format of matrix products.  'bf16' is autocast: weights, optimizer, norms, softmax
+    and the probe stay in fp32."""
     max_loss: Annotated[float, Field(gt=0)] = 100.0
     """A training loss above this ends the run as diverged."""
     eval_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 50

@@ -242,12 +242,12 @@ def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
 
 def _largest(study: Study) -> Iterator[dict[str, Any]]:
     """Yield the sizes of the cells that can be the largest, in order of falling product."""
-    found = {
+    size_sets = {
         tuple(sorted((k, v) for k, v in cell.settings.items() if k in too_large.SIZES and v))
         for cell in study.combinations()
     }
     # whether the heads divide the width is a question for each combination, and not for its size
-    sized = [{**dict(sizes), "model.n_heads": 1} for sizes in found]
+    sized = [{**dict(sizes), "model.n_heads": 1} for sizes in size_sets]
     sized.sort(key=lambda sizes: -math.prod(map(float, sizes.values())))
     cells: list[dict[str, Any]] = []
     for sizes in sized:

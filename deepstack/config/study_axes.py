@@ -147,7 +147,7 @@ def _group_problems(section: str, group: dict[str, Node]) -> list[Problem]:
 
 
 def value_problems(tree: Node, key: str, value: Node) -> list[Problem]:
-    """Return what the schema refuses of one value that is put into the tree.
+    """Return the schema's complaints about one value that is put into the tree.
 
     A value that only does not go with another (heads that do not divide the width) is judged
     together with the rest of its combination.

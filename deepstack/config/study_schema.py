@@ -91,7 +91,7 @@ def _is_axis(path: Path) -> bool:
 
 
 def _form_problem(path: Path, item: dict[str, Any], sweep: Node) -> Problem:
-    node, place = sweep.at(path), sweep.at(path).where
+    node, position = sweep.at(path), sweep.at(path).where
     missing = item["type"] == "missing"
     words = [part for part in (*path, item["loc"][-1] if missing else 0) if isinstance(part, str)]
     shown = "nothing" if missing else node.shown
@@ -100,7 +100,7 @@ def _form_problem(path: Path, item: dict[str, Any], sweep: Node) -> Problem:
     allowed = _FORMS.get(words[0] if words else "", "")
     if item["type"] == "extra_forbidden":
         fields = list((SweepOverride if len(path) > 1 else Sweep).model_fields)
-        shown, place = f"the unknown key {quote(str(path[-1]))}", node.key_where
+        shown, position = f"the unknown key {quote(str(path[-1]))}", node.key_where
         allowed = ", ".join(fields) + hint_for(nearest(str(path[-1]), fields))
     elif item["type"] == "too_long" and isinstance(node.value, list):
         shown, allowed = f"{len(node.value)} entries", f"at most {MAX_RULES}"
@@ -111,4 +111,4 @@ def _form_problem(path: Path, item: dict[str, Any], sweep: Node) -> Problem:
     elif path[:1] == ("zip",) and isinstance(node.value, dict) and len(node.value) == 1:
         shown = "one key, which belongs under grid"
     key = quote_key(".".join(["sweep", *words]))
-    return Problem(place, key, f"found {shown}; allowed {allowed}")
+    return Problem(position, key, f"found {shown}; allowed {allowed}")

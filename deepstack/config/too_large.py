@@ -104,6 +104,6 @@ def _largest_that_fits(config: Config, key: str, scheme_memory: SchemeMemory, me
     def needed(value: int) -> int:
         return memory_estimate(_changed(config, key, value), scheme_memory=scheme_memory)
 
-    largest = bisect_right(range(1, _get(config, key)), memory, key=needed)
-    step = 10 ** max(0, len(str(largest)) - 2)
-    return largest // step * step
+    highest = bisect_right(range(1, _get(config, key)), memory, key=needed)
+    step = 10 ** max(0, len(str(highest)) - 2)
+    return highest // step * step

@@ -141,16 +141,16 @@ def first_order(
     with at_start(banks, initial) as present, torch.no_grad(), evaluating(model), model.unfused():
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
-        whole: Tensor | None = None
+        total: Tensor | None = None
         for part in parts:
             mine = [bank for bank in banks if bank.key in part.pieces]
             tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
             vector = push_forward(model, mine, tangents, tokens)
             values[part.name] = distance(vector)
             if part.is_role:
-                whole = vector if whole is None else whole + vector
-    assert whole is not None
-    return values | {WHOLE: distance(whole)}
+                total = vector if total is None else total + vector
+    assert total is not None
+    return values | {WHOLE: distance(total)}
 
 
 def push_forward(

@@ -59,7 +59,7 @@ def bound(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("effective_gain", "v·w/α")
 def effective_gain(snapshot: Snapshot) -> Tensor:
-    """v w/α, what a sublayer multiplies a change of what its branch reads by, in the same theorem.
+    """v w/α, the factor of a sublayer on a change of its branch's input, in the same theorem.
 
     Over the cross-attentions of a decoder its sum is the factor of the encoder in Theorem 4.3.
     """
@@ -79,9 +79,9 @@ def measure_terms(snapshot: Snapshot) -> Terms:
     """Compute the theorem's symbols for every sublayer of a stack."""
     columns = []
     for name in snapshot.sublayers:
-        inner, outer, kept = MATRICES[name]
+        inner, outer, fixed = MATRICES[name]
         W, V = snapshot.matrices[inner], snapshot.matrices[outer]
-        w = torch.sqrt(W.shape[-1] * variance(W.flatten(1)) * kept)
+        w = torch.sqrt(W.shape[-1] * variance(W.flatten(1)) * fixed)
         v = torch.sqrt(V.shape[-1] * variance(V.flatten(1)))
         changes = [m - snapshot.initial[r].to(m.device) for r, m in ((inner, W), (outer, V))]
         lengths = [torch.linalg.vector_norm(c.flatten(1), dim=1) for c in changes]
@@ -106,12 +106,12 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
     if scheme in _tried:
         return _tried[scheme]
     try:
-        found = alphas(scheme, d_model, torch.device("cpu"))
+        coefficients = alphas(scheme, d_model, torch.device("cpu"))
     except RuntimeError:  # the scheme has a tensor that is no parameter or buffer
         return alphas(scheme, d_model, device)
     if not scheme.changes_by_step:
-        _tried[scheme] = found
-    return found
+        _tried[scheme] = coefficients
+    return coefficients
 
 
 def not_said_of(model: conf.Model) -> tuple[str, ...]:
@@ -138,8 +138,8 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
     has.  All NaN, without a run, for a final norm of the stack, several streams, slots inside
     sublayers, or an attention that reads both streams.
     """
-    place = scheme.place
-    reads = place.family == "encoder_decoder" and place.side == "decoder"
+    position = scheme.place
+    reads = position.family == "encoder_decoder" and position.side == "decoder"
     merged = reads and len(scheme.sublayers) == 2
     unknown = [math.nan] * len(scheme.sublayers)
     if merged or scheme.maps_stream or scheme.final_norm or len(scheme.slots):
@@ -200,10 +200,10 @@ def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:
         return math.nan
     columns = torch.stack([x.flatten(), g.flatten()], dim=1).double().cpu()
     target = z.flatten().double().cpu()
-    found = torch.linalg.lstsq(columns, target).solution
-    if (columns @ found - target).norm() > 0.01 * target.norm():
+    coefficients = torch.linalg.lstsq(columns, target).solution
+    if (columns @ coefficients - target).norm() > 0.01 * target.norm():
         return math.nan
-    c1, c2 = found.tolist()
+    c1, c2 = coefficients.tolist()
     return c1 / c2 if abs(c2) > 1e-6 * abs(c1) else math.inf
 
 

@@ -98,13 +98,13 @@ def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
 
     layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer.
     """
-    found = [_values(snapshot) for snapshot in snapshots]
-    names = list(dict.fromkeys(name for values in found for name in values))
+    by_snapshot = [_values(snapshot) for snapshot in snapshots]
+    names = list(dict.fromkeys(name for values in by_snapshot for name in values))
 
     def of(values: dict[str, Tensor], name: str) -> Tensor:
         return values.get(name, torch.full_like(values["grad_norm"], float("nan")))
 
-    return {name: torch.cat([of(values, name) for values in found]) for name in names}
+    return {name: torch.cat([of(values, name) for values in by_snapshot]) for name in names}
 
 
 def _values(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -121,12 +121,14 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
                 "place, which other diagnostics read; write a new tensor, or .clone() it first"
             )
         if isinstance(value, Mapping):
-            found = {f"{name}_{part}": of_part for part, of_part in value.items()}
+            by_snapshot = {f"{name}_{part}": of_part for part, of_part in value.items()}
         elif isinstance(value, Tensor) and value.shape == (depth, count):
-            found = {f"{name}_{part}": value[:, i] for i, part in enumerate(snapshot.sublayers)}
+            by_snapshot = {
+                f"{name}_{part}": value[:, i] for i, part in enumerate(snapshot.sublayers)
+            }
         else:
-            found = {name: value}
-        for file, one in found.items():
+            by_snapshot = {name: value}
+        for file, one in by_snapshot.items():
             if not isinstance(one, Tensor) or one.shape != (depth,):
                 shape = f"{tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
                 raise PluginError(
@@ -134,19 +136,19 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
                     f"tensor ({depth},), one value a layer, or ({depth}, {count}), one a sublayer "
                     f"({place_of(function).rstrip(': ')})"
                 )
-        values |= found
+        values |= by_snapshot
     return values
 
 
 def versions(snapshot: Snapshot) -> dict[str, int]:
     """Return the number of in-place changes of each tensor of a snapshot."""
-    found: dict[str, int] = {}
+    by_snapshot: dict[str, int] = {}
     for key, value in vars(snapshot).items():
         inside = value.items() if isinstance(value, Mapping) and key != "shared" else [("", value)]
         for part, tensor in inside:
             if isinstance(tensor, Tensor):
-                found[f"{key}[{part!r}]" if part else key] = tensor._version
-    return found
+                by_snapshot[f"{key}[{part!r}]" if part else key] = tensor._version
+    return by_snapshot
 
 
 def describe() -> dict[str, tuple[str, str, str]]:

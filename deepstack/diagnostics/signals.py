@@ -11,7 +11,7 @@ from deepstack.diagnostics.snapshot import Snapshot
 
 @diagnostic("beta_ln", "β_{LN}")
 def beta_ln(snapshot: Snapshot) -> Tensor:
-    """β_LN = ‖δ_r‖/‖δ_o‖ of the last norm of each sublayer, δ the gradient by what it reads, gives.
+    """β_LN = ‖δ_r‖/‖δ_o‖ of the last norm in each sublayer, δ a gradient by its input or output.
 
     δ_r is the gradient through the norm alone.  Zhang et al. 2019, arXiv:1908.11365, section 3.
     """
@@ -42,7 +42,7 @@ def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("ln_input_variance", "Var z")
 def ln_input_variance(snapshot: Snapshot) -> Tensor:
-    """Variance over the d coordinates of what the last norm of a sublayer reads, mean over tokens.
+    """Variance over the d coordinates of the last norm's input in a sublayer, mean over tokens.
 
     It is the biased variance, which LN itself uses.
     """

@@ -24,7 +24,7 @@ def losses_without(
     layers = model.layers
     losses = torch.full((len(layers),), float("nan"), device=tokens.device)
     with torch.no_grad(), evaluating(model):
-        for index in spread(len(layers), count):
+        for index in divide_evenly(len(layers), count):
             losses[index] = loss(logits_without(model, tokens, layers[index]))
     sizes = [len(stack.layers) for stack in model.stacks.values()]
     return dict(zip(model.stacks, losses.split(sizes), strict=True))
@@ -42,7 +42,7 @@ def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor
     return logits
 
 
-def spread(total: int, count: int) -> list[int]:
+def divide_evenly(total: int, count: int) -> list[int]:
     """Return `count` of 0, …, total − 1, evenly spaced with both ends; all of them if fewer."""
     if count >= total:
         return list(range(total))

@@ -134,8 +134,10 @@ def take(
     for layer in parameters:
         sizes = [next(lengths) for _ in layer]
         by_layer.append(length(sizes, tokens.device))
-        kept = [n for n, p in zip(sizes, layer, strict=True) if getattr(p, "start", "") == "matrix"]
-        of_matrices.append(length(kept, tokens.device))
+        matrix_sizes = [
+            n for n, p in zip(sizes, layer, strict=True) if getattr(p, "start", "") == "matrix"
+        ]
+        of_matrices.append(length(matrix_sizes, tokens.device))
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]

@@ -14,7 +14,7 @@ from deepstack.model.initialise import IN_SUBLAYERS
 POWER, VECTORS = 256, 8
 SMALL = 512
 # Total number of entries of the matrices that are squared at once.
-TOGETHER = 2**26
+NUMBERS_AT_ONCE = 2**26
 # Lower limit of divisors: a zero matrix has no direction.
 TINY = 1e-30
 
@@ -67,7 +67,7 @@ def spectral_norms(W: Tensor, power: int = POWER, vectors: int = VECTORS) -> Ten
     n = W.shape[2]
     start = start_vectors(n, vectors, W.device)
     norms = []
-    for some in W.split(max(1, TOGETHER // n**2)):
+    for some in W.split(max(1, NUMBERS_AT_ONCE // n**2)):
         v = top_singular_vectors(some, start, *iterations_and_squarings(n, power))
         norms.append(torch.bmm(some, v).squeeze(2).norm(dim=1))
     return torch.cat(norms)

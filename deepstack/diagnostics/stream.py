@@ -93,7 +93,7 @@ def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int
         good = torch.isfinite(part).flatten(1).all(dim=1)
         values = function(torch.where(good[:, None, None, None], part, 0.0))
         for shift in range(overlap + 1):
-            own = good[shift : shift + len(values)]
-            values = torch.where(own, values, float("nan"))
+            is_good = good[shift : shift + len(values)]
+            values = torch.where(is_good, values, float("nan"))
         parts.append(values)
     return torch.cat(parts).to(states.dtype)

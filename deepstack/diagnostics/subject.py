@@ -129,18 +129,18 @@ class Subject:
         `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): interactions of groups.
         """
         moved = self.hidden() - self.initial
-        together = torch.zeros_like(moved)
+        explained = torch.zeros_like(moved)
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        found = {}
+        norms = {}
         for name, members in groups.items():
-            kept = set(members)
-            with holding({tensors[n]: v for n, v in start.items() if n not in kept}):
+            moving = set(members)
+            with holding({tensors[n]: v for n, v in start.items() if n not in moving}):
                 alone = self.hidden() - self.initial
-            together += alone
-            found[name] = alone.norm(dim=-1).mean()
-        found["whole"] = moved.norm(dim=-1).mean()
-        found["unexplained"] = (moved - together).norm(dim=-1).mean()
-        return found
+            explained += alone
+            norms[name] = alone.norm(dim=-1).mean()
+        norms["whole"] = moved.norm(dim=-1).mean()
+        norms["unexplained"] = (moved - explained).norm(dim=-1).mean()
+        return norms
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters and the persistent buffers, by name."""

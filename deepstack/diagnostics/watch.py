@@ -181,8 +181,8 @@ def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
     The mean is over sequences, heads and positions.
     """
     if causal:
-        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-        logits = logits.masked_fill(later, float("-inf"))
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(future, float("-inf"))
     return torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
 
 

@@ -139,7 +139,7 @@ class TorchRankGroup(RankGroup):
         return value
 
     def _broadcast(self, message: bytes) -> bytes:
-        # JSON as bytes: torch's own broadcast of objects would unpickle what it receives.
+        # JSON as bytes: torch's own broadcast of objects would unpickle the received bytes.
         length = torch.tensor([len(message)])
         self.dist.broadcast(length, 0)
         data = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else None

@@ -1,6 +1,6 @@
 """Fast paths: they wrap a finished model and compute what its plain eager step computes.
 
-`accelerate` is the entry for training; `fast_paths_of` tells beforehand what it will do.
+`accelerate` is the entry for training; `fast_paths_of` returns the choice beforehand.
 """
 
 from deepstack.fast.accelerate import Accelerated, accelerate

@@ -16,7 +16,7 @@ from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.layers import enable_fast_paths, in_parts
 from deepstack.fast.replay import replaying
 from deepstack.fast.rule import FastPaths
-from deepstack.fast.step import Made, Probe, Step, Update, make_step, probed
+from deepstack.fast.step import Probe, Step, StepFunction, Update, make_step, probed
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
 
@@ -57,16 +57,16 @@ class Accelerated:
             capture=self._recorder(),
         )
 
-    def _recorder(self) -> Callable[[Update, Probe | None], Made]:
+    def _recorder(self) -> Callable[[Update, Probe | None], StepFunction]:
         """Return the function that records a step: CUDA graph capture, replay, or neither."""
         if self.paths.replayed:
             return partial(replaying, said=self.notify)
         if self.paths.captured:
             model = self.built.model
-            joint = not model.schemes[0].changes_by_step
+            concurrent = not model.schemes[0].changes_by_step
             insist = self.config.runtime.cuda_graph is True
             parts = partial(in_parts, model)
-            return partial(capture, said=self.notify, insist=insist, joint=joint, parts=parts)
+            return partial(capture, said=self.notify, insist=insist, joint=concurrent, parts=parts)
         return probed
 
     def capture_function(self, function: Callable[[], T]) -> Callable[[], T] | None:

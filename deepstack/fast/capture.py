@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepstack.errors import ResourceError
 from deepstack.fast.gpu.deferred_gradients import join, other_stream
-from deepstack.fast.step import Made, Measured, Probe, Update, weakly
+from deepstack.fast.step import Measured, Probe, StepFunction, Update, weakly
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def capture(
     *,
     joint: bool = True,
     parts: Parts | None = None,
-) -> Made:
+) -> StepFunction:
     """Return a step, update then probe, whose fourth and later calls replay CUDA graphs.
 
     Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the

@@ -23,8 +23,8 @@ def half_weights(products: Sequence[Product], dtype: torch.dtype) -> Iterator[No
     """Give products copies of their weights in this precision for the passes inside the block."""
     for same in by_shape(products):
         weights = stacked([product.weight for product in same], dtype)
-        given = [product.bias for product in same if product.bias is not None]
-        biases = stacked(given, dtype).unbind() if given else [None] * len(same)
+        biased = [product.bias for product in same if product.bias is not None]
+        biases = stacked(biased, dtype).unbind() if biased else [None] * len(same)
         for product, weight, bias in zip(same, weights.unbind(), biases, strict=True):
             product.half_weights = weight, bias
     try:
@@ -64,8 +64,8 @@ def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tens
     memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     if len(memory) > 1 or places != list(rows) or not all(t.is_contiguous() for t in tensors):
         return torch.stack([converted(tensor, kind) for tensor in tensors])
-    whole = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
-    return converted(whole, kind)
+    view = first.as_strided((len(tensors), *first.shape), (apart, *first.stride()))
+    return converted(view, kind)
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:

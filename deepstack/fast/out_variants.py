@@ -91,7 +91,7 @@ def copying(operation: Any, results: dict[int, Tensor]) -> Callable[..., None]:
 
     def copy(*args: Any, **kwargs: Any) -> None:
         values = run(*args, **kwargs)
-        for index, place in places:
-            place.copy_(values if is_single else values[index])
+        for index, result in places:
+            result.copy_(values if is_single else values[index])
 
     return copy

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepstack.fast.out_variants import Operation, bind
 from deepstack.fast.recording import Recording, TensorRef, map_nested, numbers_in
-from deepstack.fast.step import Made, Measured, Probe, Update, probed
+from deepstack.fast.step import Measured, Probe, StepFunction, Update, probed
 from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_stride
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
 
 
-def replaying(update: Update, probe: Probe | None, said: Callable[[str], None]) -> Made:
+def replaying(update: Update, probe: Probe | None, said: Callable[[str], None]) -> StepFunction:
     """Return a step, update then probe, whose fourth and later calls replay the third call.
 
     The second call is recorded as well.  If the two recordings differ, or if the update reads a

@@ -55,7 +55,7 @@ def choose_fast_paths(
 
     | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
-    | fused    | no dropout, nothing sharded; GPU:                  | see benchmarks/README.md    |
+    | fused    | no dropout, nothing sharded; GPU:                  | see benchmarks/log.md       |
     |          | nothing inside of sublayers, and small or all nodes |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |

@@ -53,14 +53,14 @@ class Update:
         return self.apply(*self.gradients(inputs, targets))
 
 
-Made = Callable[[Tensor, Tensor], Measured]
+StepFunction = Callable[[Tensor, Tensor], Measured]
 Probe = Callable[[], dict[str, Tensor]]
 
 
 class Step:
     """A training step, (inputs, targets, lr) -> Measured."""
 
-    def __init__(self, update: Made, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, update: StepFunction, optimizer: torch.optim.Optimizer) -> None:
         self.update, self.optimizer = update, optimizer
 
     def __call__(self, inputs: Tensor, targets: Tensor, lr: float) -> Measured:
@@ -72,7 +72,7 @@ class Step:
         del self.update
 
 
-def probed(update: Update, probe: Probe | None) -> Made:
+def probed(update: Update, probe: Probe | None) -> StepFunction:
     """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
@@ -103,7 +103,7 @@ def make_step(
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
     project: Callable[[], None] | None = None,
-    capture: Callable[[Update, Probe | None], Made] = probed,
+    capture: Callable[[Update, Probe | None], StepFunction] = probed,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 

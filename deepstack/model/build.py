@@ -30,11 +30,11 @@ class Built:
 
     def optim(self, role: str) -> Optim:
         """Return the scheme's factors on a role's learning rate, weight decay and epsilon."""
-        return first_of(self.schemes).optim(role)
+        return first_scheme(self.schemes).optim(role)
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
-        constrains = first_of(self.schemes).scheme_class.constrains
+        constrains = first_scheme(self.schemes).scheme_class.constrains
         return partial(constrain, self.trained, self.schemes) if constrains else None
 
     def state(self) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def build_model(
     """
     device = torch.device(device)
     schemes = stack_schemes(conf.checked_config(config))
-    first = first_of(schemes)
+    first = first_scheme(schemes)
     refuse_unfit(config.model, first.scheme_class)
     joined = ("q", "k", "v"), ("cross_k", "cross_v"), ("w1", "w3")
     apart = frozenset(
@@ -115,7 +115,7 @@ def build_model(
     return built
 
 
-def first_of(schemes: Mapping[str, StackScheme]) -> StackScheme:
+def first_scheme(schemes: Mapping[str, StackScheme]) -> StackScheme:
     """Return the scheme of the first stack, whose depth is `model.depth`."""
     return next(iter(schemes.values()))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.model.query_key import QueriesAndKeys
-from deepstack.model.sublayers import Linear, Listener, Slots, bias_of, taken
+from deepstack.model.sublayers import Linear, Listener, Slots, bias_of, filled_slots
 from deepstack.parameters import parameter
 
 
@@ -36,7 +36,7 @@ class Crossing(nn.Module):
         self.n_heads, self.dropout = n_heads, dropout
         self.linear = linear
         self.qk = qk
-        self.slots = taken(slots, self.SLOTS)
+        self.slots = filled_slots(slots, self.SLOTS)
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries of the stream, (batch, head, seq, d_head)."""

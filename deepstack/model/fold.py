@@ -117,8 +117,8 @@ class Follow(TorchFunctionMode):
     def seen(self, name: str, args: Iterable[Any]) -> None:
         """Record a function that is not a linear map with a parameter."""
         for tensor in flat(args):
-            if found := self.origin_of(tensor):
-                self.readings[found.norm].others.add(name)
+            if after_fold := self.origin_of(tensor):
+                self.readings[after_fold.norm].others.add(name)
             for weight in self.weights_in(tensor):
                 self.used_by.setdefault(weight, set()).add(None)
 
@@ -335,7 +335,7 @@ def compare(
         return output(built.model, inputs).double()
 
     exact, single = (logits(*before, dtype) for dtype in (torch.float64, torch.float32))
-    found = {dtype: logits(*after, dtype) for dtype in (torch.float64, torch.float32)}
+    after_fold = {dtype: logits(*after, dtype) for dtype in (torch.float64, torch.float32)}
 
     def largest(x: Tensor) -> float:
         # a NaN difference must not count as equal
@@ -343,8 +343,8 @@ def compare(
         return value if value == value else float("inf")
 
     return Comparison(
-        float64=largest(found[torch.float64] - exact),
-        float32=largest(found[torch.float32] - single),
+        float64=largest(after_fold[torch.float64] - exact),
+        float32=largest(after_fold[torch.float32] - single),
         rounding=largest(single - exact),
         largest=largest(exact),
     )
@@ -353,8 +353,8 @@ def compare(
 def output(model: Transformer, inputs: Tensor) -> Tensor:
     """Return the logits as in validation: evaluation mode, batch norms with running averages."""
     with torch.no_grad(), model.statistics("followed"):
-        found: Tensor = model.eval()(inputs)
-    return found
+        after_fold: Tensor = model.eval()(inputs)
+    return after_fold
 
 
 def forward_times(

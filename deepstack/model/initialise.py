@@ -49,7 +49,7 @@ def fan_in(init: conf.Init, n_in: int, n_out: int) -> float:
     return math.sqrt(1 / n_in)
 
 
-def given(init: conf.Init, n_in: int, n_out: int) -> float:
+def fixed_std(init: conf.Init, n_in: int, n_out: int) -> float:
     """Return `init.std`, independent of the matrix size."""
     return init.std
 
@@ -128,7 +128,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "kaiming_uniform": Distribution(kaiming, uniform),
     "orthogonal": Distribution(one, orthogonal),
     "truncated_normal": Distribution(xavier, truncated_normal),
-    "normal": Distribution(given, normal),
+    "normal": Distribution(fixed_std, normal),
     "zero_identity": Distribution(one, zero_identity),
     "ntk": Distribution(one, normal),
 }

@@ -40,9 +40,9 @@ class Layer(nn.Module):
     def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
         if self.whole is not None and memory is None:
             return self.whole(x)
-        return self.scheme.layer(x, *self.given(memory))
+        return self.scheme.layer(x, *self.bind_memory(memory))
 
-    def given(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
+    def bind_memory(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
         """Return the sublayers as functions of the stream alone, bound to `memory`."""
         if memory is None:
             return self.running

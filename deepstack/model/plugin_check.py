@@ -70,9 +70,9 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
         def leave(self, out: Tensor) -> None:
             refuse_no_stream(scheme, "residual", out, x)
 
-    def note(module: nn.Module, given: Any, made: Any) -> None:
-        if isinstance(made, Tensor):
-            gave.append((made, made._version))
+    def note(module: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            gave.append((output, output._version))
 
     if not scheme.joins_sublayers:
         scheme.tap = ResultCheck()
@@ -83,7 +83,7 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
         reads = any(layer.readers)
         left = refuse_no_stream(scheme, "layer", layer(entered, memory if reads else None), x)
         changed = "x" if visible(entered)._version != before else ""
-        if any(made._version != was for made, was in gave):
+        if any(output._version != was for output, was in gave):
             changed = "G(x)"
         if changed:
             name = "layer" if scheme.joins_sublayers else "residual"

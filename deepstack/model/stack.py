@@ -63,16 +63,16 @@ class Stack(nn.Module):
         of_last = {} if model.norm.final_gain is None else {"gain": model.norm.final_gain}
 
         def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
-            said = norm | of_last if roles == last else norm
-            return NORMS[model.norm.kind](width, roles=roles, **said)
+            options = norm | of_last if roles == last else norm
+            return NORMS[model.norm.kind](width, roles=roles, **options)
 
-        place = self.place
-        causal = place.side == "decoder"
-        reads = causal and place.family == "encoder_decoder"
-        merged = reads and place.decoder_sublayers == 2
+        position = self.place
+        causal = position.side == "decoder"
+        reads = causal and position.family == "encoder_decoder"
+        merged = reads and position.decoder_sublayers == 2
         names = ("attention", "cross_attention", "feed_forward")
         chosen = names if reads and not merged else (names[0], names[2])
-        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, place, model.gated)
+        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, position, model.gated)
         self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
@@ -100,14 +100,14 @@ class Stack(nn.Module):
             if merged:
                 attention = MergedAttention(*sizes, qk=of_heads(None), **common)
             else:
-                together = not apart & {"q", "k", "v"}
+                is_fused = not apart & {"q", "k", "v"}
                 qk = of_heads(rotation)
-                attention = Attention(*sizes, fused=together, causal=causal, qk=qk, **common)
+                attention = Attention(*sizes, fused=is_fused, causal=causal, qk=qk, **common)
             modules: dict[str, nn.Module] = {"attention": attention}
             if "cross_attention" in chosen:
-                together = not apart & {"cross_k", "cross_v"}
+                is_fused = not apart & {"cross_k", "cross_v"}
                 modules["cross_attention"] = CrossAttention(
-                    *sizes, fused=together, qk=of_heads(None), **common
+                    *sizes, fused=is_fused, qk=of_heads(None), **common
                 )
             common |= {"gated": model.gated, "fused": not apart & {"w1", "w3"}}
             modules["feed_forward"] = FeedForward(
@@ -152,7 +152,7 @@ class Stack(nn.Module):
         stream = self.enter(x)
         for layer in self.layers:
             assert isinstance(layer, Layer)
-            stream = layer.scheme.calibrate(stream, *layer.given(memory), seen=seen)
+            stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
 
 

@@ -99,7 +99,7 @@ class Attention(nn.Module):
         self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
         self.linear = linear
         self.qk = qk
-        self.slots = taken(slots, self.SLOTS)
+        self.slots = filled_slots(slots, self.SLOTS)
         if fused:
             self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
         else:
@@ -160,8 +160,8 @@ class Attention(nn.Module):
         own = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
         logits, handed = self.slots["logits"](own, before)
         if causal:
-            later = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu(1)
-            logits = logits.masked_fill(later, float("-inf"))
+            future = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu(1)
+            logits = logits.masked_fill(future, float("-inf"))
         weights = torch.softmax(logits, dim=-1)
         if self.dropout and self.training:
             weights = F.dropout(weights, self.dropout)
@@ -225,7 +225,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.linear = linear
-        self.slots = taken(slots, self.SLOTS)
+        self.slots = filled_slots(slots, self.SLOTS)
         self.activation_name, self.dropout = activation, dropout
         self.activation = ACTIVATIONS[activation]
         self.gated, self.fused = gated, fused or not gated
@@ -280,6 +280,6 @@ def same(h: Tensor) -> Tensor:
     return h
 
 
-def taken(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
+def filled_slots(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
     """Return the modules in these slots, in a plain dict because the scheme owns them."""
     return {name: slots[name] for name in names if slots is not None and name in slots}

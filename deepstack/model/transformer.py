@@ -175,17 +175,17 @@ class Transformer(nn.Module):
         if self.infers and not torch.is_grad_enabled():
             # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
-                found = self._run_stacks(tokens)
-            return found.clone()  # an ordinary tensor
+                output = self._run_stacks(tokens)
+            return output.clone()  # an ordinary tensor
         return self._run_stacks(tokens)
 
     def _run_stacks(self, tokens: Tensor) -> Tensor:
         x, *others = self.inputs(tokens)
         first, *after = self.stacks.values()
-        found: Tensor = first(x)
+        output: Tensor = first(x)
         for stack, x in zip(after, others, strict=True):
-            found = stack(x, found)
-        return found
+            output = stack(x, output)
+        return output
 
     def calibrate(self, tokens: Tensor) -> None:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""

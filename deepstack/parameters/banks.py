@@ -27,7 +27,7 @@ ALIGNMENT = 16
 class Bank:
     """One parameter of every layer: a key, its role(s), and tensors over all layers.
 
-    parameters: what an optimizer is given: one tensor (depth, padded size) over all layers or, with
+    parameters: the optimizer's tensors: one tensor (depth, padded size) over all layers or, with
     plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
     or one an equal slice of the first axis of shape (the fused q, k, v).  stack: which layers
     ('encoder', 'decoder'); None for a parameter outside of the layers (embedding, head, …), whose
@@ -105,7 +105,7 @@ class Banks:
     """Gives a model built on the meta device its storage, and knows every parameter by role.
 
     stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
-    `<name>.layers`.  stacked=False gives every layer storage of its own; what is computed is the
+    `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
     same bit for bit.
     """
 
@@ -124,7 +124,7 @@ class Banks:
         for stack, layers in stacks.items():
             at: dict[str, Sequence[nn.Module]] = {"": layers}
             for path, _ in layers[0].named_modules():
-                if path:  # what it is in, comes before it
+                if path:  # a module comes after the module that contains it
                     parent, _, name = path.rpartition(".")
                     inner = [owner._modules[name] for owner in at[parent]]
                     at[path] = cast(list[nn.Module], inner)

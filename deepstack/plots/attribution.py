@@ -48,9 +48,12 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Stacked:
-    """One panel: at each x the mean over seeds of every role's part, of its share, and of what the
-    parts add up to over the whole.  shares, parts: role -> one value an x; by_seed: role, or
-    'whole', -> the values of the seeds at each x."""
+    """One panel: at each x the means over seeds of every role's part and share, and of the ratio
+    of the parts' sum to the whole.
+
+    shares, parts: role -> one value per x.  by_seed: role, or 'whole' -> the values of the seeds at
+    each x.
+    """
 
     name: str
     x: list[int]

@@ -69,14 +69,14 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
         parts = [terms[f"bound_{name}"][1][:, first:end] for name in sublayers]
         return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
 
-    own = ("attention", "feed_forward")
+    sublayer_names = ("attention", "feed_forward")
     if len(depths) == 1:
-        bound = total(0, next(iter(depths.values())), own)
+        bound = total(0, next(iter(depths.values())), sublayer_names)
     else:
         first, end = depths["encoder"], sum(depths.values())
         factor = run.layers("effective_gain_cross_attention")[1][:, first:end].astype(float)
-        encoder = factor.sum(axis=1) * total(0, first, own)
-        bound = encoder + total(first, end, (*own, "cross_attention"))
+        encoder = factor.sum(axis=1) * total(0, first, sublayer_names)
+        bound = encoder + total(first, end, (*sublayer_names, "cross_attention"))
     table = pd.DataFrame({"step": steps, "bound": bound})
     measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
     table = table.merge(measured, on="step")
@@ -189,17 +189,17 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         if not measured:
             continue
         marks = {point.depth: point.mark for point in measured}
-        found = {"measured": measured}
+        by_quantity = {"measured": measured}
         for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
             points = points_of(s.depths, s.at, partial(value, column=column), gone=diverged_by)
-            found[name] = [replace(p, mark=marks[p.depth]) for p in points]
+            by_quantity[name] = [replace(p, mark=marks[p.depth]) for p in points]
         draw_points(both, measured, style)
-        x, y = zip(*((p.depth, p.value.mean) for p in found[RIGHT]), strict=True)
+        x, y = zip(*((p.depth, p.value.mean) for p in by_quantity[RIGHT]), strict=True)
         both.plot(x, y, color=style["color"], ls=":", lw=1.0, marker=style["marker"], ms=1.8)
-        draw_points(quotient, found[RATIO], style)
-        fits = {name: fit_points(points) for name, points in found.items()}
+        draw_points(quotient, by_quantity[RATIO], style)
+        fits = {name: fit_points(points) for name, points in by_quantity.items()}
         fitted += fits.values()
-        for name, points in found.items():
+        for name, points in by_quantity.items():
             drawn[name] += points
             add_points(table, name, s.label, points, fits[name])
         label = f"{s.label}: {fits['measured'] or 'no fit'}, dotted {fits[RIGHT] or 'no fit'}"

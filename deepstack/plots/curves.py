@@ -110,9 +110,9 @@ class CurveStyles:
     def style(self, curve: Curve) -> dict[str, Any]:
         """Colour and line of a curve."""
         if self.by_depth:
-            place = self.depths.index(curve.depth)
+            index = self.depths.index(curve.depth)
             # Dark for deep: deep runs are the subject of a study.
-            return {"color": shade(len(self.depths) - 1 - place, len(self.depths)), "ls": "-"}
+            return {"color": shade(len(self.depths) - 1 - index, len(self.depths)), "ls": "-"}
         style = self.line_styles[curve.series]
         return {"color": style["color"], "ls": style["linestyle"]}
 

@@ -64,7 +64,7 @@ def draw(
             "FOLDER (out=… from Python)"
         )
     studies, skipped = find_studies(folders, config_damage)
-    written: list[Path] = []
+    new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False
     several = len(studies) > 1
@@ -74,18 +74,18 @@ def draw(
         options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
         draw_them = partial(draw_study, functions=functions, target=target, options=options)
         paths, errors = use_readable(members, skipped, draw_them)
-        written += paths
+        new_paths += paths
         any_readable |= bool(paths or errors)
         for error in errors:
             reasons = broken if isinstance(error, BrokenChartError) else skipped
             reasons.append(f"{study.name}: {error}" if several else str(error))
     if broken:
-        raise BrokenChartError("\n".join([*skipped, *broken]), written)
-    if not written:  # the error says it all
+        raise BrokenChartError("\n".join([*skipped, *broken]), new_paths)
+    if not new_paths:  # the error says it all
         raise (NothingMatchedError if any_readable else ResourceError)("\n".join(skipped))
     for line in skipped:
         say(line)
-    return written
+    return new_paths
 
 
 def draw_study(

@@ -38,8 +38,8 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     where = map_cells(shown, but=[LR])
     groups: dict[tuple[str, int, float], list[Run]] = {}
     for run in shown:
-        place = where[str(run.path)]
-        groups.setdefault((place.name, depth_of(run), lr_of(run)), []).append(run)
+        cell_name = where[str(run.path)]
+        groups.setdefault((cell_name.name, depth_of(run), lr_of(run)), []).append(run)
     cells = {key: cell_of(members) for key, members in groups.items()}
     panels = list(dict.fromkeys(name for name, _, _ in cells))
     depths = sorted({depth for _, depth, _ in cells})

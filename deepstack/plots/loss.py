@@ -51,7 +51,7 @@ from deepstack.records.cells import counted
 
 TRAINING, VALIDATION = "training loss", "validation loss"
 MOST_ROWS = 6
-JOINT = 3  # curves up to which training and validation loss share one panel
+SHARED_PANEL = 3  # curves up to which training and validation loss share one panel
 
 
 @chart("loss_vs_step")
@@ -65,7 +65,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     on_mask = has_mask_loss(runs)
     validation = VALIDATION + mask_note(runs)
     both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
-    if len(curves) <= JOINT and len(shown) == 1:
+    if len(curves) <= SHARED_PANEL and len(shown) == 1:
         cells = [(shown[0], both)]
         columns = 1
     elif len(shown) == 1 or len(shown) > 4:
@@ -87,14 +87,14 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         name = ": ".join(words) or None
         axes.set_title(name or "")
         here = [run for curve in members for run in curve.runs]
-        found = training_levels(here) if TRAINING in quantities else []
-        found += [
+        drawn_levels = training_levels(here) if TRAINING in quantities else []
+        drawn_levels += [
             level
             for level in (validation_levels(here) if validation in quantities else [])
-            if level not in found
+            if level not in drawn_levels
         ]
-        draw_levels(axes, found, table, name)
-        levels += found
+        draw_levels(axes, drawn_levels, table, name)
+        levels += drawn_levels
         panel = Panel(axes, name, table)
         for curve in members:
             label, style = styles.label(curve), styles.style(curve)
@@ -107,8 +107,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                     at_once.append(label)
             if validation in quantities:
                 points = curve.points("loss_masked" if on_mask else "loss", "evals")
-                joint = len(quantities) > 1
-                if joint:
+                is_shared = len(quantities) > 1
+                if is_shared:
                     colour = "black" if len(curves) == 1 else style["color"]
                     style = {"color": colour, "ls": "none", "mfc": "white", "zorder": 4}
                 drawn += [curve] if len(points) else []
@@ -120,7 +120,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
                     style,
                     kind="validation",
                     marker="o",
-                    band=not joint,
+                    band=not is_shared,
                     ends=False,  # the last evaluation is not where it diverged
                 )
         published = draw_reference(axes, options, "loss_vs_step", table, name) or published
@@ -155,7 +155,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
 def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Validation loss at the end of training against depth, on [MASK] positions where there are.
 
-    A task has a panel, an axis and levels of its own: losses of two do not compare.
+    Each task has a separate panel, axis and levels, because losses of two tasks do not compare.
     """
     final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
     if not final:
@@ -219,11 +219,11 @@ def _axes(page: Page, table: Table) -> None:
     for kind in ("training", "validation"):
         names = {row.get("panel") for row in table.rows if row["kind"] == kind}
         rows = [row for row in table.rows if row.get("panel") in names]
-        found = [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names]
-        groups.append((found, rows))
+        drawn_levels = [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names]
+        groups.append((drawn_levels, rows))
     logarithmic = any(_far_apart(rows) for _, rows in groups)
-    for found, rows in groups:
-        _loss_axis(found, rows, logarithmic)
+    for drawn_levels, rows in groups:
+        _loss_axis(drawn_levels, rows, logarithmic)
     for i, axes in enumerate(page.axes):
         before = page.axes[i - 1] if i % page.columns else None
         if before is not None:

@@ -192,9 +192,9 @@ def wrap(
 ) -> list[str]:
     """Break at spaces so that each line fits the width in inches.
 
-    Not at no-break ones, unless what they join is longer than a line: that is broken there, and
-    `inside` of words after marks and between letters.  The middle of a text of more than LONGEST
-    letters is left out: nobody reads it, and every letter takes time.
+    A no-break space is broken only in a part that is longer than a line.  `inside`: such a part is
+    also broken after marks and between letters.  The middle of a text of more than LONGEST letters
+    is left out, because every letter takes time.
     """
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"

@@ -74,9 +74,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     # A setting with something to show in every panel comes first, one without any has none.
     complete = [s for s in series if len({symbol for _, symbol in values[s.label]}) == len(WORDS)]
     partly = [s for s in series if values[s.label] and s not in complete]
-    kept, _ = choose_series(complete, MOST_ROWS)
-    kept += choose_series(partly, MOST_ROWS - len(kept))[0]
-    shown = [s for s in series if s in kept]
+    choice, _ = choose_series(complete, MOST_ROWS)
+    choice += choose_series(partly, MOST_ROWS - len(choice))[0]
+    shown = [s for s in series if s in choice]
     page = Page(len(shown), 3, height=1.25)
     table = Table()
     end_steps: tuple[set[int], set[int]] = (set(), set())
@@ -88,8 +88,8 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
         axes = page.axes[3 * row : 3 * row + 3]
         label = f"{one.label}, N\u00a0=\u00a0{one.depths[-1]}"
         for panel, symbol in zip(axes, WORDS, strict=True):
-            written = in_braces(symbol)
-            panel.set_title(f"{label}: {written}" if several else written)
+            subscript = in_braces(symbol)
+            panel.set_title(f"{label}: {subscript}" if several else subscript)
             draw_published(panel, symbol, table, f"{label}: {symbol}")
         draw_setting(axes, one, values[one.label], label, table)
         for rows in values[one.label].values():

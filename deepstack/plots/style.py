@@ -101,7 +101,7 @@ def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
     """
     colours = COLOURS + MORE_COLOURS
     many = ordered and count > len(COLOURS)
-    # A colour that comes again has another marker, and another line: 56 are told apart by either.
+    # A repeated colour has another marker and another line: 56 combinations.
     dash, marker = index + index // (2 * len(colours)), index + index // len(colours)
     return {
         "color": shade(index, count) if many else colours[index % len(colours)],
@@ -112,8 +112,8 @@ def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
 
 def shade(index: int, count: int) -> Any:
     """Colour `index` of `count` in a sequence, dark to light, each readable on white."""
-    place = index / (count - 1) if count > 1 else 0.0
-    return mpl.colormaps["viridis"](0.88 * place)
+    fraction = index / (count - 1) if count > 1 else 0.0
+    return mpl.colormaps["viridis"](0.88 * fraction)
 
 
 def log_axis(axes: Axes, which: str, low: float, high: float) -> None:

@@ -40,8 +40,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     names = map_cells(final, but=[LR])
     panels: dict[str, dict[int, dict[float, list[Run]]]] = {}
     for run in sorted(final, key=lambda run: (depth_of(run), lr_of(run))):
-        place = names[str(run.path)]
-        name = place.name
+        cell = names[str(run.path)]
+        name = cell.name
         panels.setdefault(name, {}).setdefault(depth_of(run), {}).setdefault(lr_of(run), [])
         members = panels[name][depth_of(run)][lr_of(run)]
         members[:] = one_run_per_seed([*members, run])
@@ -69,12 +69,12 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
             best = min(undiverged, key=lambda r: losses[r].mean, default=None)
             colour = shade(len(depths) - 1 - depths.index(depth), len(depths))
             draw(axes, losses, best, partly, colour)
-            counts += [spread.n for spread in losses.values() if spread.n]
-            for rate, spread in losses.items():
+            counts += [summary.n for summary in losses.values() if summary.n]
+            for rate, summary in losses.items():
                 count = sum(map(has_diverged, by_rate[rate]))
                 table.add(panel=panel, series=f"N = {depth}", kind="best" if rate == best else
-                          "point", x=rate, y=spread.mean, low=spread.low, high=spread.high,
-                          n=spread.n, mark=f"{count} diverged" if count else None)  # fmt: skip
+                          "point", x=rate, y=summary.mean, low=summary.low, high=summary.high,
+                          n=summary.n, mark=f"{count} diverged" if count else None)  # fmt: skip
     rows = [row for row in table.rows if row["kind"] in ("point", "best")]
     finite = [row[key] for row in rows for key in ("y", "low", "high") if math.isfinite(row[key])]
     finite += [level for _, level in levels]

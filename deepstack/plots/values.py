@@ -57,8 +57,8 @@ def draw_points(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> N
 
 def draw_line(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
     """Draw a line through the means, with its band; style: keywords of `plot`, with `color`."""
-    axes.plot(x, [spread.mean for spread in spreads], **style)
-    low, high = [spread.low for spread in spreads], [spread.high for spread in spreads]
+    axes.plot(x, [summary.mean for summary in spreads], **style)
+    low, high = [summary.low for summary in spreads], [summary.high for summary in spreads]
     draw_band(axes, x, low, high, style["color"])
 
 
@@ -150,9 +150,9 @@ def level_handles(levels: Sequence[tuple[str, float]]) -> list[Handle]:
             color=GREY,
             lw=0.9,
             ls=LEVELS[name][1],
-            label=LEVELS[name][0] + (f" {min(found):.3g}" if len(found) == 1 else ""),
+            label=LEVELS[name][0] + (f" {min(level_values):.3g}" if len(level_values) == 1 else ""),
         )
-        for name, found in values.items()
+        for name, level_values in values.items()
     ]
 
 

@@ -58,7 +58,7 @@ class Section:
 
     rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
     of `run_rows`, each with its folder, `path`.  shared: settings of all runs, as YAML.  example:
-    the folder of one of them.  notes: what a reader has to know.  left_out: why charts are missing.
+    the folder of one of them.  notes: remarks for the reader.  left_out: why charts are missing.
     """
 
     name: str
@@ -126,8 +126,8 @@ def report(
             section.left_out.append(str(result))
             broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
         sections.append(section)
-    given = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    chart_options = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    options = [f"--{name}={value}" for name, value in chart_options.items() if value is not None]
     options += [f"--best={key}" for key in best]
     words = [*map(str, folders), *options]
     try:

@@ -55,8 +55,8 @@ def check_class(cls: Any, base: Any) -> None:
     if "residual" in defined and not cls.joins_sublayers:
         count = cls.norms_per_sublayer
         norms = [f"norm{i}" for i in range(1, count + 1)] if count > 1 else ["norm"] * count
-        given = ("self", "x", "G", *norms)
-        check_arguments(owner, defined["residual"], given, cls.residual_values)
+        passed = ("self", "x", "G", *norms)
+        check_arguments(owner, defined["residual"], passed, cls.residual_values)
 
 
 def check_names(owner: str, cls: Any, base: Any) -> None:
@@ -101,7 +101,7 @@ def check_class_method(
 
 
 def check_arguments(
-    owner: str, function: Any, given: tuple[str, ...], named: Collection[str] = ()
+    owner: str, function: Any, passed: tuple[str, ...], named: Collection[str] = ()
 ) -> None:
     """Raise PluginError if a function does not take these arguments, in this order."""
     if not callable(function):
@@ -109,10 +109,10 @@ def check_arguments(
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    swapped = any(name in given and given.index(name) != i for i, name in enumerate(positional))
+    swapped = any(name in passed and passed.index(name) != i for i, name in enumerate(positional))
     problem = "their order is another" if swapped else ""
     try:
-        signature.bind(*given, **dict.fromkeys(named))
+        signature.bind(*passed, **dict.fromkeys(named))
     except TypeError as error:
         problem = str(error)
     if problem:
@@ -120,7 +120,7 @@ def check_arguments(
         shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         raise PluginError(
             f"{owner}{line_of(function)}: found {name}({shown}); allowed "
-            f"{name}({', '.join(given)}): {problem}"
+            f"{name}({', '.join(passed)}): {problem}"
         )
 
 

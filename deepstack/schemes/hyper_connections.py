@@ -253,19 +253,19 @@ class FracConnections(
             H = self.apart(x)
             A, B = connections(H)
             h, mixed = mix(A, H).chunk(2)
-            x = self.residual(together(h), G, *norms, mixed=mixed, B=B)
+            x = self.residual(join_parts(h), G, *norms, mixed=mixed, B=B)
         return x
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, mixed: Tensor, B: Tensor) -> Tensor:
         """Return the stream, given h (here x) and the parts mixed by A, (m, batch, seq, d/m)."""
-        return together(mixed + B * self.apart(G(norm(x))))
+        return join_parts(mixed + B * self.apart(G(norm(x))))
 
     def apart(self, x: Tensor) -> Tensor:
         """Divide the stream into parts: (batch, seq, d) -> (m, batch, seq, d/m)."""
         return x.unflatten(-1, (self.fractions, -1)).movedim(2, 0)
 
 
-def together(H: Tensor) -> Tensor:
+def join_parts(H: Tensor) -> Tensor:
     """Join the parts of the stream: (m, batch, seq, d/m) -> (batch, seq, d)."""
     return H.movedim(0, 2).flatten(2)
 

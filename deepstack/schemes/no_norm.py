@@ -116,9 +116,11 @@ class Fixup(Scheme, name="fixup", label="Fixup", paper="arXiv:1901.09321", stati
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        branches, place = 2 * depth, cls.place
-        if place.family == "encoder_decoder":
-            branches = 2 * place.encoder_depth + place.decoder_sublayers * place.decoder_depth
+        branches, position = 2 * depth, cls.place
+        if position.family == "encoder_decoder":
+            branches = (
+                2 * position.encoder_depth + position.decoder_sublayers * position.decoder_depth
+            )
         name = role.removeprefix("cross_")
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}
         return 0.0 if name in ("o", "w2") else branches ** powers.get(name, 0.0)

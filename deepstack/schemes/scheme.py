@@ -109,7 +109,7 @@ class Scheme(nn.Module):
     - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training.
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
-    - `extra_streams`, `extra_memory`: what a training step keeps in addition to Pre-LN's.
+    - `extra_streams`, `extra_memory`: the memory of a training step beyond Pre-LN's.
     - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
     - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
     - `enter`, `leave`: convert x to several streams and back.

@@ -22,7 +22,6 @@ from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
-MOST_CELLS = 100_000
 RUN_AGAIN = ("failed", "out_of_memory")
 
 
@@ -58,7 +57,12 @@ class Cell:
         numbered = self.folder.name.startswith(f"{run_name(self.config)}-")
         if numbered and not self.folder.exists():
             with self.folder.lock():
-                self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
+                self.write_config()
+
+    def write_config(self) -> None:
+        """Write config.yaml as `train` does, if there is none; the caller holds the lock."""
+        if not self.folder.exists():
+            self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
 
 
 def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
@@ -87,7 +91,7 @@ def expand(
     """Return the configuration of every cell of a study or grid, equal ones once.
 
     Raises ConfigError for an empty list of values, a value that is not allowed, or more than
-    MOST_CELLS cells.
+    conf.MAX_RUNS cells.
     """
     return [config for config, _, _ in _cells(base, grid)]
 
@@ -110,10 +114,10 @@ def _cells(
     for key, values in base.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")
-    if base.total > MOST_CELLS:
+    if base.total > conf.MAX_RUNS:
         sizes = " x ".join(f"{len(v)} {k}" for k, v in base.grid.items())
         raise ConfigError(
-            f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {MOST_CELLS:,}: "
+            f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
             "give fewer values"
         )
     cells: list[tuple[conf.Config, str, conf.Combination]] = []
@@ -176,7 +180,7 @@ def plan(
     estimates = Estimates()
     existing = names_in(out / study)
     cells = []
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for config, name, combination in _cells(base, grid):
         state = "new"
         with named_in_errors(combination):
@@ -185,13 +189,13 @@ def plan(
         if name in existing:
             try:
                 refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, estimates.task(config), taken)
+                folder = choose_folder(config, out / study, estimates.task(config), used_names)
                 state = Run(folder.path).state if folder.exists() else "new"
             except ResourceError:
                 folder, state = RunFolder(out / study / name), "damaged"
         else:
-            folder = free_folder(out / study, name, taken)
-        taken.add(folder.path.name)
+            folder = free_folder(out / study, name, used_names)
+        used_names.add(folder.path.name)
         cells.append(
             Cell(
                 config=config,

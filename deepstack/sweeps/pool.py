@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from deepstack import config as conf
 from deepstack.errors import ResourceError
-from deepstack.model import with_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.sweeps.launcher import Launcher, Process
 from deepstack.sweeps.plan import Cell, is_wanted
@@ -200,8 +198,7 @@ class Pool:
             return
         try:
             with folder.lock():
-                if not folder.exists():
-                    folder.write_config(conf.to_yaml(with_defaults(entry.cell.config)))
+                entry.cell.write_config()
                 folder.write_status("failed", entry.step, error=why)
         except ResourceError as error:
             entry.message = f"{why}; its folder could not be told: {error}"

@@ -123,8 +123,8 @@ class Task:
         for name, kind in (("inputs", np.int64), ("targets", np.int64), ("masked", np.bool_)):
             value, wanted = getattr(batch, name), np.dtype(kind)
             if not isinstance(value, np.ndarray) or value.dtype != wanted:
-                found = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-                return f"draw gave {name} of {found}; allowed a numpy array of {wanted}"
+                actual = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                return f"draw gave {name} of {actual}; allowed a numpy array of {wanted}"
             if value.ndim != 2 or len(value) != batch_size:
                 return f"draw gave {name} {value.shape}; allowed ({batch_size}, length)"
         inputs, targets, masked = batch

@@ -65,8 +65,8 @@ def gradient_by_layer(seed: int) -> Finding:
     for label, changes in stacks.items():
         depth = changes["model.depth"]
         pairs = [feed_forward_gradients(s, changes) for s in seeds]
-        measured = torch.stack([pair[0] for pair in pairs])
-        claimed = torch.stack([pair[1] for pair in pairs]).mean(dim=0)
+        measured = torch.stack([sample[0] for sample in pairs])
+        claimed = torch.stack([sample[1] for sample in pairs]).mean(dim=0)
         quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
         parts.append(Part.mean(quantity, claimed[0].item(), measured[:, 0], tolerance=0.05))
         if depth < 40:
@@ -91,7 +91,7 @@ def gradient_by_layer(seed: int) -> Finding:
     return Finding(
         parts,
         f"d = 32, {draws} seeds.  The formula is the typical product of random "
-        "signs, of which a vector has one for each direction: what is measured is their root mean "
+        "signs, of which a vector has one for each direction: the measurement is their root mean "
         "square, which is near 1 a sublayer.  It agrees, to 5%, only where it says nearly 1.",
         Curves("layer l", "‖∂F/∂θ_l‖ over that of layer N", lines),
     )

@@ -229,7 +229,7 @@ def update_norms(stack: Trial, steps: int) -> Tensor:
     values = [[bank.values().clone() for bank in banks]]
     stack.run(steps, lambda t: values.append([bank.values().clone() for bank in banks]))
     pairs = (zip(now, before, strict=True) for before, now in pairwise(values))
-    return torch.stack([layer_norms([a - b for a, b in pair]) for pair in pairs]).mean(dim=0)
+    return torch.stack([layer_norms([a - b for a, b in sample]) for sample in pairs]).mean(dim=0)
 
 
 def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:

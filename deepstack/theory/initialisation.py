@@ -104,15 +104,15 @@ def truncated_normal(seed: int) -> Finding:
     torch's own truncated normal, and deepstack's, which undoes the factor.
     """
     rng, draws = random(seed), repeats(16)
-    cut, own = torch.empty(500, 500), torch.empty(500, 500)
+    cut, scaled_back = torch.empty(500, 500), torch.empty(500, 500)
     shares, bert, scaled = [], [], []
     for _ in range(draws):
         torch.nn.init.trunc_normal_(cut, 0.0, 0.5, -1.0, 1.0, generator=rng)
         shares.append(power(cut.double()) / 0.25)
         torch.nn.init.trunc_normal_(cut, 0.0, 0.2, -0.4, 0.4, generator=rng)
         bert.append(math.sqrt(power(cut.double())))
-        DISTRIBUTIONS["truncated_normal"].fill(own, 0.3, rng)
-        scaled.append(power(own.double()) / 0.09)
+        DISTRIBUTIONS["truncated_normal"].fill(scaled_back, 0.3, rng)
+        scaled.append(power(scaled_back.double()) / 0.09)
     parts = [
         Part.mean("Var/σ²", 0.7737413, shares),
         Part.mean("standard deviation for σ = 0.2", 0.176, bert, tolerance=5e-4 / 0.176),
@@ -122,7 +122,7 @@ def truncated_normal(seed: int) -> Finding:
     ]
     note = (
         f"{draws} draws of 250 000 numbers. 0.2 is a slip for BERT's 0.02: 0.176 is five times "
-        "1/√768, 0.0176 is half of it, which is what the document goes on to say."
+        "1/√768, 0.0176 is half of it, as the document says later."
     )
     return Finding(parts, note)
 

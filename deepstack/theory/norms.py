@@ -257,7 +257,7 @@ def sensitivity(stack: Trial, rng: torch.Generator) -> float:
 
 @claim("C26", READING_NOTES)
 def weight_decay(seed: int) -> Finding:
-    """loss + λ‖W‖_F² lowers the Lipschitz bound Π‖W‖₂ of what is trained.
+    """loss + λ‖W‖_F² lowers the Lipschitz bound Π‖W‖₂ of the trained matrices.
 
     Short runs from the same start: without decay, with its gradient added to the loss's (Adam), and
     decoupled (AdamW).  Beside the bound: ‖F(x_0 + δ) − F(x_0)‖/‖δ‖ for a small random δ, F the last
@@ -294,7 +294,7 @@ def weight_decay(seed: int) -> Finding:
     note = (
         f"2 layers, d = 32, {steps} steps at lr 0.003, {len(lower)} seeds, λ = 0.02 for L2 under "
         "Adam and 0.5 for AdamW; ‖W‖₂ is the geometric mean over the matrices. The bound "
-        "falls in every run. What the stack does to a change of x_0 falls little without norms, "
+        "falls in every run. The stack's gain on a change of x_0 falls little without norms, "
         "and grows in Pre-LN, whose last norm enlarges a smaller stream."
     )
     return Finding(parts, note)

@@ -29,7 +29,7 @@ RULE = (
     "agrees if its interval contains the prediction.  Where the prediction is 0, tolerances are "
     "absolute.  A claim is undecided if a stated part is; it holds if all its parts agree, as a "
     "bound if none of them is an equality, and in part if some do.  Parts marked *beside* are not "
-    "claimed: they show what is true instead, or how tight it is."
+    "claimed: they show a true statement instead, or how tight the claim is."
 )
 
 

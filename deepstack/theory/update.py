@@ -219,6 +219,6 @@ def tokens(seed: int) -> Finding:
     return Finding(
         parts,
         f"Depth 6, d = 32, {draws} seeds, 4 sequences each.  The sum grows as n, the norm as √n, "
-        "so the bound is loose by √n: what does not depend on n is the mean over tokens.",
+        "so the bound is loose by √n; the mean over tokens does not depend on n.",
         Curves("tokens in a sequence n", "model update", lines, log_x=True, log_y=True),
     )

@@ -110,8 +110,8 @@ def attention_keeps_the_size(seed: int) -> Finding:
             X = torch.layer_norm(normals(rng, n, d), (d,), eps=0.0)
             norm.append(X.norm(dim=1).mean().item() / math.sqrt(d))
             q = normals(rng, n)
-            for i, spread in enumerate(spreads):
-                s = torch.softmax(spread * q, dim=0)
+            for i, deviation in enumerate(spreads):
+                s = torch.softmax(deviation * q, dim=0)
                 ratio[i, j, draw] = (s @ X).norm() / math.sqrt(d)
                 weight[i, j, draw] = s.norm()
     slopes = [exponents(sizes, ratio[i].t()) for i in range(len(spreads))]
@@ -125,23 +125,23 @@ def attention_keeps_the_size(seed: int) -> Finding:
             relation="<=",
         ),
         *(
-            Part.mean(f"exponent of ‖softmax(q)X‖ in n, spread {spread}", 0.0, slope)
-            for spread, slope in zip(spreads, slopes, strict=True)
+            Part.mean(f"exponent of ‖softmax(q)X‖ in n, spread {deviation}", 0.0, slope)
+            for deviation, slope in zip(spreads, slopes, strict=True)
         ),
         *(
             Part.mean(
-                f"‖softmax(q)X‖/√(d Σs_i²), n = 256, spread {spread}",
+                f"‖softmax(q)X‖/√(d Σs_i²), n = 256, spread {deviation}",
                 1.0,
                 ratio[i, 3] / weight[i, 3],
                 tolerance=0.02,
                 stated=False,
             )
-            for i, spread in enumerate(spreads)
+            for i, deviation in enumerate(spreads)
         ),
     ]
     lines = []
-    for i, spread in enumerate(spreads):
-        label = f"q of spread {spread:g}"
+    for i, deviation in enumerate(spreads):
+        label = f"q of spread {deviation:g}"
         lines.append(Line.mean(f"{label}, measured", sizes, ratio[i].t()))
         lines.append(Line(f"{label}, √(Σs_i²)", sizes, weight[i].mean(dim=1).tolist(), False))
     return Finding(

@@ -9,6 +9,7 @@ from deepstack.training.environment import (
     torch_settings,
 )
 from deepstack.training.evaluation import mean_loss, to_device
+from deepstack.training.fingerprint import bf16_support
 from deepstack.training.loop import train
 from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
 from deepstack.training.optimizer import make_optimizer
@@ -27,6 +28,7 @@ __all__ = [
     "PlainLines",
     "Row",
     "Started",
+    "bf16_support",
     "choose_device",
     "choose_folder",
     "choose_threads",

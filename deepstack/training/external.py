@@ -142,8 +142,8 @@ class Probe:
         folder.write_columns(self._columns())
         folder.write_status("running", 0)
         device = subject.initial.device
-        largest = sys.float_info.max  # allow every finite loss: the bound is unknown
-        self._recorder = Recorder(folder, -1, device, largest, Observer(), 0.0)
+        no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
+        self._recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
         if self.attribution_every:
             columns = ("step", *self.groups, "whole", "unexplained")
             self._attribution = folder.log("attribution", columns).open()
@@ -189,7 +189,7 @@ class Probe:
                 self._attribution.write({"step": self.at, **shares})
                 recorder.pause()
         self._prepare()
-        if not row:  # the next row needs F_{t-1} and the time of its own step
+        if not row:  # the next row needs F_{t-1} and the time of its step
             if self._is_due(self.every, self.at + 1) and recorder.divergence is None:
                 self._previous = self.subject.hidden()
             recorder.pause()

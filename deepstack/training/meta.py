@@ -108,7 +108,9 @@ def columns_of(
         },
         "defaults": option_defaults(config),
         # layer numbers continue from one stack to the next
-        "stacks": {side: place.depth for side, place in stack_positions(config.model).items()},
+        "stacks": {
+            side: position.depth for side, position in stack_positions(config.model).items()
+        },
         **f0_norm(update.initial),
         "references": prepared.task.references,
         **({"below_fp32_resolution": coarse} if coarse else {}),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Progress:
     """The present position of a run, for the message about its end.
 
-    phase: what the run does now.  step: the last completed step.  resumed_from: the step of the
+    phase: the present activity.  step: the last completed step.  resumed_from: the step of the
     checkpoint from which this process resumed the run, 0 for none.
     """
 

@@ -75,7 +75,7 @@ def preflight(
     command: str = "",
     saves: bool = True,
 ) -> Iterator[Prepared | Run]:
-    """Check everything that can stop a run, lock its folder and yield what the run needs.
+    """Check everything that can stop a run, lock its folder and yield the parts of the run.
 
     Yields the finished run instead if the folder has one.  Inside the block the folder is locked
     and torch has the run's threads and determinism.  A refused run leaves no folder behind.

@@ -229,8 +229,8 @@ def end_differences(old: RunFolder, new: RunFolder, ended: bool) -> tuple[list[D
     ]
     for part, key in names:
         if values := tensor_difference(one[part].get(key), two[part].get(key)):
-            place = Difference(step, f"{file}/{part}.safetensors", key, *values)
-            return [*places, place], len(names)
+            where_different = Difference(step, f"{file}/{part}.safetensors", key, *values)
+            return [*places, where_different], len(names)
     return places, len(names)
 
 

@@ -13,7 +13,7 @@ from helpers.snapshots import Look
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.diagnostics.skip import spread
+from deepstack.diagnostics.skip import divide_evenly
 from deepstack.errors import ConfigError
 
 
@@ -87,7 +87,7 @@ def test_a_layer_that_does_nothing_contributes_nothing() -> None:
 def test_layers_are_spread_over_the_depth() -> None:
     for total in (1, 2, 6, 17, 100, 1000):
         for count in range(1, 17):
-            chosen = spread(total, count)
+            chosen = divide_evenly(total, count)
             assert chosen == sorted(set(chosen)) and len(chosen) == min(count, total)
             assert 0 <= chosen[0] and chosen[-1] == total - 1
             if 1 < count < total:

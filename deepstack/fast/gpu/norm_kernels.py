@@ -83,12 +83,12 @@ def _backward(  # type: ignore[no-untyped-def]
         if GAIN:
             d *= tl.load(g + column, mask=column < width, other=0.0)[None, :]
         along = tl.sum(d * normal, 1)[:, None] / width
-        found = (d - tl.sum(d, 1)[:, None] / width - normal * along) * r
+        gradient = (d - tl.sum(d, 1)[:, None] / width - normal * along) * r
         if SUM:
-            tl.store(dy + at, found.to(dy.dtype.element_ty), mask=inside)
-            term_sums += found
-            found *= scale
-        tl.store(dx + at, found, mask=inside)
+            tl.store(dy + at, gradient.to(dy.dtype.element_ty), mask=inside)
+            term_sums += gradient
+            gradient *= scale
+        tl.store(dx + at, gradient, mask=inside)
     to = sums + first * KINDS * width + column
     tl.store(to, tl.sum(gain_sums, 0), mask=column < width)
     tl.store(to + width, tl.sum(bias_sums, 0), mask=column < width)
