@@ -60,6 +60,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("deepstack")
     if name not in _PUBLIC:
         raise AttributeError(
             f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -81,7 +81,9 @@ def connect(address: str | None) -> tuple[Any, bool]:
         ray = import_module("ray")
         import_module("ray.exceptions")
     except ImportError as error:
-        raise ResourceError("--ray: Ray is not installed: pip install 'deepstack[ray]'") from error
+        raise ResourceError(
+            "--ray: Ray is not installed: pip install '.[ray]' in deepstack's folder"
+        ) from error
     if ray.is_initialized():
         return ray, False
     where = address or os.environ.get("RAY_ADDRESS") or "auto"

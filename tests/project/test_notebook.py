@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ def test_a_configuration_is_not_changed_and_says_how_to_make_another(key: str) -
     with pytest.raises(ConfigError, match=f"{last} = 3: .* deepstack.config.with_overrides"):
         setattr(section, last, 3)
     assert config == deepstack.load_config(QUICK)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert deepstack.__version__ == version("deepstack")
 
 
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
