@@ -1,6 +1,6 @@
 """The settings of a configuration: every key with its type, range, default and description.
 
-The text under each field is its help, in `deepstack init`, in editors and in the README.
+The text under each field is its help, in `deepstack init`, in editors and in the documentation.
 """
 
 from __future__ import annotations
