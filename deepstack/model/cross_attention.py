@@ -2,113 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from deepstack.model.query_key import QueriesAndKeys
-from deepstack.model.sublayers import Linear, Listener, Slots, bias_of, filled_slots
-from deepstack.parameters import parameter
+from deepstack.model.sublayers import Heads
 
 
-class Crossing(nn.Module):
-    """The base class of both: queries of the stream and keys of the encoder's output, by head.
-
-    qk: the norms of queries and keys; no rotation, as positions of two sequences have no distance.
-    """
-
-    SLOTS: tuple[str, ...]  # the last is the slot before W_o
-    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
-    q: Tensor
-    q_bias: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-
-    def __init__(
-        self,
-        n_heads: int,
-        dropout: float,
-        linear: Linear,
-        qk: QueriesAndKeys | None,
-        slots: Slots | None,
-    ) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
-        self.linear = linear
-        self.qk = qk
-        self.slots = filled_slots(slots, self.SLOTS)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Return the queries of the stream, (batch, head, seq, d_head)."""
-        q = by_head(self.linear(x, self.q, self.q_bias), self.n_heads)
-        return q if self.qk is None else self.qk.q(q)
-
-    def keys(self, k: Tensor) -> Tensor:
-        """Split keys, (batch, source, d_model), by head and norm them."""
-        k = by_head(k, self.n_heads)
-        return k if self.qk is None else self.qk.k(k)
-
-    def attend(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor | None = None) -> Tensor:
-        """Return G(x), given keys and values by head; `mean` is added to the joined heads."""
-        q = self.queries(x)
-        if self.listener is not None:
-            self.listener(q, k)
-        rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
-        if mean is not None:
-            y = y + mean
-        slot = self.SLOTS[-1]
-        if slot in self.slots:
-            y = self.slots[slot](y)
-        y = self.linear(y, self.o, self.o_bias)
-        return F.dropout(y, rate) if rate else y
-
-
-class CrossAttention(Crossing):
+class CrossAttention(Heads):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [k, v] = m W_kvᵀ + b_kv.
 
     q = x W_qᵀ + b_q.  x: (batch, seq, d_model); m, the encoder's output: (batch, source, d_model).
     All matrices are (d_model, d_model); one product computes k and v, or two with fused=False.
+    qk: the norms of queries and keys; no rotation, as positions of two sequences have no distance.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
     """
 
     SLOTS = ("before_cross_out",)
+    READS: ClassVar = {"x": ("q",), "memory": ("kv",), "before_cross_out": ("o",)}
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        dropout: float,
-        *,
-        fused: bool = True,
-        bias: bool = True,
-        linear: Linear = F.linear,
-        qk: QueriesAndKeys | None = None,
-        slots: Slots | None = None,
-    ) -> None:
-        super().__init__(n_heads, dropout, linear, qk, slots)
-        self.fused = fused
-        self.q = parameter(d_model, d_model, role="cross_q", start="matrix")
-        if fused:
-            self.kv = parameter(2 * d_model, d_model, role=("cross_k", "cross_v"), start="matrix")
-        else:
-            self.k = parameter(d_model, d_model, role="cross_k", start="matrix")
-            self.v = parameter(d_model, d_model, role="cross_v", start="matrix")
-        self.q_bias, self.kv_bias = bias_of(d_model, bias), bias_of(2 * d_model, bias)
-        self.o = parameter(d_model, d_model, role="cross_o", start="matrix")
-        self.o_bias = bias_of(d_model, bias)
+    def __init__(self, d_model: int, *args: Any, fused: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_matrix("q", d_model, d_model, "cross_")
+        self.add_matrix("kv", d_model, d_model, "cross_", joined=fused)
+        self.add_bias("q", d_model)
+        self.add_bias("kv", 2 * d_model)
+        self.add_matrix("o", d_model, d_model, "cross_")
+        self.add_bias("o", d_model)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return the queries of the stream, (batch, head, seq, d_head)."""
+        q = self.by_head(self.apply_map("q", x))
+        return q if self.qk is None else self.qk.q(q)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the encoder's output, (batch, source, d_model)."""
+        k, v = self.apply_map("kv", memory).chunk(2, dim=-1)
+        return k, v
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v of the encoder's output, each (batch, head, source, d_head)."""
-        weight = self.kv if self.fused else torch.cat([self.k, self.v])
-        k, v = self.linear(memory, weight, self.kv_bias).chunk(2, dim=-1)
-        return self.keys(k), by_head(v, self.n_heads)
+        """Return k and v of the encoder's output, each (batch, head, source, d_head)."""
+        k, v = map(self.by_head, self.project_memory(memory))
+        return k if self.qk is None else self.qk.k(k), v
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return self.attend(x, *self.keys_and_values(memory))
+        return self.read(x, *self.keys_and_values(memory))
+
+    def read(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return G(x), given keys and values by head."""
+        return self.out(self.attend(self.queries(x), k, v))
 
 
-class MergedAttention(Crossing):
+class MergedAttention(CrossAttention):
     """G(x) = (concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h + mean_{j <= i} u_j) W_oᵀ + b_o.
 
     q = x W_qᵀ + b_q and u = x W_vᵀ + b_v of the decoder's stream; k = m W_kᵀ + b_k and
@@ -120,41 +66,25 @@ class MergedAttention(Crossing):
     """
 
     SLOTS = ("before_out",)
+    READS: ClassVar = {"x": ("q", "v"), "memory": ("k", "v"), "before_out": ("o",)}
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        dropout: float,
-        *,
-        bias: bool = True,
-        linear: Linear = F.linear,
-        qk: QueriesAndKeys | None = None,
-        slots: Slots | None = None,
-    ) -> None:
-        super().__init__(n_heads, dropout, linear, qk, slots)
-        self.q = parameter(d_model, d_model, role="q", start="matrix")
-        self.k = parameter(d_model, d_model, role="k", start="matrix")
-        self.v = parameter(d_model, d_model, role="v", start="matrix")
-        self.o = parameter(d_model, d_model, role="o", start="matrix")
-        self.q_bias, self.k_bias = bias_of(d_model, bias), bias_of(d_model, bias)
-        self.v_bias, self.o_bias = bias_of(d_model, bias), bias_of(d_model, bias)
+    def __init__(self, d_model: int, *args: Any, **kwargs: Any) -> None:
+        Heads.__init__(self, *args, **kwargs)
+        for name in ("q", "k", "v", "o"):
+            self.add_matrix(name, d_model, d_model)
+        for name in ("q", "k", "v", "o"):
+            self.add_bias(name, d_model)
 
-    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v of the encoder's output, each (batch, head, source, d_head)."""
-        k = self.linear(memory, self.k, self.k_bias)
-        return self.keys(k), by_head(self.values(memory), self.n_heads)
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.apply_map("k", memory), self.values(memory)
 
     def values(self, x: Tensor) -> Tensor:
         """Return x W_vᵀ + b_v, (batch, seq, d_model)."""
-        return self.linear(x, self.v, self.v_bias)
+        return self.apply_map("v", x)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
-        mean = self.values(x).cumsum(dim=1) / count
-        return self.attend(x, *self.keys_and_values(memory), mean)
-
-
-def by_head(x: Tensor, n_heads: int) -> Tensor:
-    """Split by head: (batch, seq, d_model) -> (batch, head, seq, d_head)."""
-    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    def read(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor | None = None) -> Tensor:
+        """Return G(x), given keys and values by head; mean: of the values u up to each position."""
+        if mean is None:
+            count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+            mean = self.values(x).cumsum(dim=1) / count
+        return self.out(self.attend(self.queries(x), k, v), mean)

@@ -8,6 +8,7 @@ computed once.  The scheme's own `layer` runs; only its sublayers are replaced.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from deepstack.errors import ConfigError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
-from deepstack.model.sublayers import Attention
+from deepstack.model.sublayers import Attention, Cache
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Sublayer
 
@@ -99,51 +100,18 @@ def one_by_one(module: nn.Module, memory: Tensor | None, seq_len: int) -> Sublay
     memory: the encoder's output; seq_len: the largest number of positions.
     """
     if isinstance(module, Attention):
-        return AttentionOneByOne(module, seq_len)
-    if isinstance(module, MergedAttention):
-        assert memory is not None
-        return merged_one_by_one(module, memory)
+        return partial(module, cache=Cache(seq_len))
     if isinstance(module, CrossAttention):
         assert memory is not None
         k, v = module.keys_and_values(memory)
-        return lambda x: module.attend(x, k, v)
+        if isinstance(module, MergedAttention):
+            return merged_one_by_one(module, k, v)
+        return partial(module.read, k=k, v=v)
     return module  # a feed-forward caches nothing
 
 
-class AttentionOneByOne:
-    """Self-attention with a cache of the keys and values of all positions so far.
-
-    cache: keys and values, each (batch, head, seq_len, d_head), filled up to `position`.
-    """
-
-    def __init__(self, attention: Attention, seq_len: int) -> None:
-        self.attention, self.seq_len, self.position = attention, seq_len, 0
-        self.cache: list[Tensor] = []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        q, k, v = self.attention.project(x, self.position)
-        return self.attention.out(self.attention.attend(q, *self.keep(k, v), causal=False))
-
-    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return G(x) of one position, and the tensor for the next layer's attention."""
-        qkv = self.attention.project(x, self.position)
-        y, handed = self.attention.attend_given(*qkv, before, causal=False, keep=self.keep)
-        return self.attention.out(y), handed
-
-    def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """Cache the keys and values of this position; return those of all positions so far."""
-        if not self.cache:
-            self.cache = [n.new_empty(*n.shape[:2], self.seq_len, n.shape[3]) for n in new]
-        for old, now in zip(self.cache, new, strict=True):
-            old[:, :, self.position] = now[:, :, 0]
-        self.position += 1
-        k, v = (old[:, :, : self.position] for old in self.cache)
-        return k, v
-
-
-def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
+def merged_one_by_one(attention: MergedAttention, k: Tensor, v: Tensor) -> Sublayer:
     """Return merged attention for one position at a time, with a cached sum of the values."""
-    k, v = attention.keys_and_values(memory)
     total: Tensor | None = None
     count = 0
 
@@ -151,6 +119,6 @@ def merged_one_by_one(attention: MergedAttention, memory: Tensor) -> Sublayer:
         nonlocal total, count
         value = attention.values(x)
         total, count = value if total is None else total + value, count + 1
-        return attention.attend(x, k, v, total / count)
+        return attention.read(x, k, v, total / count)
 
     return step

@@ -1,18 +1,17 @@
 """Folding: the gain and bias of a norm become part of the linear maps that read the norm.
 
 Linear(g * z + b) = W diag(g) z + (W b + c), so a norm whose output enters only linear maps needs
-neither.  To find the readers of each norm, the model runs once under a tracer; the scheme's name
-plays no role.
+neither.  Sublayers and heads state which of their maps read a value.  The model runs once under a
+tracer, which records every other function that reads the output of a norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -21,127 +20,83 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.plain import fill, values_of
+from deepstack.model.sublayers import LinearMap, LinearMaps
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import SCHEMES, StackNorm
 
 OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
 """The roles of the norms configured by `model.norm`; a head's norms are not among them."""
 
-# Functions that change only the shape or order of the numbers.
-LAYOUT = frozenset(
-    {"flatten", "view", "reshape", "unflatten", "contiguous", "expand", "squeeze", "unsqueeze"}
-)
-
-
-class Origin(NamedTuple):
-    """A tensor that is `factor` times the output of a norm."""
-
-    norm: StackNorm
-    factor: float = 1.0
-
-
-class Reader(NamedTuple):
-    """A linear map that reads a norm: y = scale * x Wᵀ + b, W's rows those of `weights` in turn."""
-
-    weights: tuple[nn.Parameter, ...]
-    bias: nn.Parameter | None
-    scale: float
-
 
 @dataclass
 class Reading:
     """The readers of a norm: linear maps, and the names of all other functions."""
 
-    maps: list[Reader] = field(default_factory=list)
+    maps: list[LinearMap] = field(default_factory=list)
     others: set[str] = field(default_factory=set)
 
 
 class Follow(TorchFunctionMode):
-    """Records the readers of each norm of a model, and all uses of each weight, as the model runs.
+    """Records the readers of each norm of a model, while the model runs.
 
-    norms: the norms to trace.  readings: norm -> its readers.  used_by: parameter -> the norms
-    whose outputs it multiplies; None stands for any other use.  origins: tensor -> the norm whose
-    output it is.  transposes, rows: tensor -> the parameters of which it is a transpose or a
-    concatenation.
+    readings: norm -> its readers.  used_by: parameter -> the norms whose outputs it multiplies;
+    None stands for any other tensor.  origins: tensor -> a norm and a factor; the tensor is the
+    factor times the norm's output.  entered: the inputs of the running sublayer, with their origin.
     """
 
-    def __init__(self, norms: Iterable[StackNorm]) -> None:
+    def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.readings = {norm: Reading() for norm in norms}
-        self.used_by: dict[nn.Parameter, set[StackNorm | None]] = {}
+        self.readings = {
+            module: Reading()
+            for module in model.modules()
+            if isinstance(module, StackNorm)
+            and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
+        }
+        self.used_by: dict[nn.Parameter, set[StackNorm | None]] = {model.embedding: {None}}
         self.origins = WeakTensorKeyDictionary()
-        self.transposes = WeakTensorKeyDictionary()
-        self.rows = WeakTensorKeyDictionary()
+        self.entered: list[tuple[Tensor, Any]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
-        if func is F.linear:
-            x, weight, bias = (*args, kwargs.get("bias"))[:3]
-            if not self.multiplied(x, self.weights_in(weight), bias, 1.0):
-                self.seen(name, args)
-        elif func is torch.addmm:
-            bias, x, transposed = args
-            weights = self.transposes.get(transposed, ())
-            if not self.multiplied(x, weights, bias, float(kwargs.get("alpha", 1.0))):
-                self.seen(name, args)
-        elif func is torch.Tensor.t and isinstance(args[0], nn.Parameter):
-            self.transposes[out] = (args[0],)
-        elif func is torch.cat and all(isinstance(part, nn.Parameter) for part in args[0]):
-            self.rows[out] = tuple(args[0])
-        elif (origin := self.origin_of(*args[:1])) and name in LAYOUT:
-            self.origins[out] = origin
-        elif origin and name == "mul" and (factor := constant(args[1])) is not None:
-            self.origins[out] = Origin(origin.norm, origin.factor * factor)
-        elif any(isinstance(tensor, Tensor) for tensor in flat([out])):
-            self.seen(name, (*args, *kwargs.values()))
+        origin = self.origin_of(args[0]) if args else None
+        if origin and name == "mul" and (factor := constant(args[1])) is not None:
+            self.origins[out] = origin[0], origin[1] * factor
+        elif any(isinstance(value, Tensor) for value in flat(out)):
+            for value in flat([*args, *(kwargs or {}).values()]):
+                if origin := self.origin_of(value):
+                    self.readings[origin[0]].others.add(name)
         return out
 
-    def multiplied(
-        self, x: Tensor, weights: tuple[nn.Parameter, ...], bias: Any, scale: float
-    ) -> bool:
-        """Record a product with parameters; return False if the matrix is not a parameter."""
-        origin = self.origin_of(x)
-        if not weights or not (bias is None or isinstance(bias, nn.Parameter)):
-            return False
-        for weight in weights:
-            self.used_by.setdefault(weight, set()).add(origin.norm if origin else None)
-        if origin:
-            reader = Reader(weights, bias, scale * origin.factor)
-            self.readings[origin.norm].maps.append(reader)
-        return True
-
-    def seen(self, name: str, args: Iterable[Any]) -> None:
-        """Record a function that is not a linear map with a parameter."""
-        for tensor in flat(args):
-            if after_fold := self.origin_of(tensor):
-                self.readings[after_fold.norm].others.add(name)
-            for weight in self.weights_in(tensor):
-                self.used_by.setdefault(weight, set()).add(None)
-
-    def origin_of(self, tensor: Any = None) -> Origin | None:
+    def origin_of(self, value: Any) -> tuple[StackNorm, float] | None:
         """Return the norm whose output this tensor is, with its factor, or None."""
-        return self.origins.get(tensor) if isinstance(tensor, Tensor) else None
+        return self.origins.get(value) if isinstance(value, Tensor) else None
 
-    def weights_in(self, tensor: Any) -> tuple[nn.Parameter, ...]:
-        """Return the parameters of which a tensor consists; empty for other tensors."""
-        if isinstance(tensor, nn.Parameter):
-            return (tensor,)
-        if not isinstance(tensor, Tensor):
-            return ()
-        return self.rows.get(tensor) or self.transposes.get(tensor) or ()
+    def enter(self, maps: list[LinearMap], value: Any) -> None:
+        """Record that only these linear maps read a value, until `leave`."""
+        if origin := self.origin_of(value):
+            self.entered.append((value, self.origins.pop(value)))
+        for weights, bias, scale in maps:
+            for weight in weights:
+                self.used_by.setdefault(weight, set()).add(origin[0] if origin else None)
+            if origin:
+                reader = LinearMap(weights, bias, scale * origin[1])
+                self.readings[origin[0]].maps.append(reader)
+
+    def leave(self) -> None:
+        """Trace the inputs of a sublayer again, after it has run."""
+        while self.entered:
+            value, origin = self.entered.pop()
+            self.origins[value] = origin
 
 
-def flat(values: Iterable[Any]) -> Iterable[Any]:
-    """Yield the values, with lists and tuples flattened."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from flat(value)
-        else:
-            yield value
+def flat(value: Any) -> list[Any]:
+    """Return the items of nested lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return [item for part in value for item in flat(part)]
+    return [value]
 
 
 def constant(value: Any) -> float | None:
@@ -153,21 +108,35 @@ def constant(value: Any) -> float | None:
 
 def follow(model: Transformer) -> Follow:
     """Run the model once, on two tokens, and record the readers of its norms."""
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, StackNorm)
-        and any(p.roles[0] in OF_THE_STACK for p in (module.gain, module.bias) if p is not None)
-    ]
+    follow = Follow(model)
 
-    follow = Follow(norms)
+    def mark(norm: nn.Module, args: Any, out: Tensor) -> None:
+        follow.origins[out] = norm, 1.0
 
-    def mark(norm: Any, args: Any, out: Any) -> None:
-        follow.origins[out] = Origin(norm)
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        if module is model.head:
+            weight, bias = model.head.first_map(model.embedding)
+            return follow.enter([LinearMap((weight,), bias)], args[0])
+        for name, value in (("x", args[0]), ("memory", kwargs.get("memory"))):
+            if maps := module.readers(name):
+                follow.enter(maps, value)
 
-    hooks = [norm.register_forward_hook(mark) for norm in norms]
-    device = model.embedding.device
-    tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=device)
+    def leave(module: nn.Module, args: Any, out: Any) -> None:
+        follow.leave()
+
+    sublayers = [module for module in model.modules() if isinstance(module, LinearMaps)]
+    in_slots = set()
+    for module in sublayers:
+        for slot, norm in module.slots.items():
+            if norm in follow.readings and (maps := module.readers(slot)):
+                in_slots.add(norm)
+                follow.readings[norm].maps += maps
+                follow.used_by |= {weight: {norm} for m in maps for weight in m.weights}
+    hooks = [norm.register_forward_hook(mark) for norm in follow.readings if norm not in in_slots]
+    for reader in (*sublayers, model.head):
+        hooks.append(reader.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(reader.register_forward_hook(leave))
+    tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=model.embedding.device)
     was_training = model.training
     try:
         with torch.no_grad(), follow:
@@ -237,22 +206,21 @@ def fold_norm(
     keeps_bias: bool,
 ) -> None:
     """Move one norm's gain and bias, or only one of them, into the maps that read it."""
-    gain = None
+    gain = bias = None
     if norm.gain is not None and not keeps_gain:
         gain = values.pop(keys[norm.gain])
-    bias = values.pop(keys[norm.bias]) if norm.bias is not None else None
-    if keeps_bias and norm.bias is not None:
-        assert bias is not None
-        values[keys[norm.bias]] = bias if gain is None else bias / gain
-        bias = None
-    for reader in reading.maps:
-        matrix = torch.cat([values[keys[weight]] for weight in reader.weights])
+    if norm.bias is not None:
+        bias = values.pop(keys[norm.bias])
+        if keeps_bias:
+            values[keys[norm.bias]] = bias if gain is None else bias / gain
+            bias = None
+    for weights, offset, scale in reading.maps:
         if bias is not None:
-            assert reader.bias is not None
-            moved = reader.scale * (matrix @ bias)
-            values[keys[reader.bias]] = values[keys[reader.bias]] + moved
+            assert offset is not None
+            matrix = torch.cat([values[keys[weight]] for weight in weights])
+            values[keys[offset]] = values[keys[offset]] + scale * (matrix @ bias)
         if gain is not None:
-            for weight in reader.weights:
+            for weight in weights:
                 values[keys[weight]] = values[keys[weight]] * gain
 
 

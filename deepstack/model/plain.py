@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.build import Built, build_model
+from deepstack.model.sublayers import JOINED
 from deepstack.model.transformer import Transformer
 from deepstack.parameters import has_role
 from deepstack.schemes import BatchNorm
-
-JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
-"""Joined matrices, each computed by one product, and the linear maps they consist of."""
 
 
 class Paths(NamedTuple):

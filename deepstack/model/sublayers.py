@@ -1,15 +1,16 @@
-"""The two sublayers of every layer: self-attention and feed-forward."""
+"""The two sublayers of every layer, self-attention and feed-forward, and their base classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.model.query_key import QueriesAndKeys
-from deepstack.parameters import RoleParameter, parameter
+from deepstack.parameters import parameter
 
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515; silu(z) =
 # z sigmoid(z); relu2(z) = relu(z)^2: So et al. 2021, arXiv:2109.08668
@@ -22,7 +23,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": lambda z: torch.relu(z).square(),
 }
-
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A function that applies a matrix, (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK."""
@@ -44,7 +44,6 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 Listener = Callable[[Tensor, Tensor], None]
-Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Slots = Mapping[str, nn.Module]
 """The modules of a scheme that run inside a sublayer, by slot:
 
@@ -67,7 +66,152 @@ Slots = Mapping[str, nn.Module]
 """
 
 
-class Attention(nn.Module):
+JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
+"""Joined matrices, each computed by one product, and the linear maps they consist of."""
+
+
+class LinearMap(NamedTuple):
+    """A linear map y = scale * x Wᵀ + b; the rows of W are those of `weights` in turn."""
+
+    weights: tuple[nn.Parameter, ...]
+    bias: nn.Parameter | None
+    scale: float = 1.0
+
+
+class LinearMaps(nn.Module):
+    """The base of all sublayers: their matrices by name, and the scheme's slots in them.
+
+    SLOTS: the slots of this sublayer.  READS: the names of the linear maps that alone read a value:
+    'x', 'memory', or the output of a slot.  linear: the function that applies matrices.
+    """
+
+    SLOTS: ClassVar[tuple[str, ...]]
+    READS: ClassVar[Mapping[str, tuple[str, ...]]]
+
+    if TYPE_CHECKING:  # matrices and biases are set by name
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, dropout: float, *, bias: bool, linear: Linear, slots: Slots | None) -> None:
+        super().__init__()
+        self.dropout, self.has_bias, self.linear = dropout, bias, linear
+        # a plain dict, because the scheme owns the modules
+        self.slots = {name: slots[name] for name in self.SLOTS if slots and name in slots}
+
+    def add_matrix(
+        self, name: str, n_out: int, n_in: int, role: str = "", joined: bool = True
+    ) -> None:
+        """Set a matrix, (n_out, n_in); for a joined one, a tensor with all parts or one for each.
+
+        role: the prefix of its role, as in cross_q.
+        """
+        parts = JOINED.get(name, (name,))
+        if joined:
+            roles = tuple(role + part for part in parts)
+            matrix = parameter(len(parts) * n_out, n_in, role=roles, start="matrix")
+            setattr(self, name, matrix)
+            return
+        for part in parts:
+            setattr(self, part, parameter(n_out, n_in, role=role + part, start="matrix"))
+
+    def add_bias(self, name: str, width: int) -> None:
+        """Set the bias of a matrix, (width,), or None if the stack has no biases."""
+        bias = parameter(width, role="bias", start="zero") if self.has_bias else None
+        setattr(self, f"{name}_bias", bias)
+
+    def linear_map(self, name: str) -> LinearMap:
+        """Return a matrix by name, as its parameters, with its bias and its factor."""
+        parts = (name,) if hasattr(self, name) else JOINED[name]
+        weights = tuple(getattr(self, part) for part in parts)
+        scale = weights[0].shape[1] ** -0.5 if self.linear is scaled_linear else 1.0
+        return LinearMap(weights, getattr(self, f"{name}_bias"), scale)
+
+    def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a matrix and its bias, (n_out, n_in) and (n_out,) or None."""
+        weights, bias, _ = self.linear_map(name)
+        return weights[0] if len(weights) == 1 else torch.cat(weights), bias
+
+    def apply_map(self, name: str, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b."""
+        return self.linear(x, *self.matrix(name))
+
+    def fill(self, slot: str, value: Tensor) -> Tensor:
+        """Return the output of a slot's module for this value, or the value if it is empty."""
+        return self.slots[slot](value) if slot in self.slots else value
+
+    def drop(self, y: Tensor) -> Tensor:
+        """Return y with dropout, in training."""
+        return F.dropout(y, self.dropout) if self.dropout and self.training else y
+
+    def readers(self, value: str) -> list[LinearMap]:
+        """Return the linear maps that alone read a value, see READS; empty for any other value."""
+        return [self.linear_map(name) for name in self.READS.get(value, ())]
+
+
+class Cache:
+    """The keys and values of earlier positions, when decoding one position at a time.
+
+    stored: keys and values, each (batch, head, seq_len, d_head), filled up to `position`.
+    """
+
+    def __init__(self, seq_len: int) -> None:
+        self.seq_len, self.position = seq_len, 0
+        self.stored: list[Tensor] = []
+
+    def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of this position; return those of all positions so far."""
+        if not self.stored:
+            self.stored = [n.new_empty(*n.shape[:2], self.seq_len, n.shape[3]) for n in new]
+        for old, now in zip(self.stored, new, strict=True):
+            old[:, :, self.position] = now[:, :, 0]
+        self.position += 1
+        k, v = (old[:, :, : self.position] for old in self.stored)
+        return k, v
+
+
+class Heads(LinearMaps):
+    """The base of all attentions: heads, their softmax and the output matrix."""
+
+    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
+
+    def __init__(
+        self,
+        n_heads: int,
+        dropout: float,
+        *,
+        bias: bool = True,
+        linear: Linear = F.linear,
+        qk: QueriesAndKeys | None = None,
+        slots: Slots | None = None,
+    ) -> None:
+        super().__init__(dropout, bias=bias, linear=linear, slots=slots)
+        self.n_heads, self.qk = n_heads, qk
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """Split by head: (batch, seq, d_model) -> (batch, head, seq, d_head)."""
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        """Return the heads' outputs, (batch, head, seq, d_head)."""
+        if self.listener is not None:
+            self.listener(q, k)
+        rate = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=causal)
+
+    def out(self, y: Tensor, mean: Tensor | None = None) -> Tensor:
+        """Return G(x), (batch, seq, d_model), given heads' outputs, (batch, head, seq, d_head).
+
+        mean: (batch, seq, d_model), added to the concatenated heads.
+        """
+        batch, _, seq, _ = y.shape
+        y = self.fill("heads", y).transpose(1, 2).reshape(batch * seq, -1)
+        if mean is not None:
+            y = y + mean.flatten(0, 1)
+        y = self.fill(self.SLOTS[-1], y)  # before W_o
+        return self.drop(self.apply_map("o", y).view(batch, seq, -1))
+
+
+class Attention(Heads):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [q, k, v] = x W_qkvᵀ + b.
 
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
@@ -75,128 +219,65 @@ class Attention(nn.Module):
     optimizer settings); they are concatenated first, so the values are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
     linear: the function that applies matrices.  qk: norms and rotation of q and k, after the slots.
-    A scheme that fills the slot `logits` or `mixed_values` calls `attend_after`.  Vaswani et al.
-    2017, arXiv:1706.03762, section 3.2.
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+
+    With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
+    `before` is that of the layer before, None in the first one.  Logits are (batch, head, seq, seq)
+    for all pairs of positions, without a causal mask, so that they are finite; values are (batch,
+    head, seq, d_head).  cache: decodes one position, (batch, 1, d_model), after those in the cache.
     """
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
-    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
+    READS: ClassVar = {"x": ("qkv",), "before_out": ("o",)}
 
     def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        dropout: float,
-        *,
-        fused: bool = True,
-        bias: bool = True,
-        causal: bool = False,
-        linear: Linear = F.linear,
-        qk: QueriesAndKeys | None = None,
-        slots: Slots | None = None,
+        self, d_model: int, *args: Any, fused: bool = True, causal: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__()
-        self.n_heads, self.dropout, self.fused, self.causal = n_heads, dropout, fused, causal
-        self.linear = linear
-        self.qk = qk
-        self.slots = filled_slots(slots, self.SLOTS)
-        if fused:
-            self.qkv = parameter(3 * d_model, d_model, role=("q", "k", "v"), start="matrix")
+        super().__init__(*args, **kwargs)
+        self.fused, self.causal = fused, causal
+        self.add_matrix("qkv", d_model, d_model, joined=fused)
+        self.add_bias("qkv", 3 * d_model)
+        self.add_matrix("o", d_model, d_model)
+        self.add_bias("o", d_model)
+
+    def forward(self, x: Tensor, before: Tensor | None = None, cache: Cache | None = None) -> Any:
+        q, k, v = self.project(x, cache.position if cache else 0)
+        passed_on = None
+        if "mixed_values" in self.slots:
+            v, passed_on = self.slots["mixed_values"](v, before)
+        if cache:
+            k, v = cache.keep(k, v)
+        causal = self.causal and cache is None
+        if "logits" in self.slots:
+            y, passed_on = self.weigh(q, k, v, before, causal)
         else:
-            self.q = parameter(d_model, d_model, role="q", start="matrix")
-            self.k = parameter(d_model, d_model, role="k", start="matrix")
-            self.v = parameter(d_model, d_model, role="v", start="matrix")
-        self.qkv_bias = bias_of(3 * d_model, bias)
-        self.o = parameter(d_model, d_model, role="o", start="matrix")
-        self.o_bias = bias_of(d_model, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.attend(*self.project(x), self.causal))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """Return the heads' outputs, (batch, head, seq, d_head)."""
-        if self.listener is not None:
-            self.listener(q, k)
-        rate = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=causal)
-
-    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return G(x), which also depends on `before`, and the tensor for the next layer.
-
-        before: the tensor from the layer before, None in the first layer; the slot `logits` or
-        `mixed_values` combines it with this layer's.  Logits are (batch, head, seq, seq) for all
-        pairs of positions, without a causal mask, so that they are finite; values are (batch, head,
-        seq, d_head).
-        """
-        y, handed = self.attend_given(*self.project(x), before, self.causal)
-        return self.out(y), handed
-
-    def attend_given(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        before: Tensor | None,
-        causal: bool,
-        keep: Keep | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the heads' outputs, (batch, head, seq, d_head), and the tensor for the next layer.
-
-        keep: when decoding one position at a time, a function that caches this position's keys and
-        values and returns those of all positions so far.
-        """
-        mixes = "mixed_values" in self.slots
-        if mixes:
-            v, handed = self.slots["mixed_values"](v, before)
-        k, v = keep(k, v) if keep else (k, v)
-        if mixes:
-            return self.attend(q, k, v, causal), handed
-        return self.weigh(q, k, v, before, causal)
+            y = self.attend(q, k, v, causal)
+        y = self.out(y)
+        return y if passed_on is None else (y, passed_on)
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the heads' outputs, (batch, head, seq, d_head), and the logits to pass on."""
         own = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-        logits, handed = self.slots["logits"](own, before)
+        logits, passed_on = self.slots["logits"](own, before)
         if causal:
             future = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu(1)
             logits = logits.masked_fill(future, float("-inf"))
-        weights = torch.softmax(logits, dim=-1)
-        if self.dropout and self.training:
-            weights = F.dropout(weights, self.dropout)
-        return torch.matmul(weights, v), handed
+        return torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v), passed_on
 
     def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v, each (batch, head, seq, d_head), for positions from `first` on."""
         batch, seq, d = x.shape
-        weight = self.qkv if self.fused else torch.cat([self.q, self.k, self.v])
         # Flatten x once: products of matrices then need no views in the backward pass.
-        qkv = self.linear(x.flatten(0, 1), weight, self.qkv_bias)  # (batch * seq, 3 d)
+        qkv = self.apply_map("qkv", x.flatten(0, 1))  # (batch * seq, 3 d)
         heads = qkv.view(batch, seq, 3, self.n_heads, d // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        if slots := self.slots:
-            own = (slots.get(name, same) for name in ("q", "k", "v"))
-            q, k, v = (slot(h) for slot, h in zip(own, (q, k, v), strict=True))
-        if (qk := self.qk) is not None:
-            q, k = qk.q(q, first), qk.k(k, first)
-        return q, k, v
-
-    def out(self, y: Tensor) -> Tensor:
-        """Return G(x), (batch, seq, d_model), given heads' outputs, (batch, head, seq, d_head)."""
-        batch, _, seq, _ = y.shape
-        slots = self.slots
-        if "heads" in slots:
-            y = slots["heads"](y)
-        y = y.transpose(1, 2).reshape(batch * seq, -1)
-        if "before_out" in slots:
-            y = slots["before_out"](y)
-        y = self.linear(y, self.o, self.o_bias).view(batch, seq, -1)
-        rate = self.dropout if self.training else 0.0
-        return F.dropout(y, rate) if rate else y
+        q, k, v = self.fill("q", q), self.fill("k", k), self.fill("v", v)
+        return (q, k, v) if self.qk is None else (self.qk.q(q, first), self.qk.k(k, first), v)
 
 
-class FeedForward(nn.Module):
+class FeedForward(LinearMaps):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
@@ -209,6 +290,7 @@ class FeedForward(nn.Module):
     """
 
     SLOTS = ("w1", "before_activation", "after_activation")
+    READS: ClassVar = {"after_activation": ("w2",)}
 
     def __init__(
         self,
@@ -223,63 +305,31 @@ class FeedForward(nn.Module):
         linear: Linear = F.linear,
         slots: Slots | None = None,
     ) -> None:
-        super().__init__()
-        self.linear = linear
-        self.slots = filled_slots(slots, self.SLOTS)
-        self.activation_name, self.dropout = activation, dropout
-        self.activation = ACTIVATIONS[activation]
+        super().__init__(dropout, bias=bias, linear=linear, slots=slots)
+        self.activation_name, self.activation = activation, ACTIVATIONS[activation]
         self.gated, self.fused = gated, fused or not gated
-        if gated and fused:
-            self.w13 = parameter(2 * d_ff, d_model, role=("w1", "w3"), start="matrix")
-            self.w13_bias = bias_of(2 * d_ff, bias)
-        else:
-            self.w1 = parameter(d_ff, d_model, role="w1", start="matrix")
-            if gated:
-                self.w3 = parameter(d_ff, d_model, role="w3", start="matrix")
-                self.w13_bias = bias_of(2 * d_ff, bias)
-            else:
-                self.w1_bias = bias_of(d_ff, bias)
-        self.w2 = parameter(d_model, d_ff, role="w2", start="matrix")
-        self.w2_bias = bias_of(d_model, bias)
+        self.first = "w13" if gated else "w1"
+        self.add_matrix(self.first, d_ff, d_model, joined=self.fused)
+        self.add_bias(self.first, (1 + gated) * d_ff)
+        self.add_matrix("w2", d_model, d_ff)
+        self.add_bias("w2", d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        slots = self.slots
-        hidden = self.linear(x.flatten(0, 1), *self.into())
-        gate = None
+        hidden, gate = self.linear(x.flatten(0, 1), *self.into()), None
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=1)
-        if "before_activation" in slots:
-            hidden = slots["before_activation"](hidden)
-        hidden = self.activation(hidden)
+        hidden = self.activation(self.fill("before_activation", hidden))
         if gate is not None:
             hidden = hidden * gate
-        if "after_activation" in slots:
-            hidden = slots["after_activation"](hidden)
-        # hidden: (batch * seq, d_ff)
-        y = self.linear(hidden, self.w2, self.w2_bias).view(x.shape)
-        return F.dropout(y, self.dropout) if self.dropout and self.training else y
+        hidden = self.fill("after_activation", hidden)  # (batch * seq, d_ff)
+        return self.drop(self.apply_map("w2", hidden).view(x.shape))
 
     def into(self) -> tuple[Tensor, Tensor | None]:
         """Return W_1 and b_1; with a gate, W_1 above W_3 and b_1 above b_3."""
-        weight: Tensor
-        if self.gated:
-            weight = self.w13 if self.fused else torch.cat([self.w1, self.w3])
-            bias = self.w13_bias
-        else:
-            weight, bias = self.w1, self.w1_bias
-        return self.slots["w1"](weight, bias) if "w1" in self.slots else (weight, bias)
+        first = self.matrix(self.first)
+        return self.slots["w1"](*first) if "w1" in self.slots else first
 
-
-def bias_of(width: int, there: bool) -> RoleParameter | None:
-    """Return the bias of a linear map, (width,), or None if the stack has none."""
-    return parameter(width, role="bias", start="zero") if there else None
-
-
-def same(h: Tensor) -> Tensor:
-    """Return h unchanged, for an empty slot."""
-    return h
-
-
-def filled_slots(slots: Slots | None, names: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return the modules in these slots, in a plain dict because the scheme owns them."""
-    return {name: slots[name] for name in names if slots is not None and name in slots}
+    def readers(self, value: str) -> list[LinearMap]:
+        if value == "x" and "w1" not in self.slots:  # a module there changes the matrix
+            return [self.linear_map(self.first)]
+        return super().readers(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol, cast
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -14,13 +14,6 @@ from deepstack.schemes.norms import in_fp32
 from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
 
 
-class Attending(Protocol):
-    """An attention that reads a tensor from the attention of the layer before."""
-
-    def attend_after(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return G(x) and the tensor for the next layer's attention."""
-
-
 class AttentionStream(Scheme, registered=False):
     """A scheme whose stream is x and a tensor from one attention to that of the next layer."""
 
@@ -29,16 +22,16 @@ class AttentionStream(Scheme, registered=False):
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         (now, before), (attention, feed_forward) = x, sublayers
-        handed: list[Tensor] = []
+        passed_on: list[Tensor] = []
 
         def attend(z: Tensor) -> Tensor:
-            y, on = cast(Attending, attention).attend_after(z, before)
-            handed.append(on)
+            y, tensor = attention(z, before=before)
+            passed_on.append(tensor)
             return y
 
         (of_attention,), (of_feed_forward,) = self.norm_functions
         now = self.residual(now, attend, of_attention)
-        return self.residual(now, feed_forward, of_feed_forward), handed[0]
+        return self.residual(now, feed_forward, of_feed_forward), passed_on[0]
 
     def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
         return super().leave(stream[0], norm)

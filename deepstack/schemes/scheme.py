@@ -18,7 +18,8 @@ from deepstack.schemes.tap import Tap, with_tap
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
-Sublayer = Callable[[Tensor], Tensor]
+Sublayer = Callable[..., Any]
+"""G(x) -> (batch, seq, d_model); attention with a tensor for the next layer returns that too."""
 Norm = Callable[[Tensor], Tensor]
 Stream = Any
 """The value passed from layer to layer: x (batch, seq, d_model), or a tuple that begins with it."""
