@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepstack.config.schema import MATRICES
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.model.initialise import IN_SUBLAYERS
 
 # Small matrices: (WᵀW)^256 by eight squarings, since a few square products take a fraction of the
 # time of many thin ones.  Larger matrices: (WᵀW)^8, applied 32 times.
@@ -84,7 +84,7 @@ def operator_norms(snapshot: Snapshot) -> dict[str, Tensor]:
     return norms
 
 
-@diagnostic("spectral_norm", "‖W‖₂", parts=IN_SUBLAYERS)
+@diagnostic("spectral_norm", "‖W‖₂", parts=MATRICES)
 def spectral_norm(snapshot: Snapshot) -> dict[str, Tensor]:
     """Spectral norm ‖W‖₂ of each matrix of a layer, by power iteration, from below."""
     return operator_norms(snapshot)

@@ -85,12 +85,8 @@ def build_model(
     schemes = stack_schemes(conf.checked_config(config))
     first = first_scheme(schemes)
     refuse_unfit(config.model, first.scheme_class)
-    joined = ("q", "k", "v"), ("cross_k", "cross_v"), ("w1", "w3")
-    apart = frozenset(
-        role for roles in joined if not one_treatment(config, first, roles) for role in roles
-    )
-    seq_len = config.task.seq_len
-    model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, apart=apart)
+    seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
+    model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
     banks = Banks(model, layers, device, stacked=config.runtime.banks)
     if draw and device.type != "meta":

@@ -14,7 +14,7 @@ class CrossAttention(Heads):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [k, v] = m W_kvᵀ + b_kv.
 
     q = x W_qᵀ + b_q.  x: (batch, seq, d_model); m, the encoder's output: (batch, source, d_model).
-    All matrices are (d_model, d_model); one product computes k and v, or two with fused=False.
+    All matrices are (d_model, d_model); one product computes k and v.
     qk: the norms of queries and keys; no rotation, as positions of two sequences have no distance.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
     """
@@ -22,10 +22,10 @@ class CrossAttention(Heads):
     SLOTS = ("before_cross_out",)
     READS: ClassVar = {"x": ("q",), "memory": ("kv",), "before_cross_out": ("o",)}
 
-    def __init__(self, d_model: int, *args: Any, fused: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
+        super().__init__(n_heads, dropout, **common)
         self.add_matrix("q", d_model, d_model, "cross_")
-        self.add_matrix("kv", d_model, d_model, "cross_", joined=fused)
+        self.add_matrix("kv", d_model, d_model, "cross_")
         self.add_bias("q", d_model)
         self.add_bias("kv", 2 * d_model)
         self.add_matrix("o", d_model, d_model, "cross_")
@@ -68,8 +68,8 @@ class MergedAttention(CrossAttention):
     SLOTS = ("before_out",)
     READS: ClassVar = {"x": ("q", "v"), "memory": ("k", "v"), "before_out": ("o",)}
 
-    def __init__(self, d_model: int, *args: Any, **kwargs: Any) -> None:
-        Heads.__init__(self, *args, **kwargs)
+    def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
+        Heads.__init__(self, n_heads, dropout, **common)
         for name in ("q", "k", "v", "o"):
             self.add_matrix(name, d_model, d_model)
         for name in ("q", "k", "v", "o"):

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.config.schema import MATRICES
 from deepstack.parameters import Bank, Banks
 from deepstack.schemes import StackScheme
 
 # numbers of random streams: 8 * layer + index for a matrix in a layer, the index alone outside
 IN_LAYERS = ("q", "k", "v", "o", "w1", "w2")
 OUTSIDE = ("embedding", "position", "head.weight", "head.dense")
-
-# the matrices of sublayers, whose products the NTK parameterisation divides by sqrt(n_in)
-IN_SUBLAYERS = (*IN_LAYERS, "w3", "cross_q", "cross_k", "cross_v", "cross_o")
 
 # under 'init.qkv: packed' Xavier treats three of them as one matrix
 QKV = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
@@ -183,7 +181,8 @@ def initialise(
                     n_out, n_in = row.shape
                     if model.init.qkv == "packed" and role in QKV:
                         n_out *= 3
-                    rule = start if role in IN_SUBLAYERS else elsewhere
+                    # NTK divides the products of sublayers alone
+                    rule = start if role in MATRICES else elsewhere
                     rule.fill(row, gain * rule.scale(model.init, n_in, n_out), rng)
 
 
@@ -198,7 +197,7 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
         return 8 * layer + IN_LAYERS.index(role)
     if not bank.in_layers and bank.key in OUTSIDE:
         return OUTSIDE.index(bank.key)
-    named = bank.stack if role in IN_SUBLAYERS else bank.key
+    named = bank.stack if role in MATRICES else bank.key
     digest = hashlib.sha256(f"{named}/{role}/{layer}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
 

@@ -67,22 +67,16 @@ def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortest(values: dict[str, Any], options: Options) -> dict[str, Any]:
-    """Return the values with integers for whole numbers, if validation gives the same result."""
-
-    def read(key: str, value: Any) -> str:
-        return repr(validated(options, {key: value}, kind="", name="", section=""))
-
-    chosen = dict(values)
-    for key, value in values.items():
-        short = _whole(value)
-        with suppress(ConfigError):  # building the model reports invalid values
-            if repr(short) != repr(value) and read(key, short) == read(key, value):
-                chosen[key] = short
-    return chosen
+    """Return the values with integers for whole numbers of options that allow other numbers."""
+    with suppress(ConfigError):  # building the model reports invalid values
+        return dict(_whole(validated(options, values, kind="", name="", section="")))
+    return values
 
 
 def _whole(value: Any) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
         return [_whole(part) for part in value]
     exact = isinstance(value, float) and value.is_integer() and abs(value) <= 2**53
     return int(value) if exact else value

@@ -13,7 +13,7 @@ from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.layer import Layer
 from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
+from deepstack.model.sublayers import Attention, FeedForward, Joins, scaled_linear
 from deepstack.registry import unknown
 from deepstack.schemes import (
     NORMS,
@@ -48,12 +48,10 @@ class Stack(nn.Module):
     decoder are causal; in an encoder_decoder they read the encoder's output, `memory`, (batch,
     source, d_model).
     seq_len: the number of positions, for a rotation.
-    apart: roles with different optimizer settings, whose matrices are separate parameters.
+    joins: tells of roles whether their matrices share one tensor.
     """
 
-    def __init__(
-        self, model: conf.Model, scheme: StackScheme, seq_len: int, apart: frozenset[str]
-    ) -> None:
+    def __init__(self, model: conf.Model, scheme: StackScheme, seq_len: int, joins: Joins) -> None:
         super().__init__()
         self.scheme, self.place = scheme, scheme.place
         d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
@@ -66,13 +64,12 @@ class Stack(nn.Module):
             options = norm | of_last if roles == last else norm
             return NORMS[model.norm.kind](width, roles=roles, **options)
 
-        position = self.place
-        causal = position.side == "decoder"
-        reads = causal and position.family == "encoder_decoder"
-        merged = reads and position.decoder_sublayers == 2
+        causal = self.place.side == "decoder"
+        reads = causal and self.place.family == "encoder_decoder"
+        merged = reads and self.place.decoder_sublayers == 2
         names = ("attention", "cross_attention", "feed_forward")
         chosen = names if reads and not merged else (names[0], names[2])
-        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, position, model.gated)
+        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, self.place, model.gated)
         self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
@@ -85,34 +82,26 @@ class Stack(nn.Module):
 
         d_head = d // model.n_heads
         rotation = Rotation(seq_len, d_head) if model.positions == "rotary" else None
+        linear = scaled_linear if model.init.distribution == "ntk" else F.linear
+        shared = {"bias": model.bias, "linear": linear, "joins": joins}
 
-        def of_heads(rotation: Rotation | None) -> QueriesAndKeys | None:
+        def qk(rotation: Rotation | None) -> QueriesAndKeys | None:
             if rotation is None and not model.qk_norm:
                 return None
             return QueriesAndKeys(d_head, make_norm if model.qk_norm else None, rotation)
 
         def sublayers(own: Scheme) -> dict[str, nn.Module]:
-            slots = dict(own.slots.items())
-            common: dict[str, Any] = {"bias": model.bias, "slots": slots}
-            common["linear"] = scaled_linear if model.init.distribution == "ntk" else F.linear
+            common: dict[str, Any] = {**shared, "slots": dict(own.slots.items())}
             sizes = d, model.n_heads, model.dropout
-            attention: nn.Module
+            modules: dict[str, nn.Module] = {}
             if merged:
-                attention = MergedAttention(*sizes, qk=of_heads(None), **common)
+                modules["attention"] = MergedAttention(*sizes, qk=qk(None), **common)
             else:
-                is_fused = not apart & {"q", "k", "v"}
-                qk = of_heads(rotation)
-                attention = Attention(*sizes, fused=is_fused, causal=causal, qk=qk, **common)
-            modules: dict[str, nn.Module] = {"attention": attention}
+                modules["attention"] = Attention(*sizes, causal=causal, qk=qk(rotation), **common)
             if "cross_attention" in chosen:
-                is_fused = not apart & {"cross_k", "cross_v"}
-                modules["cross_attention"] = CrossAttention(
-                    *sizes, fused=is_fused, qk=of_heads(None), **common
-                )
-            common |= {"gated": model.gated, "fused": not apart & {"w1", "w3"}}
-            modules["feed_forward"] = FeedForward(
-                d, d_ff, model.activation, model.dropout, **common
-            )
+                modules["cross_attention"] = CrossAttention(*sizes, qk=qk(None), **common)
+            feed_forward = d, d_ff, model.activation, model.dropout
+            modules["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
             refuse_unread(own, modules)
             return modules
 

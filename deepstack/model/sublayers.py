@@ -70,6 +70,15 @@ JOINED = {"qkv": ("q", "k", "v"), "kv": ("k", "v"), "w13": ("w1", "w3")}
 """Joined matrices, each computed by one product, and the linear maps they consist of."""
 
 
+Joins = Callable[[tuple[str, ...]], bool]
+"""A function that tells whether roles may share one tensor: one optimizer setting for all."""
+
+
+def join_all(roles: tuple[str, ...]) -> bool:
+    """Return True."""
+    return True
+
+
 class LinearMap(NamedTuple):
     """A linear map y = scale * x Wᵀ + b; the rows of W are those of `weights` in turn."""
 
@@ -82,7 +91,8 @@ class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
     SLOTS: the slots of this sublayer.  READS: the names of the linear maps that alone read a value:
-    'x', 'memory', or the output of a slot.  linear: the function that applies matrices.
+    'x', 'memory', or the output of a slot.  linear: the function that applies matrices.  joins:
+    roles -> whether their matrices share one tensor.  fused: whether they do in this sublayer.
     """
 
     SLOTS: ClassVar[tuple[str, ...]]
@@ -92,27 +102,34 @@ class LinearMaps(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, dropout: float, *, bias: bool, linear: Linear, slots: Slots | None) -> None:
+    def __init__(
+        self,
+        dropout: float,
+        *,
+        bias: bool = True,
+        linear: Linear = F.linear,
+        slots: Slots | None = None,
+        joins: Joins = join_all,
+    ) -> None:
         super().__init__()
         self.dropout, self.has_bias, self.linear = dropout, bias, linear
+        self.joins, self.fused = joins, True
         # a plain dict, because the scheme owns the modules
         self.slots = {name: slots[name] for name in self.SLOTS if slots and name in slots}
 
-    def add_matrix(
-        self, name: str, n_out: int, n_in: int, role: str = "", joined: bool = True
-    ) -> None:
+    def add_matrix(self, name: str, n_out: int, n_in: int, prefix: str = "") -> None:
         """Set a matrix, (n_out, n_in); for a joined one, a tensor with all parts or one for each.
 
-        role: the prefix of its role, as in cross_q.
+        prefix: of its role, as in cross_q.
         """
         parts = JOINED.get(name, (name,))
-        if joined:
-            roles = tuple(role + part for part in parts)
-            matrix = parameter(len(parts) * n_out, n_in, role=roles, start="matrix")
-            setattr(self, name, matrix)
+        roles = tuple(prefix + part for part in parts)
+        if self.joins(roles):
+            setattr(self, name, parameter(len(parts) * n_out, n_in, role=roles, start="matrix"))
             return
-        for part in parts:
-            setattr(self, part, parameter(n_out, n_in, role=role + part, start="matrix"))
+        self.fused = False
+        for part, role in zip(parts, roles, strict=True):
+            setattr(self, part, parameter(n_out, n_in, role=role, start="matrix"))
 
     def add_bias(self, name: str, width: int) -> None:
         """Set the bias of a matrix, (width,), or None if the stack has no biases."""
@@ -175,16 +192,9 @@ class Heads(LinearMaps):
     listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
 
     def __init__(
-        self,
-        n_heads: int,
-        dropout: float,
-        *,
-        bias: bool = True,
-        linear: Linear = F.linear,
-        qk: QueriesAndKeys | None = None,
-        slots: Slots | None = None,
+        self, n_heads: int, dropout: float, *, qk: QueriesAndKeys | None = None, **common: Any
     ) -> None:
-        super().__init__(dropout, bias=bias, linear=linear, slots=slots)
+        super().__init__(dropout, **common)
         self.n_heads, self.qk = n_heads, qk
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -215,8 +225,8 @@ class Attention(Heads):
     """G(x) = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h · W_oᵀ + b_o, [q, k, v] = x W_qkvᵀ + b.
 
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
-    computes q, k and v.  With fused=False the three matrices are separate parameters (for separate
-    optimizer settings); they are concatenated first, so the values are the same.
+    computes q, k and v.  With separate optimizer settings the three matrices are separate
+    parameters; they are concatenated first, so the values are the same.
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
     linear: the function that applies matrices.  qk: norms and rotation of q and k, after the slots.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
@@ -231,11 +241,11 @@ class Attention(Heads):
     READS: ClassVar = {"x": ("qkv",), "before_out": ("o",)}
 
     def __init__(
-        self, d_model: int, *args: Any, fused: bool = True, causal: bool = False, **kwargs: Any
+        self, d_model: int, n_heads: int, dropout: float, *, causal: bool = False, **common: Any
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self.fused, self.causal = fused, causal
-        self.add_matrix("qkv", d_model, d_model, joined=fused)
+        super().__init__(n_heads, dropout, **common)
+        self.causal = causal
+        self.add_matrix("qkv", d_model, d_model)
         self.add_bias("qkv", 3 * d_model)
         self.add_matrix("o", d_model, d_model)
         self.add_bias("o", d_model)
@@ -281,8 +291,7 @@ class FeedForward(LinearMaps):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
-    SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both;
-    with fused=False the two matrices are separate parameters.
+    SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
 
     x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: there is
     no b.  linear: the function that applies matrices.
@@ -300,16 +309,13 @@ class FeedForward(LinearMaps):
         dropout: float,
         *,
         gated: bool = False,
-        fused: bool = True,
-        bias: bool = True,
-        linear: Linear = F.linear,
-        slots: Slots | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(dropout, bias=bias, linear=linear, slots=slots)
+        super().__init__(dropout, **common)
         self.activation_name, self.activation = activation, ACTIVATIONS[activation]
-        self.gated, self.fused = gated, fused or not gated
+        self.gated = gated
         self.first = "w13" if gated else "w1"
-        self.add_matrix(self.first, d_ff, d_model, joined=self.fused)
+        self.add_matrix(self.first, d_ff, d_model)
         self.add_bias(self.first, (1 + gated) * d_ff)
         self.add_matrix("w2", d_model, d_ff)
         self.add_bias("w2", d_model)

@@ -15,6 +15,7 @@ from deepstack import config as conf
 from deepstack.model.heads import HEADS
 from deepstack.model.layer import Layer
 from deepstack.model.stack import Stack, Through, run_layers
+from deepstack.model.sublayers import Joins, join_all
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Scheme, StackScheme, Statistics
 
@@ -46,7 +47,7 @@ class Transformer(nn.Module):
         *,
         vocab_size: int,
         seq_len: int,
-        apart: frozenset[str] = frozenset(),
+        joins: Joins = join_all,
     ) -> None:
         super().__init__()
         d = model.d_model
@@ -62,7 +63,7 @@ class Transformer(nn.Module):
             self.register_buffer("position", table, persistent=False)
         else:
             self.position = None
-        stacks = {side: Stack(model, scheme, seq_len, apart) for side, scheme in schemes.items()}
+        stacks = {side: Stack(model, scheme, seq_len, joins) for side, scheme in schemes.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
         self.infers = False  # whether a pass without gradients uses torch's inference mode

@@ -73,15 +73,11 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
         return x, self.s * x
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        now, r = x
         for G, (norm,) in zip(sublayers, self.norm_functions, strict=True):
-            x = self.both(x, G, norm)
-        return x
-
-    def both(self, streams: Stream, G: Sublayer, norm: Norm) -> Stream:
-        """Apply one sublayer to both streams."""
-        x, r = streams
-        f = G(x)
-        return norm(x + f), torch.add(r, f, alpha=self.s)
+            f = G(now)
+            now, r = norm(now + f), torch.add(r, f, alpha=self.s)
+        return now, r
 
     def leave(self, stream: Stream, norm: Any) -> Tensor:
         x, r = stream

@@ -28,7 +28,7 @@ class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", sta
         return x + G(norm(x))
 
 
-class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", static=True):
+class SubLN(PreLN, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", static=True):
     """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
 
     Pre-LN with a second norm inside each sublayer: before W_o, over the concatenated heads, and
@@ -37,9 +37,7 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", sta
     whose cross-attention has no second norm and gain 1.
     """
 
-    families = FAMILIES
     merges = False  # the gains count three sublayers in a layer of a decoder that reads an encoder
-    final_norm = True
 
     def setup(self, parts: Parts) -> None:
         self.slots["before_out"] = parts.norm()
@@ -55,9 +53,6 @@ class SubLN(Scheme, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", sta
         decoder = math.log(3 * M)
         return math.sqrt(decoder * math.log(2 * N) / 3 if cls.place.side == "encoder" else decoder)
 
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return x + G(norm(x))
-
 
 class HeadScale(nn.Module):
     """y_h <- s_h y_h, where s_h starts at 1.  y: (batch, head, seq, d_head)."""
@@ -71,7 +66,7 @@ class HeadScale(nn.Module):
 
 
 class NormFormer(
-    Scheme, name="norm_former", label="NormFormer", paper="arXiv:2110.09456", static=True
+    PreLN, name="norm_former", label="NormFormer", paper="arXiv:2110.09456", static=True
 ):
     """x <- x + LN(A(LN(x))), then x <- x + W_2 LN(phi(W_1 LN(x))).  arXiv:2110.09456, section 2.
 
@@ -79,7 +74,7 @@ class NormFormer(
     head, before W_o as in the paper (fairseq's code applies it after).  Shleifer et al. 2021.
     """
 
-    final_norm = True
+    families = ("encoder", "decoder")
 
     def setup(self, parts: Parts) -> None:
         self.after_attention = parts.norm()
@@ -91,9 +86,6 @@ class NormFormer(
         (before_attention,), (before_feed_forward,) = self.norm_functions
         x = self.residual(x, lambda z: self.after_attention(attention(z)), before_attention)
         return self.residual(x, feed_forward, before_feed_forward)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return x + G(norm(x))
 
 
 class SandwichLN(

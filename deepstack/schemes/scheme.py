@@ -305,7 +305,8 @@ class Scheme(nn.Module):
 
     def leave(self, stream: Stream, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
         """Return F, given the output of the last layer and the final norm, if there is one."""
-        return stream if norm is None else norm(stream)
+        x = visible(stream)
+        return x if norm is None else norm(x)
 
     def at_step(self, step: int) -> None:
         """Set the values that depend on the step t, before t = 1, 2, …; at first, with t = 0.

@@ -125,7 +125,7 @@ def markov(
             return Batch(
                 tokens[:, :-1].copy(), tokens[:, 1:].copy(), np.ones_like(tokens[:, 1:], bool)
             )
-        masked = choose_positions(random, batch_size, seq_len, mask_rate)
+        masked = choose_positions(random, batch_size, seq_len, max(1, round(mask_rate * seq_len)))
         shown = np.where(masked, states, tokens)
         if family == "encoder":
             return Batch(shown, np.where(masked, tokens, IGNORE), masked)

@@ -260,13 +260,12 @@ def task_of(config: Config) -> Task:
 
 
 def choose_positions(
-    random: np.random.Generator, batch_size: int, seq_len: int, rate: float
+    random: np.random.Generator, batch_size: int, seq_len: int, count: int
 ) -> NDArray[np.bool_]:
-    """Choose exactly max(1, round(rate seq_len)) positions of each row, all sets equally likely.
+    """Choose exactly `count` positions of each row, all sets equally likely.
 
     Returns (batch, seq), True at the chosen ones.
     """
-    count = max(1, round(rate * seq_len))
     keys = random.random((batch_size, seq_len))
     # Compare with the count-th smallest key and do not use argpartition: its order depends on the
     # processor, and equal seeds must give equal batches everywhere.

@@ -1,6 +1,5 @@
 """Masked prediction of the bytes of real text: a file, a folder, or Python's documentation."""
 
-import codecs
 import hashlib
 import math
 import os
@@ -111,7 +110,9 @@ def text(
             return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
         if family == "encoder_decoder":
             return infilling(random, tokens, spans, span)
-        predicted = choose_positions(random, batch_size, seq_len, mask_rate)
+        predicted = choose_positions(
+            random, batch_size, seq_len, max(1, round(mask_rate * seq_len))
+        )
         fate = random.random(tokens.shape)
         noise = random.integers(0, BYTES, tokens.shape)
         masked = predicted & (fate < show_mask)
@@ -153,10 +154,10 @@ def infilling(
     left = window - spans * (span - 1)  # tokens of the source
     # Choosing positions with a gap after each but the last equals choosing among left - spans + 1.
     free = left - spans + 1
-    keys = random.random((batch_size, free))
-    bound = np.partition(keys, spans - 1, axis=1)[:, spans - 1 : spans]
-    chosen = np.nonzero(keys <= bound)[1].reshape(batch_size, spans)
-    positions = chosen + np.arange(spans)  # of the [MASK]s in the source
+    chosen = choose_positions(random, batch_size, free, spans)
+    positions = np.nonzero(chosen)[1].reshape(batch_size, spans) + np.arange(
+        spans
+    )  # of the [MASK]s in the source
     is_mask = np.zeros((batch_size, left), dtype=bool)
     np.put_along_axis(is_mask, positions, True, axis=1)
     lengths = np.where(is_mask, span, 1)
@@ -297,17 +298,11 @@ def _refuse_irregular_or_huge(path: str, files: Sequence[Path]) -> None:
 
 def _read(file: Path) -> bytes:
     content = file.read_bytes()
-    # In pieces, because a decoded copy of the whole can be four times its size.
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    piece = 1 << 20
-    for begin in range(0, len(content), piece):
-        end = min(begin + piece, len(content))
-        try:
-            decoder.decode(content[begin:end], final=end == len(content))
-        except UnicodeDecodeError as error:
-            at = end - len(error.object) + error.start
-            wrong = f"byte {content[at]:#04x} at position {at:,}"
-            raise _refusal(f"{_printable(str(file))} is not UTF-8 text: {wrong}") from error
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"byte {content[error.start]:#04x} at position {error.start:,}"
+        raise _refusal(f"{_printable(str(file))} is not UTF-8 text: {wrong}") from error
     return content
 
 

@@ -14,13 +14,11 @@ from helpers.sampling import some
 from helpers.small_runs import data_of, small
 
 import deepstack
-from deepstack import config as conf
 from deepstack.bench.peers import shape_of
 from deepstack.bench.products import Products
 from deepstack.config import Config, with_overrides
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
-from deepstack.model.plain import from_plain, to_plain, values_of
 from deepstack.schemes import SCHEMES
 
 LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -93,23 +91,6 @@ def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:
     assert w3.std().item() == pytest.approx(xavier, rel=0.02)
     tokens = torch.arange(8)[None]
     torch.testing.assert_close(together.model(tokens), apart.model(tokens))
-
-
-@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
-def test_every_parameter_is_counted(family: str) -> None:
-    given = config(model__family=family, model__gated=True, task__name="copy")
-    counted = conf.parameter_count(given, 257)
-    assert counted == build_model(given, vocab_size=257, device="meta").banks.count()
-    assert counted["w3"] == counted["w1"]
-
-
-def test_plain_names_and_back() -> None:
-    model = build_model(config(model__gated=True), vocab_size=17).model
-    plain = to_plain(model, values_of(model))
-    assert plain["encoder.layers.2.feed_forward.w3.weight"].shape == (20, 12)
-    assert plain["encoder.layers.2.feed_forward.w3.bias"].shape == (20,)
-    for name, value in from_plain(model, plain).items():
-        assert torch.equal(value, dict(values_of(model))[name]), name
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6))

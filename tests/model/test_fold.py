@@ -218,7 +218,10 @@ def test_following_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 @pytest.mark.parametrize("banks", [True, False])
 def test_plain_tensors_go_there_and_back(scheme: str, banks: bool) -> None:
-    config = config_of(scheme, runtime__banks=banks, model__head="bert", model__norm__kind="batch")
+    config = config_of(
+        scheme, runtime__banks=banks, model__head="bert", model__norm__kind="batch",
+        model__gated=not banks,
+    )  # fmt: skip
     model = moved(config).model
     values = values_of(model)
     plain = to_plain(model, values)
@@ -228,6 +231,9 @@ def test_plain_tensors_go_there_and_back(scheme: str, banks: bool) -> None:
     a = plain["encoder.layers.1.attention.k.weight"]
     assert torch.equal(a, model.layers[1].attention.qkv[16:32])  # type: ignore[union-attr, index]
     assert torch.equal(plain["embedding.weight"], model.embedding)
+    if not banks:
+        assert plain["encoder.layers.2.feed_forward.w3.weight"].shape == (24, 16)
+        assert plain["encoder.layers.2.feed_forward.w3.bias"].shape == (24,)
     del plain["embedding.weight"]
     with pytest.raises(ConfigError, match=r"have no embedding\.weight"):
         from_plain(model, plain)

@@ -185,12 +185,27 @@ def test_every_scheme_takes_every_norm(name: str, kind: str) -> None:
     assert {type(m) for m in inside} <= {NORMS[kind]}
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+BOTH = {"model.family": "encoder_decoder", "model.decoder_depth": 5}
+COUNTED: list[dict[str, Any]] = [
+    *CHOICES,
+    {"model.norm.gain": False},
+    {"model.norm.gain": False, "model.norm.bias": False},
+    {"model.family": "decoder"},
+    BOTH,
+    BOTH | {"model.decoder_attention": "merged"},
+    BOTH | {"model.gated": True},
+    *({"model.qk_norm": True, "model.positions": "rotary", "model.norm.kind": k} for k in KINDS),
+    BOTH | {"model.qk_norm": True, "model.positions": "rotary", "model.norm.kind": "dynamic_tanh"},
+]
+
+
+@pytest.mark.parametrize("choice", COUNTED, ids=str)
 def test_parameter_counts_are_those_of_the_model(choice: dict[str, Any]) -> None:
     given = with_overrides(small(model__scheme="pre_ln"), choice)
-    found = build_model(given, vocab_size=17).banks.count()
+    found = build_model(given, vocab_size=17, device="meta").banks.count()
     assert conf.parameter_count(given, 17, final_norm=True) == found
     assert ("bias" in found) is given.model.bias
+    assert found.get("w3", 0) == given.model.gated * found["w1"]
 
 
 @pytest.mark.parametrize("fused", ["auto", False])

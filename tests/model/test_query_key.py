@@ -15,7 +15,6 @@ from helpers.small_runs import data_of, small
 from torch import Tensor
 
 import deepstack
-from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
@@ -57,7 +56,8 @@ def test_a_logit_depends_on_how_far_two_positions_are_apart() -> None:
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-@pytest.mark.parametrize(("rotary", "normed"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("normed", [True, False])
 def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed: bool) -> None:
     """From the plain matrices, head by head, with weights written out."""
     changes: dict[str, Any] = {"model__norm__kind": kind, "model__qk_norm": normed}
@@ -163,30 +163,11 @@ def test_merged_attention_is_normed_too_position_by_position() -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_the_stream_starts_with_unit_variance(positions: str) -> None:
-    changes = {"model.positions": positions, "model.d_model": 256}
-    model = build_model(with_overrides(Config(), changes), vocab_size=400).model
-    assert model.start(torch.arange(60)[None]).var().item() == pytest.approx(1, abs=0.05)
-
-
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_order_is_seen(positions: str) -> None:
     model = perturbed(model__positions=positions).model
     tokens = tokens_for(model)
     other = model(tokens.flip(1)).flip(1)
     assert (model(tokens) - other).abs().amax() > 1e-2
-
-
-@pytest.mark.parametrize("kind", ["layer", "dynamic_tanh"])
-@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
-def test_every_parameter_is_counted(family: str, kind: str) -> None:
-    config = with_overrides(
-        Config(),
-        {"model.family": family, "model.qk_norm": True, "model.positions": "rotary",
-         "model.norm.kind": kind, "task.name": "copy"},
-    )  # fmt: skip
-    counted = conf.parameter_count(config, 257)
-    assert counted == build_model(config, vocab_size=257, device="meta").banks.count()
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

@@ -42,10 +42,6 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "doubled": (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
     "nothing": (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
     "a layer of nothing": ("def layer(self, x, *sublayers):\n    pass", "layer gave None"),
-    "no leave": (
-        POST_LN + "def enter(self, x):\n    return x, x\ndef layer(self, x, *s):\n    return x",
-        "leave gave tuple .* allowed a tensor like x$",
-    ),
     "a dict": (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
     "x in place": (RESIDUAL + "x += G(x)\n    return norm(x)", "residual changes x in place"),
     "G in place": (

@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_literals import attn_res, enter, mhc, stream_into
+from helpers.scheme_literals import (
+    attn_res,
+    enter,
+    frac_connections,
+    laurel,
+    mhc,
+    stream_into,
+)
 from helpers.scheme_pieces import TOKENS, Pieces, built, config, perturbed, pieces
 
 from deepstack.config import with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
+from deepstack.schemes import visible
 from deepstack.schemes.hyper_connections import sinkhorn
 
 
@@ -42,6 +50,11 @@ OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
     ("mhc", {"streams": 2}, mhc),
     ("mhc", {"streams": 1}, mhc),
+    ("laurel", {"rank": 1}, laurel),
+    ("laurel", {"rank": 5}, laurel),
+    ("frac_connections", {"fractions": 2}, frac_connections),
+    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
+    ("frac_connections", {"fractions": 1}, frac_connections),
 ]
 
 
@@ -58,7 +71,7 @@ def test_a_stack_with_options_is_its_equation(
     for l, layer in enumerate(model.layers, start=1):
         expected = literal(pieces(layer, l, 7), expected)
         stream = layer(stream)
-        torch.testing.assert_close(stream[0], expected[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(visible(stream), visible(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 9])
@@ -99,7 +112,16 @@ def test_mhc_mixes_streams_without_making_them_longer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("gpas", {}), ("dense_former", {}), ("dense_former", {"dilation": 2, "period": 2})],
+    [
+        ("gpas", {}),
+        ("dense_former", {}),
+        ("dense_former", {"dilation": 2, "period": 2}),
+        ("laurel", {}),
+        ("laurel", {"rank": 5}),
+        ("frac_connections", {}),
+        ("frac_connections", {"fractions": 1, "dynamic": False}),
+        ("frac_connections", {"fractions": 6}),
+    ],
 )
 def test_the_stack_starts_as_pre_ln(name: str, options: dict[str, Any]) -> None:
     one, pre_ln = built(name, 5, model__scheme_options=options), built("pre_ln", 5)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import generate
-from deepstack.schemes.unit_norm import unit
+from deepstack.schemes.ngpt import unit
 
 
 @pytest.mark.parametrize(("start", "value"), [(0.2, 0.2), (None, 1 / 3)])

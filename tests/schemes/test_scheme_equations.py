@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from helpers.sampling import some
 from helpers.scheme_literals import ALONE, HANDING, enter, norm, stream_into
-from helpers.scheme_pieces import HEADS, D, One, Pieces, built, config, perturbed
+from helpers.scheme_pieces import HEADS, TOKENS, D, One, Pieces, built, config, perturbed, pieces
 from torch import Tensor
 
 import deepstack
@@ -173,9 +173,8 @@ def test_a_layer_is_its_equation(name: str, depth: int) -> None:
     x = torch.randn(2, 6, D)
     for index in {0, 1, 2, depth - 1}:
         layer = model.layers[index]
-        s, stream = layer.scheme, stream_into(name, index + 1, x)
-        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
-        expected = LITERAL[name](Pieces(layer, s, *norms, index + 1, depth), stream)
+        stream = stream_into(name, index + 1, x)
+        expected = LITERAL[name](pieces(layer, index + 1, depth), stream)
         for fused in (False, True):
             if fused:
                 fuse([layer])
@@ -210,9 +209,7 @@ def test_an_option_changes_the_equation(
     model = perturbed(name, depth, model__scheme_options=options)
     x = torch.randn(2, 6, D)
     for index, layer in enumerate(model.layers):
-        s = layer.scheme
-        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
-        expected = literal(Pieces(layer, s, *norms, index + 1, depth), x)
+        expected = literal(pieces(layer, index + 1, depth), x)
         torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=2e-5)
 
 
@@ -233,8 +230,7 @@ def test_mix_lns_share_is_not_lost_to_rounding(share: float, depth: int, count: 
 @pytest.mark.parametrize("name", SCHEMES.names())
 def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     model = perturbed(name, 4)
-    tokens = torch.arange(12).view(2, 6) % 11
-    x = (model.embedding[tokens] + model.position[:6]) * math.sqrt(D / 2)
+    x = (model.embedding[TOKENS] + model.position[:6]) * math.sqrt(D / 2)
     if name in ("peri_ln", "dlcl", "mv_split", "x0_lambdas"):
         x = norm(model.last.entry_norm)(x)
     else:
@@ -261,38 +257,34 @@ def test_the_stack_begins_and_ends_as_the_scheme_says(name: str) -> None:
     else:
         x = x if torch.is_tensor(x) else x[0]
         x = x if model.last.final_norm is None else norm(model.last.final_norm)(x)
-    torch.testing.assert_close(model.hidden(tokens), x, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(model.hidden(TOKENS), x, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["rezero", "skip_init", "fixup"])
 def test_the_stack_starts_as_the_identity(name: str) -> None:
     model = built(name, 6).model
-    tokens = torch.arange(12).view(2, 6) % 11
-    *_, last = model.last.stream(model.start(tokens))
-    assert torch.equal(last, model.start(tokens))
+    *_, last = model.last.stream(model.start(TOKENS))
+    assert torch.equal(last, model.start(TOKENS))
 
 
 def test_branch_norm_starts_without_branches_and_becomes_post_ln() -> None:
     slow, post_ln = built("branch_norm", 3), built("post_ln", 3)
-    tokens = torch.arange(12).view(2, 6) % 11
-    normed = slow.model.start(tokens)
+    normed = slow.model.start(TOKENS)
     for _ in range(6):
         normed = torch.layer_norm(normed, (D,), torch.ones(D), torch.zeros(D), 1e-5)
-    torch.testing.assert_close(slow.model.hidden(tokens), normed)
+    torch.testing.assert_close(slow.model.hidden(TOKENS), normed)
     slow.at_step(4000)
-    torch.testing.assert_close(slow.model.hidden(tokens), post_ln.model.hidden(tokens))
+    torch.testing.assert_close(slow.model.hidden(TOKENS), post_ln.model.hidden(TOKENS))
 
 
 def test_admin_is_profiled_as_its_code_does() -> None:
     model = built("admin", 5)
-    tokens = torch.arange(12).view(2, 6) % 11
-    model.calibrate(tokens)
+    model.calibrate(TOKENS)
     model.model.requires_grad_(False)
-    x, total = model.model.start(tokens), None
+    x, total = model.model.start(TOKENS), None
     for layer in model.model.layers:
         s = layer.scheme
-        norms = [[norm(n) for n in ns] for ns in (s.attention_norms, s.feed_forward_norms)]
-        p = Pieces(layer, s, *norms, 0, 0)
+        p = pieces(layer, 0, 0)
         for G, n, omega in ((p.A, p.a, s.attention_omega), (p.F, p.f, s.feed_forward_omega)):
             ratio = 1.0 if total is None else math.sqrt(total)
             torch.testing.assert_close(omega, torch.full((D,), ratio), rtol=1e-5, atol=0)
@@ -307,7 +299,7 @@ def test_admin_is_profiled_as_its_code_does() -> None:
 )
 def test_admins_closed_forms(start: str, value: float) -> None:
     model = built("admin", 6, model__scheme_options={"start": start})
-    model.calibrate(torch.arange(12).view(2, 6) % 11)
+    model.calibrate(TOKENS)
     for layer in model.model.layers:
         assert layer.scheme.attention_omega.tolist() == pytest.approx([value] * D)
 

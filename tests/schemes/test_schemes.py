@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
-from torch import nn
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
@@ -232,78 +231,6 @@ def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
         gradients.append(torch.cat([bank.gradients().flatten() for bank in built.banks]))
     assert torch.equal(*outputs)
     assert torch.equal(*gradients)
-
-
-@pytest.mark.parametrize(("name", "norm_first"), [("post_ln", False), ("pre_ln", True)])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_a_layer_equals_torchs_own_encoder_layer(
-    name: str, norm_first: bool, activation: str
-) -> None:
-    """Forward and every gradient, with copied weights, to 1e-5."""
-    d, heads, d_ff, depth = 32, 4, 48, 3
-    config = with_overrides(
-        Config(),
-        {
-            "model.scheme": name,
-            "model.depth": depth,
-            "model.d_model": d,
-            "model.n_heads": heads,
-            "model.d_ff": d_ff,
-            "model.activation": activation,
-        },
-    )
-    model = build_model(config, vocab_size=20).model
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))  # biases, gains away from 0 and 1
-    reference = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(
-            d,
-            heads,
-            d_ff,
-            dropout=0.0,
-            activation=activation,
-            batch_first=True,
-            norm_first=norm_first,
-        ),
-        depth,
-        norm=nn.LayerNorm(d) if norm_first else None,
-        enable_nested_tensor=False,
-    )
-    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
-    for ours, theirs in zip(model.layers, reference.layers, strict=True):
-        norms = [ours.scheme.attention_norms[0], ours.scheme.feed_forward_norms[0]]
-        pairs += [
-            (ours.attention.qkv, theirs.self_attn.in_proj_weight),
-            (ours.attention.qkv_bias, theirs.self_attn.in_proj_bias),
-            (ours.attention.o, theirs.self_attn.out_proj.weight),
-            (ours.attention.o_bias, theirs.self_attn.out_proj.bias),
-            (ours.feed_forward.w1, theirs.linear1.weight),
-            (ours.feed_forward.w1_bias, theirs.linear1.bias),
-            (ours.feed_forward.w2, theirs.linear2.weight),
-            (ours.feed_forward.w2_bias, theirs.linear2.bias),
-            *((n.gain, t.weight) for n, t in zip(norms, (theirs.norm1, theirs.norm2), strict=True)),
-            *((n.bias, t.bias) for n, t in zip(norms, (theirs.norm1, theirs.norm2), strict=True)),
-        ]
-    if norm_first:
-        pairs += [
-            (model.last.final_norm.gain, reference.norm.weight),
-            (model.last.final_norm.bias, reference.norm.bias),
-        ]
-    with torch.no_grad():
-        for ours, theirs in pairs:
-            theirs.copy_(ours.view_as(theirs))
-    tokens = torch.arange(24).view(2, 12) % 20
-    x0 = next(iter(model.last.stream(model.start(tokens)))).detach()
-    weights = torch.randn(2, 12, d)
-    expected = reference(x0)
-    found = model.hidden(tokens)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    (expected * weights).sum().backward()
-    (found * weights).sum().backward()
-    for ours, theirs in pairs:
-        torch.testing.assert_close(ours.grad.view_as(theirs), theirs.grad, rtol=1e-5, atol=2e-5)
 
 
 DEEP = [

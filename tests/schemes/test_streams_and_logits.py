@@ -13,24 +13,19 @@ import torch
 import torch.nn.functional as F
 from helpers.sampling import some
 from helpers.scheme_literals import hyper_connections, norm, stream_into
-from helpers.scheme_pieces import HEADS, D, Pieces, config, perturbed
+from helpers.scheme_pieces import HEADS, TOKENS, D, built, config, perturbed, pieces
 
 import deepstack
 from deepstack.config import Config, with_overrides
+from deepstack.config.schema import MATRICES
 from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, compiled, enable_fast_paths
 from deepstack.fast.fused_sublayers import FusedSublayer, Product
 from deepstack.model import build_model
-from deepstack.model.initialise import IN_SUBLAYERS
 
-TOKENS = torch.arange(12).view(2, 6) % 11
 SIDES = torch.arange(24).view(2, 12) * 5 % 11  # source and target side by side
 PLAIN, FUSED = FastPaths(False, False, False), FastPaths(True, False, False)
 HANDING = ["real_former", "hyper_connections"]
-
-
-def built(name: str, depth: int, **changes: Any) -> Any:
-    return build_model(config(name, depth, **changes), vocab_size=11)
 
 
 def gradients(found: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -92,8 +87,7 @@ def test_options_change_the_equation_of_hyper_connections(options: dict[str, Any
         s = layer.scheme
         _, H = stream_into("hyper_connections", 2, torch.randn(2, 6, D))
         stream = (H[0], H[: s.streams])
-        norms = [[norm(n) for n in ns] for ns in s.each("norms")]
-        expected = hyper_connections(Pieces(layer, s, *norms, index + 1, 3), stream)
+        expected = hyper_connections(pieces(layer, index + 1, 3), stream)
         torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
     names = {name.rpartition("connections.")[2] for name, _ in s.named_parameters()}
     assert ("map" in names) is options.get("dynamic", True)
@@ -206,11 +200,6 @@ def test_its_attention_is_no_chain_and_its_feed_forward_is() -> None:
     enable_fast_paths(model, FUSED, 0, print)
     for layer in model.layers:
         assert layer.running[0] is layer.attention and isinstance(layer.running[1], FusedSublayer)
-
-
-def test_an_encoder_decoder_of_real_formers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.family: found encoder_decoder"):
-        built("real_former", 2, model__family="encoder_decoder")
 
 
 # -- both ----------------------------------------------------------------------------------------
@@ -333,7 +322,7 @@ def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
     matrices = set()
     for ours, theirs in zip(ntk.banks, fan_in.banks, strict=True):
         root = 1.0
-        if ours.roles[0] in IN_SUBLAYERS:
+        if ours.roles[0] in MATRICES:
             matrices |= set(ours.roles)
             root = math.sqrt(ours.shape[1])
             torch.testing.assert_close(ours.values(), root * theirs.values())
@@ -345,7 +334,7 @@ def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
         torch.testing.assert_close(found[0][ours.key], expected, rtol=1e-3, atol=tolerance)
     both = choice.get("model__family") == "encoder_decoder"
     crossing = both and "merged" not in choice.values()
-    crossed = {role for role in IN_SUBLAYERS if role.startswith("cross_")}
+    crossed = {role for role in MATRICES if role.startswith("cross_")}
     assert matrices == {"q", "k", "v", "o", "w1", "w2"} | (crossed if crossing else set())
 
 

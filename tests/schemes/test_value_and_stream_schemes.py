@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.scheme_literals import frac_connections, laurel
 from helpers.scheme_pieces import HEADS, TOKENS, D, Pieces, built, perturbed, pieces
 
 from deepstack.errors import ConfigError
@@ -118,40 +117,6 @@ def test_value_residuals_drop_attention_weights_as_pre_ln_does(
     assert rates == [0.25, 0.25, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("laurel", {}),
-        ("laurel", {"rank": 5}),
-        ("frac_connections", {}),
-        ("frac_connections", {"fractions": 1, "dynamic": False}),
-        ("frac_connections", {"fractions": 6}),
-    ],
-)
-def test_the_stack_starts_as_pre_ln(name: str, options: dict[str, Any]) -> None:
-    one, pre_ln = built(name, 5, model__scheme_options=options), built("pre_ln", 5)
-    torch.testing.assert_close(one.model.hidden(TOKENS), pre_ln.model.hidden(TOKENS))
-
-
-OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
-    ("laurel", {"rank": 1}, laurel),
-    ("laurel", {"rank": 5}, laurel),
-    ("frac_connections", {"fractions": 2}, frac_connections),
-    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
-    ("frac_connections", {"fractions": 1}, frac_connections),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "literal"), OPTIONS)
-def test_an_option_changes_the_equation(
-    name: str, options: dict[str, Any], literal: Callable[..., Any]
-) -> None:
-    model = perturbed(name, 3, model__scheme_options=options)
-    for l, layer in enumerate(model.layers, start=1):
-        x = torch.randn(2, 6, D)
-        torch.testing.assert_close(layer(x), literal(pieces(layer, l, 3), x), rtol=1e-4, atol=1e-4)
-
-
 def test_the_low_rank_map_starts_with_orthogonal_columns() -> None:
     scheme = built("laurel", 1, model__scheme_options={"rank": 3}).model.schemes[0]
     A = scheme.begin  # (rank, d): each of the 12 coordinates goes to one of 3
@@ -253,11 +218,6 @@ def test_means_and_what_differs_from_them_are_scaled_apart() -> None:
     g = layer.attention(x)
     centred = x - x.mean(1, keepdim=True)
     torch.testing.assert_close(found[1], centred + g)
-
-
-def test_a_mean_over_the_sequence_is_refused_in_a_decoder() -> None:
-    with pytest.raises(ConfigError, match=r"model\.family: found decoder"):
-        built("mv_split", 2, model__family="decoder")
 
 
 def test_the_vectors_of_mv_split_start_where_they_are_told() -> None:

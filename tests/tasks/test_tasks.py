@@ -85,12 +85,12 @@ def test_importing_tasks_does_not_import_torch() -> None:
 
 
 def test_chosen_positions_are_exact_and_uniform() -> None:
-    chosen = choose_positions(np.random.default_rng(0), 4000, 10, 0.3)
+    chosen = choose_positions(np.random.default_rng(0), 4000, 10, 3)
     assert (chosen.sum(axis=1) == 3).all()
     # Standard deviation of each mean is sqrt(0.3 * 0.7 / 4000) = 0.0072.
     assert np.abs(chosen.mean(axis=0) - 0.3).max() < 5 * 0.0072
-    assert (choose_positions(np.random.default_rng(0), 9, 10, 1e-9).sum(axis=1) == 1).all()
-    assert choose_positions(np.random.default_rng(0), 9, 10, 1.0).all()
+    assert choose_positions(np.random.default_rng(0), 9, 10, 10).all()
+    assert (build("markov", 10, mask_rate=1e-9).train_batch(1, 9).masked.sum(axis=1) == 1).all()
 
 
 # Options

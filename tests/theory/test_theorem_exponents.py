@@ -18,7 +18,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.schemes.deep_norm import ADAM_GROWTH
+from deepstack.schemes.post_norm import ADAM_GROWTH
 from deepstack.tasks import build_task
 from deepstack.training import make_optimizer, mean_loss, to_device
 
