@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from deepstack.config.schema import MATRICES, Config
+from deepstack.config.schema import MATRICES, NORM_KINDS, Config
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
@@ -38,8 +38,7 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     every, merged = depth + beside, model.decoder_attention == "merged"
     crossing = 0 if merged else beside  # layers with a separate cross-attention
     sublayers = 2 * every + crossing
-    # dynamic_tanh has a scalar beside its gain
-    scalar = int(model.norm.kind == "dynamic_tanh")
+    scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + crossing) * model.qk_norm, d // model.n_heads
     has_gain = model.norm.final_gain
@@ -315,7 +314,7 @@ def _sizes(config: Config, batch: int) -> _Sizes:
         d=model.d_model,
         d_ff=width_inside(config),
         dropout=model.dropout > 0,
-        normed=model.norm.kind in ("rms", "dynamic_tanh"),
+        normed=NORM_KINDS[model.norm.kind].keeps_output,
         gated=model.gated,
         qk=model.qk_norm or model.positions == "rotary",
         matmul=_BF16 if config.train.precision == "bf16" else _FP32,

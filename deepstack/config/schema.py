@@ -5,7 +5,7 @@ The text under each field is its help, in `deepstack init`, in editors and in th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
@@ -119,6 +119,21 @@ def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
         return value
 
     return field_validator(*rules)(classmethod(check))
+
+
+class NormKind(NamedTuple):
+    """A kind of norm, for the estimate of memory; its formula is in `deepstack.schemes.norms`."""
+
+    scalars: int = 0  # trained numbers beside gain and bias
+    keeps_output: bool = False  # whether a step keeps its output before the gain
+
+
+NORM_KINDS = {
+    "layer": NormKind(),
+    "rms": NormKind(keeps_output=True),
+    "batch": NormKind(),
+    "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
+}
 
 
 class Norm(_Section):

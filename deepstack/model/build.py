@@ -16,7 +16,7 @@ from deepstack.errors import ConfigError
 from deepstack.model.initialise import initialise
 from deepstack.model.transformer import Transformer
 from deepstack.parameters import Bank, Banks
-from deepstack.schemes import Optim, Scheme, StackScheme, stack_schemes
+from deepstack.schemes import NORMS, Optim, Scheme, StackScheme, stack_schemes
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,12 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
             f"ntk, which divides products of large matrices; {chosen} puts them back to where it "
             "keeps them; allowed: another",
         )
-    if model.family != "encoder" and model.norm.kind == "batch":
+    if model.family != "encoder" and not NORMS[model.norm.kind].by_token:
+        allowed = ", ".join(kind for kind, norm in NORMS.items() if norm.by_token)
         refuse(
             "norm.kind",
-            "batch, whose statistics are over all positions, so that a decoder would see those "
-            "after it; allowed in a decoder: layer, rms, dynamic_tanh",
+            f"{model.norm.kind}, whose statistics are over all positions, so that a decoder would "
+            f"see those after it; allowed in a decoder: {allowed}",
         )
     if merged and not scheme.merges:
         refuse(

@@ -72,15 +72,13 @@ class Transformer(nn.Module):
     @property
     def stacks(self) -> Mapping[str, Stack]:
         """Return the stacks by side, in the order in which data passes them; the last gives F."""
-        sides = {"encoder": self.encoder, "decoder": self.decoder}
-        return {side: stack for side, stack in sides.items() if stack is not None}
+        both = ("encoder", self.encoder), ("decoder", self.decoder)
+        return {side: stack for side, stack in both if stack is not None}
 
     @property
     def last(self) -> Stack:
         """Return the stack whose output is F."""
-        stack = self.decoder or self.encoder
-        assert stack is not None
-        return stack
+        return list(self.stacks.values())[-1]
 
     @property
     def layers(self) -> list[Layer]:
@@ -181,11 +179,10 @@ class Transformer(nn.Module):
         return self._run_stacks(tokens)
 
     def _run_stacks(self, tokens: Tensor) -> Tensor:
-        x, *others = self.inputs(tokens)
-        first, *after = self.stacks.values()
-        output: Tensor = first(x)
-        for stack, x in zip(after, others, strict=True):
+        output = None
+        for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
             output = stack(x, output)
+        assert output is not None
         return output
 
     def calibrate(self, tokens: Tensor) -> None:

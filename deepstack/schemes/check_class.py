@@ -21,6 +21,7 @@ SETTINGS = (
     "uniform",
     "extra_streams",
 )
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
 def check_class(cls: Any, base: Any) -> None:
@@ -40,23 +41,21 @@ def check_class(cls: Any, base: Any) -> None:
         )
     check_names(owner, cls, base)
     options = {*cls.attribute_options, *cls.argument_options, *GIVEN_BY_NAME}
+    count = cls.norms_per_sublayer
+    norms = [f"norm{i + 1}" for i in range(count)] if count > 1 else ["norm"] * count
     for name in ["__init__", *(name for name in defined if not name.startswith("_"))]:
-        model, value = vars(base).get(name), defined.get(name)
-        if isinstance(model, classmethod):
-            check_class_method(owner, name, value, model, options)
-        elif inspect.isfunction(model) and name not in ("layer", "residual", "calibrate"):
+        method, value = vars(base).get(name), defined.get(name)
+        if isinstance(method, classmethod):
+            check_class_method(owner, name, value, method, options)
+        elif name == "layer":
+            for sublayers in (SUBLAYERS[::2], SUBLAYERS)[: 1 + ("encoder_decoder" in cls.families)]:
+                check_arguments(owner, value, ("self", "x", *sublayers))
+        elif name == "residual":
+            if not cls.joins_sublayers:
+                check_arguments(owner, value, ("self", "x", "G", *norms), cls.residual_values)
+        elif inspect.isfunction(method) and name != "calibrate":
             named = cls.argument_options if name == "__init__" else ()
-            check_arguments(owner, value, tuple(inspect.signature(model).parameters), named)
-    if "layer" in defined:
-        check_arguments(owner, defined["layer"], ("self", "x", "attention", "feed_forward"))
-        if "encoder_decoder" in cls.families:
-            sublayers = ("attention", "cross_attention", "feed_forward")
-            check_arguments(owner, defined["layer"], ("self", "x", *sublayers))
-    if "residual" in defined and not cls.joins_sublayers:
-        count = cls.norms_per_sublayer
-        norms = [f"norm{i}" for i in range(1, count + 1)] if count > 1 else ["norm"] * count
-        passed = ("self", "x", "G", *norms)
-        check_arguments(owner, defined["residual"], passed, cls.residual_values)
+            check_arguments(owner, value, tuple(inspect.signature(method).parameters), named)
 
 
 def check_names(owner: str, cls: Any, base: Any) -> None:
@@ -81,23 +80,23 @@ def check_names(owner: str, cls: Any, base: Any) -> None:
 
 
 def check_class_method(
-    owner: str, name: str, value: Any, model: Any, known: Collection[str]
+    owner: str, name: str, value: Any, method: Any, options: Collection[str]
 ) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    model: the method of the base class, whose arguments it has.  known: further arguments that it
-    may have.
+    method: that of the base class, whose arguments it has.  options: further arguments that it may
+    have.
     """
-    parameters = tuple(inspect.signature(model.__func__).parameters)
+    parameters = tuple(inspect.signature(method.__func__).parameters)
     if not isinstance(value, classmethod | staticmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
             f"@classmethod def {name}({', '.join(parameters)})"
         )
-    function = value.__func__
-    named = [key for key in inspect.signature(function).parameters if key in known]
-    check_arguments(owner, function, parameters[isinstance(value, staticmethod) :], named)
+    named = [key for key in inspect.signature(value.__func__).parameters if key in options]
+    passed = parameters[isinstance(value, staticmethod) :]
+    check_arguments(owner, value.__func__, passed, named)
 
 
 def check_arguments(

@@ -17,13 +17,22 @@ Statistics = Literal["own", "own_and_followed", "followed"]
 averages.  'followed': the running averages."""
 
 
+NORMS: dict[str, type[StackNorm]] = {}
+"""The norms by the value of `model.norm.kind`."""
+
+
 class StackNorm(nn.Module):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
     roles: the role of the gain (and of every trained parameter but the bias), and that of the bias.
+    A subclass with a kind registers itself in NORMS; `config.schema.NORM_KINDS` has its memory.
     """
 
     fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's
+    by_token: ClassVar[bool] = True  # whether a token's output depends on that token alone
+
+    def __init_subclass__(cls, kind: str) -> None:
+        NORMS[kind] = cls
 
     def __init__(
         self,
@@ -42,7 +51,7 @@ class StackNorm(nn.Module):
         self.bias = parameter(d, role=roles[1], start="zero") if bias else None
 
 
-class LayerNorm(StackNorm):
+class LayerNorm(StackNorm, kind="layer"):
     """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; var is the biased
@@ -55,7 +64,7 @@ class LayerNorm(StackNorm):
         return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
 
 
-class RMSNorm(StackNorm):
+class RMSNorm(StackNorm, kind="rms"):
     """RMSNorm(z) = g * z / sqrt(mean(z^2) + eps) + b, over the last axis.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The paper's equation 4 has
@@ -68,7 +77,7 @@ class RMSNorm(StackNorm):
         return y if self.bias is None else y + self.bias
 
 
-class DynamicTanh(StackNorm):
+class DynamicTanh(StackNorm, kind="dynamic_tanh"):
     """DyT(z) = g * tanh(a z) + b, a a trained scalar, `model.norm.start` (0.5) at the start.
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
@@ -88,7 +97,7 @@ class DynamicTanh(StackNorm):
         return y if self.bias is None else y + self.bias
 
 
-class BatchNorm(StackNorm):
+class BatchNorm(StackNorm, kind="batch"):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 
     z: (…, d); g, b: (d,), each optional in the configuration; mean and var: (d,), those of the
@@ -100,6 +109,7 @@ class BatchNorm(StackNorm):
     model without dropout trains in evaluation mode, and a probe must use its batch's statistics.
     """
 
+    by_token = False
     MOMENTUM = 0.1
     REMEMBERED = ("running_mean", "running_var", "batches")
     running_mean: Tensor
@@ -134,14 +144,6 @@ class BatchNorm(StackNorm):
         share = (1 / self.batches).clamp(min=self.MOMENTUM)
         self.running_mean += share * (mean - self.running_mean)
         self.running_var += share * (var - self.running_var)
-
-
-NORMS: dict[str, type[StackNorm]] = {
-    "layer": LayerNorm,
-    "rms": RMSNorm,
-    "batch": BatchNorm,
-    "dynamic_tanh": DynamicTanh,
-}
 
 
 def in_fp32(z: Tensor) -> Tensor:
