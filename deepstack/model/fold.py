@@ -302,8 +302,8 @@ def compare(
         fill(built.model, values)
         return output(built.model, inputs).double()
 
-    exact, single = (logits(*before, dtype) for dtype in (torch.float64, torch.float32))
-    after_fold = {dtype: logits(*after, dtype) for dtype in (torch.float64, torch.float32)}
+    float64, float32 = torch.float64, torch.float32
+    exact, single = logits(*before, float64), logits(*before, float32)
 
     def largest(x: Tensor) -> float:
         # a NaN difference must not count as equal
@@ -311,8 +311,8 @@ def compare(
         return value if value == value else float("inf")
 
     return Comparison(
-        float64=largest(after_fold[torch.float64] - exact),
-        float32=largest(after_fold[torch.float32] - single),
+        float64=largest(logits(*after, float64) - exact),
+        float32=largest(logits(*after, float32) - single),
         rounding=largest(single - exact),
         largest=largest(exact),
     )

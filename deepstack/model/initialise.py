@@ -25,37 +25,6 @@ QKV = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
 # the values of named starts; a numeric start is its own value
 CONSTANTS: dict[Any, Any] = {"zero": 0.0, "one": 1.0}
 
-# standard deviation of a Xavier matrix (n_out, n_in) with gain 1
-FANS: dict[str, Callable[[int, int], float]] = {
-    "in_out": lambda n_in, n_out: math.sqrt(2 / (n_in + n_out)),
-    "in": lambda n_in, n_out: math.sqrt(1 / n_in),
-}
-
-
-def xavier(init: conf.Init, n_in: int, n_out: int) -> float:
-    """Return sqrt(2 / (n_in + n_out)), or by `init.fan`.  Glorot & Bengio 2010, equation 12."""
-    return FANS[init.fan](n_in, n_out)
-
-
-def kaiming(init: conf.Init, n_in: int, n_out: int) -> float:
-    """Return sqrt(2 / n_in), which preserves variance under relu.  He et al. 2015, 1502.01852."""
-    return math.sqrt(2 / n_in)
-
-
-def fan_in(init: conf.Init, n_in: int, n_out: int) -> float:
-    """Return 1 / sqrt(n_in), which preserves variance under the matrix product alone."""
-    return math.sqrt(1 / n_in)
-
-
-def fixed_std(init: conf.Init, n_in: int, n_out: int) -> float:
-    """Return `init.std`, independent of the matrix size."""
-    return init.std
-
-
-def one(init: conf.Init, n_in: int, n_out: int) -> float:
-    """Return 1, for distributions whose matrix or product has a fixed scale."""
-    return 1.0
-
 
 def normal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
     """Fill a matrix from N(0, scale^2)."""
@@ -119,6 +88,28 @@ class Distribution(NamedTuple):
     fill: Callable[[Tensor, float, torch.Generator], None]
 
 
+# Standard deviations of a matrix (n_out, n_in) with gain 1.  Xavier: Glorot & Bengio 2010, equation
+# 12, or by `init.fan`.  Kaiming preserves variance under relu: He et al. 2015, 1502.01852.
+def xavier(init: conf.Init, n_in: int, n_out: int) -> float:
+    """Return sqrt(2 / (n_in + n_out)), or 1 / sqrt(n_in) under 'init.fan: in'."""
+    return fan_in(init, n_in, n_out) if init.fan == "in" else math.sqrt(2 / (n_in + n_out))
+
+
+def kaiming(init: conf.Init, n_in: int, n_out: int) -> float:
+    """Return sqrt(2 / n_in)."""
+    return math.sqrt(2 / n_in)
+
+
+def fan_in(init: conf.Init, n_in: int, n_out: int) -> float:
+    """Return 1 / sqrt(n_in), which preserves variance under the matrix product alone."""
+    return math.sqrt(1 / n_in)
+
+
+def one(init: conf.Init, n_in: int, n_out: int) -> float:
+    """Return 1, for distributions whose matrix or product has a fixed scale."""
+    return 1.0
+
+
 DISTRIBUTIONS: dict[str, Distribution] = {
     "xavier_normal": Distribution(xavier, normal),
     "xavier_uniform": Distribution(xavier, uniform),
@@ -126,7 +117,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "kaiming_uniform": Distribution(kaiming, uniform),
     "orthogonal": Distribution(one, orthogonal),
     "truncated_normal": Distribution(xavier, truncated_normal),
-    "normal": Distribution(fixed_std, normal),
+    "normal": Distribution(lambda init, n_in, n_out: init.std, normal),
     "zero_identity": Distribution(one, zero_identity),
     "ntk": Distribution(one, normal),
 }

@@ -7,7 +7,7 @@ as in a ModuleList, and matrices that the model joins (q, k and v) are separate 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,9 +115,7 @@ def load_export(to: str | Path) -> Built:
 
 def refuse_other_names(found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     """Raise ConfigError if the names differ; it shows the first difference."""
-    few: Iterator[str] = (name for name in wanted if name not in found)
-    many: Iterator[str] = (name for name in found if name not in wanted)
-    if missing := next(few, None):
-        raise ConfigError(f"the weights have no {missing}, which the configuration's model has")
-    if unknown := next(many, None):
-        raise ConfigError(f"the weights have {unknown}, which the configuration's model has not")
+    if missing := [name for name in wanted if name not in found]:
+        raise ConfigError(f"the weights have no {missing[0]}, which the configuration's model has")
+    if unknown := [name for name in found if name not in wanted]:
+        raise ConfigError(f"the weights have {unknown[0]}, which the configuration's model has not")

@@ -2,7 +2,7 @@
 
 from deepstack.parameters.role import RoleParameter, has_role, parameter, with_storage
 from deepstack.registry import import_all
-from deepstack.schemes.check_class import defined_at
+from deepstack.schemes.checks import defined_at
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.scheme import (
     FAMILIES,

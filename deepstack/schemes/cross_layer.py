@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32, in_full_precision
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.pre_norm import PreLN
+from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
 
 
-class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):
+class DLCL(PreLN, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=True):
     """x_{l+1} = sum over k <= l of W_k LN(y_k), y_l = PreLN(x_l).  Wang et al. 2019, 1906.01787.
 
     y_l is the output of layer l, a Pre-LN layer, and y_0 the embedding; every y_k has its own norm.
@@ -24,10 +25,8 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=T
     grow as N^2, and a compiler sees no two equal layers.
     """
 
-    families = FAMILIES
     uniform = False
     entry_norm = True
-    final_norm = True
 
     def setup(self, parts: Parts) -> None:
         self.output_norm = parts.norm()
@@ -57,9 +56,6 @@ class DLCL(Scheme, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=T
         weights = self.weights[: len(history)] + 1 / len(history)
         with in_full_precision(y):
             return torch.tensordot(weights, torch.stack(history), dims=1), history
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return x + G(norm(x))
 
 
 class DenseFormer(
@@ -183,7 +179,7 @@ def weighed(values: Tensor, w: Tensor) -> Tensor:
 
 
 class X0Lambdas(
-    Scheme,
+    PreLN,
     name="x0_lambdas",
     label="x0 lambdas",
     paper="Jordan et al. 2024, modded-nanogpt",
@@ -198,8 +194,8 @@ class X0Lambdas(
     separate learning rates for these numbers.
     """
 
+    families = ("encoder", "decoder")
     entry_norm = True
-    final_norm = True
     extra_streams = 1
     start: Annotated[float, Field(description="where s starts")] = 0.0
 
@@ -213,9 +209,6 @@ class X0Lambdas(
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         now, first = x
         return super().layer(self.r * now + self.s * first, *sublayers), first
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return x + G(norm(x))
 
 
 class AttentionStream(Scheme, registered=False):

@@ -127,7 +127,7 @@ class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732", 
 
 
 class ScaledPreLN(
-    Scheme,
+    PreLN,
     name="pre_ln_scaled",
     label="Pre-LN, scaled start",
     paper="Radford et al. 2019",
@@ -140,14 +140,11 @@ class ScaledPreLN(
     GPT-2 draws from N(0, 0.02^2): `model.init.distribution: normal`.
     """
 
-    final_norm = True
+    families = ("encoder", "decoder")
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
         return (2 * depth) ** -0.5 if role in ("o", "w2") else 1.0
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return x + G(norm(x))
 
 
 class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.02311", static=True):

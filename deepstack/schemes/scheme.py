@@ -13,7 +13,7 @@ from deepstack.config import StackSizes
 from deepstack.errors import PluginError
 from deepstack.options import Options, options_of_class, options_of_function
 from deepstack.registry import Registry
-from deepstack.schemes.check_class import check_class
+from deepstack.schemes.checks import check_class
 from deepstack.schemes.tap import Tap, with_tap
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")

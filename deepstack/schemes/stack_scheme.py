@@ -14,8 +14,7 @@ from torch import Tensor
 from deepstack.config import Config, Model, StackSizes
 from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Options, validated
-from deepstack.schemes.check_class import defined_at
-from deepstack.schemes.check_instance import check_equal_parameters
+from deepstack.schemes.checks import check_equal_parameters, defined_at
 from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
 
 
@@ -105,7 +104,7 @@ class StackScheme:
         arguments = {key: self.options[key] for key in self.scheme_class.argument_options}
         numbers = range(1, self.depth + 1)
         schemes = [self.scheme_class(layer, self.depth, parts, **arguments) for layer in numbers]
-        check_equal_parameters(schemes)
+        check_equal_parameters(schemes, Scheme)
         return schemes
 
 
