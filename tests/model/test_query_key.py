@@ -22,6 +22,7 @@ from deepstack.fast.fused_sublayers import FusedSublayer
 from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
 from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
+from deepstack.schemes import SCHEMES
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
@@ -146,12 +147,13 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["deepnorm", "real_former", "hyper_connections"])
+@pytest.mark.parametrize("scheme", ["deepnorm", "real_former", "hyper_connections", "ngpt"])
 @pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
 def test_position_by_position_a_decoder_says_the_same(scheme: str, family: str) -> None:
-    if scheme == "real_former" and family == "encoder_decoder":
+    if family not in SCHEMES[scheme].families:
         pytest.skip("not published")
-    changes = {"model__positions": "rotary", "model__qk_norm": True, "model__scheme": scheme}
+    changes = {"model__positions": "rotary", "model__scheme": scheme}
+    changes |= {} if scheme == "ngpt" else {"model__qk_norm": True}
     same_one_by_one(perturbed(model__family=family, **changes).model)
 
 

@@ -13,6 +13,7 @@ from helpers.scheme_literals import (
     attn_res,
     enter,
     frac_connections,
+    hyper_connections,
     laurel,
     mhc,
     stream_into,
@@ -50,6 +51,9 @@ OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
     ("mhc", {"streams": 2}, mhc),
     ("mhc", {"streams": 1}, mhc),
+    ("hyper_connections", {"dynamic": False}, hyper_connections),
+    ("hyper_connections", {"streams": 3}, hyper_connections),
+    ("hyper_connections", {"streams": 1}, hyper_connections),
     ("laurel", {"rank": 1}, laurel),
     ("laurel", {"rank": 5}, laurel),
     ("frac_connections", {"fractions": 2}, frac_connections),
@@ -65,7 +69,7 @@ def test_a_stack_with_options_is_its_equation(
     model = perturbed(name, 7, model__scheme_options=options)
     x = torch.randn(2, 6, 12)
     expected = enter(name, x)
-    if name == "mhc":
+    if name in ("mhc", "hyper_connections"):
         expected = x, torch.stack([x] * options.get("streams", 4))
     stream = model.last.enter(x)
     for l, layer in enumerate(model.layers, start=1):

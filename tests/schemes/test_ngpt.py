@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 import deepstack
 from deepstack.errors import ConfigError
-from deepstack.model import generate
 from deepstack.schemes.ngpt import unit
 
 
@@ -107,14 +106,6 @@ def test_the_scale_of_what_is_drawn_leaves_no_trace() -> None:
 def test_products_that_undo_a_scale_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"distribution: found ntk.*scheme=ngpt puts them back"):
         built("ngpt", 2, model__init__distribution="ntk")
-
-
-def test_positions_one_by_one_give_what_they_give_together() -> None:
-    model = perturbed("ngpt", 3, model__family="decoder", model__positions="rotary")
-    said, shown = generate(model, TOKENS[:, :2], 4), TOKENS[:, :2]
-    for _ in range(4):
-        shown = torch.cat([shown, model(shown)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(said, shown[:, 2:])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
