@@ -51,6 +51,35 @@ class Pieces(NamedTuple):
     def slot(self, name: str) -> Any:
         return self.s.slots[name]
 
+    def each(self) -> list[tuple[str, One, list[One]]]:
+        """Name, function and norms of each sublayer."""
+        return [("attention", self.A, self.a), ("feed_forward", self.F, self.f)]
+
+
+class DecoderPieces(NamedTuple):
+    """A layer of a decoder that reads an encoder: its sublayers are modules, slots included."""
+
+    layer: Layer
+    memory: Tensor
+    l: int
+    N: int
+
+    @property
+    def s(self) -> Any:
+        return self.layer.scheme
+
+    def each(self) -> list[tuple[str, One, list[One]]]:
+        """Name, function and norms of each of the three sublayers."""
+        return [
+            (name, G, list(map(norm, norms)))
+            for name, G, norms in zip(
+                self.layer.names,
+                self.layer.bind_memory(self.memory),
+                self.s.per_sublayer("norms"),
+                strict=True,
+            )
+        ]
+
 
 def config(name: str, depth: int, **changes: Any) -> Config:
     keys = {

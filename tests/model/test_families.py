@@ -280,3 +280,31 @@ def test_a_decoders_keys_need_an_encoder_decoder(key: str) -> None:
     with pytest.raises(ConfigError, match=r"unused under model\.family=encoder"):
         conf.parse_config("", overrides=[key])
     conf.parse_config("", overrides=["model.family=encoder_decoder", key])
+
+
+def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
+    def layer(name: str) -> Any:
+        keys = {"model.family": "encoder_decoder", "model.scheme": name, "model.depth": 2}
+        return build_model(
+            conf.with_overrides(conf.Config(), keys), vocab_size=11
+        ).model.decoder.layers[1]
+
+    assert set(layer("sub_ln").cross_attention.slots) == set()
+    assert set(layer("sub_ln").attention.slots) == {"before_out"}
+    assert set(layer("fixup").cross_attention.slots) == {"before_cross_out"}
+
+
+def test_the_encoder_beside_a_decoder_has_its_own_alpha() -> None:
+    keys = {"model.family": "encoder_decoder", "model.depth": 5, "model.decoder_depth": 9}
+    model = build_model(conf.with_overrides(conf.Config(), keys), vocab_size=11).model
+    x, layer = torch.randn(2, 4, 64), model.encoder.layers[2]
+    alpha = 0.81 * (5**4 * 9) ** (1 / 16)
+    first, second = (norms[0] for norms in layer.scheme.each("norms"))
+    y = first(alpha * x + layer.attention(x))
+    torch.testing.assert_close(layer(x), second(alpha * y + layer.feed_forward(y)))
+
+
+def test_ds_init_shrinks_the_matrices_of_cross_attention_too() -> None:
+    scheme = SCHEMES["ds_init"]
+    for role in ("cross_q", "cross_k", "cross_v", "cross_o"):
+        assert scheme.gain(role, 4, 9) == pytest.approx(0.5)

@@ -13,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from helpers.sampling import some
 from helpers.scheme_literals import ALONE, HANDING, enter, norm, stream_into
-from helpers.scheme_pieces import HEADS, TOKENS, D, One, Pieces, built, config, perturbed, pieces
+from helpers.scheme_pieces import (
+    HEADS,
+    TOKENS,
+    D,
+    DecoderPieces,
+    One,
+    Pieces,
+    built,
+    config,
+    perturbed,
+    pieces,
+)
 from torch import Tensor
 
 import deepstack
@@ -21,19 +32,16 @@ from deepstack.fast.fuse import fuse
 from deepstack.schemes import SCHEMES
 
 
-def twice(step: Callable[..., Tensor]) -> Callable[[Pieces, Tensor], Tensor]:
-    """The same wiring around attention and feed-forward: step(x, G, norms, p)."""
-    return lambda p, x: step(step(x, p.A, p.a, p), p.F, p.f, p)
+def every(step: Callable[..., Tensor], own: str = "") -> Callable[[Any, Tensor], Tensor]:
+    """The same wiring around each sublayer: step(x, G, norms, p).
 
+    own: with a parameter of the scheme for each sublayer, step(x, G, norms, parameter).
+    """
 
-def two_vectors(
-    step: Callable[..., Tensor], attention: str, feed_forward: str
-) -> Callable[[Pieces, Tensor], Tensor]:
-    """The same, with a parameter of the scheme for each sublayer: step(x, G, norms, parameter)."""
-
-    def layer(p: Pieces, x: Tensor) -> Tensor:
-        x = step(x, p.A, p.a, getattr(p.s, attention))
-        return step(x, p.F, p.f, getattr(p.s, feed_forward))
+    def layer(p: Any, x: Tensor) -> Tensor:
+        for name, G, norms in p.each():
+            x = step(x, G, norms, getattr(p.s, f"{name}_{own}") if own else p)
+        return x
 
     return layer
 
@@ -73,9 +81,12 @@ def fixup(p: Pieces, x: Tensor) -> Tensor:
     return x + (1 + scale) * inner + out
 
 
-def b2t(p: Pieces, x: Tensor) -> Tensor:
-    u = p.a[0](x + p.A(x))
-    return p.f[0](x + u + p.F(u))
+def b2t(p: Any, x: Tensor) -> Tensor:
+    *before, (_, feed_forward, (last,)) = p.each()
+    u = x
+    for _, G, (n,) in before:
+        u = n(u + G(u))
+    return last(x + u + feed_forward(u))
 
 
 def keel(p: Pieces, x: Tensor) -> Tensor:
@@ -86,12 +97,12 @@ def keel(p: Pieces, x: Tensor) -> Tensor:
 
 
 def mix_ln(p: Pieces, x: Tensor) -> Tensor:
-    return twice(post if p.l <= p.N // 4 else pre)(p, x)
+    return every(post if p.l <= p.N // 4 else pre)(p, x)
 
 
 def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     x, r = streams
-    for G, n in ((p.A, p.a), (p.F, p.f)):
+    for _, G, n in p.each():
         f = G(x)
         x, r = n[0](x + f), r + f
     return x, r
@@ -99,30 +110,30 @@ def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
 
 def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
     x, outputs = stream
-    y = twice(pre)(p, x)
+    y = every(pre)(p, x)
     outputs = (*outputs, norm(p.s.output_norm)(y))
     mean = sum(outputs) / (p.l + 1)
     return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
 
 
 def deepnorm(alpha: Callable[[int], float]) -> Callable[[Pieces, Tensor], Tensor]:
-    return twice(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
+    return every(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
 
 
 LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
-    "post_ln": twice(post),
-    "post_ln_init": twice(post),
-    "ds_init": twice(post),
-    "pre_ln": twice(pre),
+    "post_ln": every(post),
+    "post_ln_init": every(post),
+    "ds_init": every(post),
+    "pre_ln": every(pre),
     "deepnorm": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_tight": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_rates": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_power": deepnorm(lambda N: (2 * N) ** 0.25),
     "deepnorm_adam": deepnorm(lambda N: (2 * N) ** 0.5),
-    "deepnorm_runtime_beta": twice(
+    "deepnorm_runtime_beta": every(
         lambda x, G, n, p: n[0]((2 * p.N) ** 0.25 * x + G((8 * p.N) ** -0.25 * x))
     ),
-    "branch_norm": twice(lambda x, G, n, p: n[0](x + 7 / 4000 * G(x))),  # at step 7
+    "branch_norm": every(lambda x, G, n, p: n[0](x + 7 / 4000 * G(x))),  # at step 7
     "b2t": b2t,
     "keel": keel,
     "mix_ln": mix_ln,
@@ -131,32 +142,26 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "dlcl": dlcl,
     **HANDING,
     **ALONE,
-    "pre_ln_scaled": twice(pre),
+    "pre_ln_scaled": every(pre),
     "parallel": lambda p, x: x + p.A(norm(p.s.before_both)(x)) + p.F(norm(p.s.before_both)(x)),
-    "res_post_norm": twice(lambda x, G, n, p: x + n[0](G(x))),
-    "gpas": twice(lambda x, G, n, p: (1 - F.silu(p.s.gate)) * (x + G(n[0](x)))),
-    "admin": two_vectors(
-        lambda x, G, n, omega: n[0](omega * x + G(x)), "attention_omega", "feed_forward_omega"
-    ),
+    "res_post_norm": every(lambda x, G, n, p: x + n[0](G(x))),
+    "gpas": every(lambda x, G, n, p: (1 - F.silu(p.s.gate)) * (x + G(n[0](x)))),
+    "admin": every(lambda x, G, n, omega: n[0](omega * x + G(x)), "omega"),
     "sub_ln": sub_ln,
     "norm_former": norm_former,
-    "sandwich_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
-    "peri_ln": twice(lambda x, G, n, p: x + n[1](G(n[0](x)))),
-    "ln_scaling": twice(lambda x, G, n, p: x + G(n[0](x) / math.sqrt(p.l))),
-    "pro_res": twice(lambda x, G, n, p: x + 6 / (1000 * p.l) * G(n[0](x))),  # at step 7
-    "layer_scale": two_vectors(
-        lambda x, G, n, s: x + s * G(n[0](x)), "attention_scale", "feed_forward_scale"
-    ),
-    "depth_mup": twice(lambda x, G, n, p: x + (p.N / 2) ** -0.5 * G(n[0](x))),
-    "complete_p": twice(lambda x, G, n, p: x + (p.N / 2) ** -1 * G(n[0](x))),
-    "deep_scale_lm": twice(
+    "sandwich_ln": every(lambda x, G, n, p: x + n[1](G(n[0](x)))),
+    "peri_ln": every(lambda x, G, n, p: x + n[1](G(n[0](x)))),
+    "ln_scaling": every(lambda x, G, n, p: x + G(n[0](x) / math.sqrt(p.l))),
+    "pro_res": every(lambda x, G, n, p: x + 6 / (1000 * p.l) * G(n[0](x))),  # at step 7
+    "layer_scale": every(lambda x, G, n, s: x + s * G(n[0](x)), "scale"),
+    "depth_mup": every(lambda x, G, n, p: x + (p.N / 2) ** -0.5 * G(n[0](x))),
+    "complete_p": every(lambda x, G, n, p: x + (p.N / 2) ** -1 * G(n[0](x))),
+    "deep_scale_lm": every(
         lambda x, G, n, p: math.sqrt(1 - 2 / p.N) * x + math.sqrt(2 / p.N) * G(n[0](x))
     ),
-    "rezero": twice(lambda x, G, n, p: x + p.s.scale * G(x)),
-    "skip_init": two_vectors(
-        lambda x, G, n, a: x + a * G(x), "attention_scale", "feed_forward_scale"
-    ),
-    "t_fixup": twice(lambda x, G, n, p: x + G(x)),
+    "rezero": every(lambda x, G, n, p: x + p.s.scale * G(x)),
+    "skip_init": every(lambda x, G, n, a: x + a * G(x), "scale"),
+    "t_fixup": every(lambda x, G, n, p: x + G(x)),
     "fixup": fixup,
 }
 
@@ -181,23 +186,50 @@ def test_a_layer_is_its_equation(name: str, depth: int) -> None:
             torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
 
 
+# of those in which a decoder's layer is not LITERAL's; slots are inside of its sublayers
+DECODER: dict[str, Callable[[Any, Any], Any]] = {
+    "deepnorm": deepnorm(lambda M: (3 * M) ** 0.25),
+    "sub_ln": every(pre),
+    "fixup": every(lambda x, G, n, c: x + (1 + c[1]) * G(x + c[0]) + c[2], "scalars"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    # hyper-connections of every family: test_streams_and_logits.py
+    sorted(
+        name
+        for name, scheme in SCHEMES.items()
+        if "encoder_decoder" in scheme.families and name != "hyper_connections"
+    ),
+)
+def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
+    family = {"model__family": "encoder_decoder", "model__decoder_depth": 4}
+    model = perturbed(name, 3, **family)
+    memory, x = torch.randn(2, 5, D), torch.randn(2, 6, D)
+    for l, layer in enumerate(model.decoder.layers, start=1):
+        stream = stream_into(name, l, x)
+        expected = DECODER.get(name, LITERAL[name])(DecoderPieces(layer, memory, l, 4), stream)
+        torch.testing.assert_close(layer(stream, memory), expected, rtol=1e-4, atol=1e-4)
+
+
 OPTIONS: list[tuple[str, dict[str, Any], int, Callable[[Pieces, Any], Any]]] = [
-    ("mix_ln", {"share": 0.5}, 6, lambda p, x: twice(post if p.l <= 3 else pre)(p, x)),
-    ("depth_mup", {"base": 1}, 6, twice(lambda x, G, n, p: x + 6**-0.5 * G(n[0](x)))),
-    ("complete_p", {"base": 3}, 6, twice(lambda x, G, n, p: x + 0.5 * G(n[0](x)))),
+    ("mix_ln", {"share": 0.5}, 6, lambda p, x: every(post if p.l <= 3 else pre)(p, x)),
+    ("depth_mup", {"base": 1}, 6, every(lambda x, G, n, p: x + 6**-0.5 * G(n[0](x)))),
+    ("complete_p", {"base": 3}, 6, every(lambda x, G, n, p: x + 0.5 * G(n[0](x)))),
     ("deepnorm_power", {"power": 0.5}, 6, deepnorm(lambda N: math.sqrt(12))),
-    ("branch_norm", {"ramp_steps": 14}, 3, twice(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
+    ("branch_norm", {"ramp_steps": 14}, 3, every(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
     (
         "deep_scale_lm",
         {"k": 1.0},
         4,
-        twice(lambda x, G, n, p: math.sqrt(0.75) * x + 0.5 * G(n[0](x))),
+        every(lambda x, G, n, p: math.sqrt(0.75) * x + 0.5 * G(n[0](x))),
     ),
     (
         "deep_scale_lm",  # k/N would be 2/3
         {},
         3,
-        twice(lambda x, G, n, p: math.sqrt(0.5) * x + math.sqrt(0.5) * G(n[0](x))),
+        every(lambda x, G, n, p: math.sqrt(0.5) * x + math.sqrt(0.5) * G(n[0](x))),
     ),
 ]
 
