@@ -33,43 +33,48 @@ def real_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     return p.f[0](x + p.F(x)), sums[0]
 
 
-def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    """Equations 1 to 5 and 10 to 14, a token and a stream at a time."""
+def around_streams(p: Any, stream: Any, weights: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """H around each sublayer, a token at a time.
+
+    weights(c, k, H): A_m (n), A_r (n, n), which mixes rows of H, (n, d) of a token, and B (n).
+    """
     x, H = stream
     n = len(H)
-    sublayers = (
-        (2 * p.l - 2, p.A, p.a, p.s.attention_connections),
-        (2 * p.l - 1, p.F, p.f, p.s.feed_forward_connections),
-    )
-    for k, G, norms, c in sublayers:
-        static = c.static.view(n, n + 2)
-        A_m = torch.eye(n)[k % n] + static[:, 0]
-        A_r = torch.eye(n) + static[:, 1:-1]
-        B = torch.ones(n) + static[:, -1]
+    for k, (name, G, norms) in enumerate(p.each(), start=2 * p.l - 2):
+        c = getattr(p.s, f"{name}_connections")
         h, mixed, given = torch.zeros_like(x), torch.zeros_like(H), torch.zeros(*H.shape[:-1])
         for b, t in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
             of_token = H[:, b, t]  # the paper's matrix H, (n, d)
-            alpha_m, alpha_r, beta = A_m, A_r, B
-            if c.dynamic:
-                normed, (W_m, W_r, W_b) = norm(c.norm)(of_token), c.map.T.split([1, n, 1], dim=1)
-                alpha_m = alpha_m + c.scale_a * torch.tanh(normed @ W_m)[:, 0]
-                alpha_r = alpha_r + c.scale_a * torch.tanh(normed @ W_r)
-                beta = beta + c.scale_b * torch.tanh(normed @ W_b)[:, 0]
-            h[b, t] = of_token.T @ alpha_m
-            mixed[:, b, t] = alpha_r.T @ of_token
-            given[:, b, t] = beta
+            A_m, A_r, given[:, b, t] = weights(c, k % n, of_token)
+            h[b, t], mixed[:, b, t] = A_m @ of_token, A_r @ of_token
         y = G(norms[0](h))
         H = torch.stack([mixed[i] + given[i][..., None] * y for i in range(n)])
     return H[0], H
 
 
+def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
+    """Equations 1 to 5 and 10 to 14."""
+
+    def weights(c: Any, k: int, H: Tensor) -> Any:
+        n = len(H)
+        static = c.static.view(n, n + 2)
+        A_m, A_r = torch.eye(n)[k] + static[:, 0], torch.eye(n) + static[:, 1:-1]
+        B = torch.ones(n) + static[:, -1]
+        if c.dynamic:
+            normed, (W_m, W_r, W_b) = norm(c.norm)(H), c.map.T.split([1, n, 1], dim=1)
+            A_m = A_m + c.scale_a * torch.tanh(normed @ W_m)[:, 0]
+            A_r = A_r + c.scale_a * torch.tanh(normed @ W_r)
+            B = B + c.scale_b * torch.tanh(normed @ W_b)[:, 0]
+        return A_m, A_r.T, B
+
+    return around_streams(p, stream, weights)
+
+
 def dense_former(p: Any, stream: Any) -> Any:
     """Section 3: block i, then X_i = sum_j alpha_ij X_j, where alpha starts as (0, …, 0, 1)."""
     x, outputs = stream
-    y = x + p.A(p.a[0](x))
-    y = y + p.F(p.f[0](y))
+    y = mixed = pre_ln(p, x)
     outputs = (*outputs, y)
-    mixed = y
     for w, one in zip(p.s.weights, outputs, strict=False):
         mixed = mixed + w * one
     return mixed, outputs
@@ -78,9 +83,8 @@ def dense_former(p: Any, stream: Any) -> Any:
 def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
     """Full AttnRes where there are no more sublayers than blocks, else the sums of their blocks."""
     h, part, done = stream
-    sublayers = ((p.A, p.a, p.s.attention_query), (p.F, p.f, p.s.feed_forward_query))
-    for j, (G, n, w) in enumerate(sublayers, start=2 * p.l - 1):
-        v = G(n[0](h))
+    for j, (name, G, n) in enumerate(p.each(), start=2 * p.l - 1):
+        w, v = getattr(p.s, f"{name}_query"), G(n[0](h))
         part = v if part is None else part + v
         if (j * blocks) // (2 * p.N) > ((j - 1) * blocks) // (2 * p.N):
             done, part = [*done, part], None
@@ -93,34 +97,25 @@ def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
 
 
 def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
-    """Equations 3, 5 and 7 to 9, a token at a time."""
-    x, H = stream
-    n, d = len(H), x.shape[-1]
-    sublayers = (
-        (2 * p.l - 2, p.A, p.a, p.s.attention_connections),
-        (2 * p.l - 1, p.F, p.f, p.s.feed_forward_connections),
-    )
-    for k, G, norms, c in sublayers:
-        W = c.map.permute(0, 2, 1).reshape(n * d, -1)  # phi, of vec(H) as (n d)
+    """Equations 3, 5 and 7 to 9."""
+
+    def weights(c: Any, k: int, H: Tensor) -> Any:
+        n, vec = len(H), H.reshape(-1)
+        W = c.map.permute(0, 2, 1).reshape(len(vec), -1)  # phi, of vec(H) as (n d)
         begin = torch.full((n,), -1.0)
-        begin[k % n] = 1.0
+        begin[k] = 1.0
         off = torch.full((n, n), -8.0).fill_diagonal_(0)
-        h, mixed, given = torch.zeros_like(x), torch.zeros_like(H), torch.zeros(*H.shape[:-1])
-        for b, t in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
-            of_token = H[:, b, t]
-            vec = of_token.reshape(-1)
-            pre, post, res = ((vec / torch.sqrt((vec**2).mean() + 1e-6)) @ W).split([n, n, n * n])
-            bias = c.bias.split([n, n, n * n])
-            pre = torch.sigmoid(c.scale[0] * pre + begin + bias[0])
-            post = 2 * torch.sigmoid(c.scale[1] * post + begin + bias[1])
-            M = torch.exp((c.scale[2] * res + bias[2]).view(n, n) + off)
-            for _ in range(iterations):
-                M = M @ torch.diag(1 / M.sum(0))
-                M = torch.diag(1 / M.sum(1)) @ M
-            h[b, t], mixed[:, b, t], given[:, b, t] = pre @ of_token, M @ of_token, post
-        y = G(norms[0](h))
-        H = torch.stack([mixed[i] + given[i][..., None] * y for i in range(n)])
-    return H[0], H
+        pre, post, res = ((vec / torch.sqrt((vec**2).mean() + 1e-6)) @ W).split([n, n, n * n])
+        bias = c.bias.split([n, n, n * n])
+        A_m = torch.sigmoid(c.scale[0] * pre + begin + bias[0])
+        B = 2 * torch.sigmoid(c.scale[1] * post + begin + bias[1])
+        M = torch.exp((c.scale[2] * res + bias[2]).view(n, n) + off)
+        for _ in range(iterations):
+            M = M @ torch.diag(1 / M.sum(0))
+            M = torch.diag(1 / M.sum(1)) @ M
+        return A_m, M, B
+
+    return around_streams(p, stream, weights)
 
 
 def res_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
@@ -137,17 +132,21 @@ def res_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     return x + p.F(p.f[0](x)), firsts[0]
 
 
+def pre_ln(p: Any, x: Tensor) -> Tensor:
+    for _, G, n in p.each():
+        x = x + G(n[0](x))
+    return x
+
+
 def x0_lambdas(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     x, x0 = stream
-    x = p.s.r * x + p.s.s * x0
-    x = x + p.A(p.a[0](x))
-    return x + p.F(p.f[0](x)), x0
+    return pre_ln(p, p.s.r * x + p.s.s * x0), x0
 
 
 def siamese_norm(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     """A block of the authors' DeiT, whose index counts from 0: c = sqrt(2 (index + 1))."""
     x, y = stream
-    for G, (of_x, of_y, of_both) in ((p.A, p.a), (p.F, p.f)):
+    for _, G, (of_x, of_y, of_both) in p.each():
         x = of_x(x)
         u = G(of_both(x + of_y(y)))
         x, y = x + u / (2 * p.l) ** 0.5, y + u
@@ -156,10 +155,8 @@ def siamese_norm(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
 
 def mv_split(p: Any, x: Tensor) -> Tensor:
     """Sequence by sequence, with the matrix that takes the mean of its tokens."""
-    for G, n, a, b in (
-        (p.A, p.a, p.s.attention_mean, p.s.attention_centred),
-        (p.F, p.f, p.s.feed_forward_mean, p.s.feed_forward_centred),
-    ):
+    for name, G, n in p.each():
+        a, b = (getattr(p.s, f"{name}_{own}") for own in ("mean", "centred"))
         g, tokens = G(x), x.shape[1]
         M = torch.full((tokens, tokens), 1 / tokens)
         x = n[0](x + ((torch.eye(tokens) - M) @ g) * b + (M @ (g - x)) * a)
@@ -167,10 +164,8 @@ def mv_split(p: Any, x: Tensor) -> Tensor:
 
 
 def laurel(p: Any, x: Tensor) -> Tensor:
-    for G, n, A, B in (
-        (p.A, p.a, p.s.attention_down, p.s.attention_up),
-        (p.F, p.f, p.s.feed_forward_down, p.s.feed_forward_up),
-    ):
+    for name, G, n in p.each():
+        A, B = (getattr(p.s, f"{name}_{own}") for own in ("down", "up"))
         rank, d = A.shape
         start = torch.zeros(rank, d)
         for i in range(d):
@@ -181,10 +176,8 @@ def laurel(p: Any, x: Tensor) -> Tensor:
 
 def frac_connections(p: Any, x: Tensor) -> Tensor:
     """Equations 6 to 15 and algorithm 1, a token at a time."""
-    for G, n, c in (
-        (p.A, p.a, p.s.attention_connections),
-        (p.F, p.f, p.s.feed_forward_connections),
-    ):
+    for name, G, n in p.each():
+        c = getattr(p.s, f"{name}_connections")
         m = len(c.static)
         static = c.static.view(m, 2 * m + 1)
         h, mixed, given = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
@@ -202,18 +195,6 @@ def frac_connections(p: Any, x: Tensor) -> Tensor:
             given[b, t] = B.repeat_interleave(x.shape[-1] // m)
         x = mixed + given * G(n[0](h))
     return x
-
-
-HANDING: dict[str, Callable[[Any, Any], Any]] = {
-    "real_former": real_former,
-    "hyper_connections": hyper_connections,
-    "mhc": mhc,
-    "dense_former": dense_former,
-    "attn_res": attn_res,
-    "res_former": res_former,
-    "x0_lambdas": x0_lambdas,
-    "siamese_norm": siamese_norm,
-}
 
 
 def direction(z: Tensor) -> Tensor:
@@ -239,7 +220,15 @@ def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
     return direction(x + a_M * (h_M - x))
 
 
-ALONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+LONG: dict[str, Callable[[Any, Any], Any]] = {
+    "real_former": real_former,
+    "hyper_connections": hyper_connections,
+    "mhc": mhc,
+    "dense_former": dense_former,
+    "attn_res": attn_res,
+    "res_former": res_former,
+    "x0_lambdas": x0_lambdas,
+    "siamese_norm": siamese_norm,
     "ngpt": ngpt,
     "mv_split": mv_split,
     "laurel": laurel,

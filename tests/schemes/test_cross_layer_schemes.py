@@ -16,6 +16,7 @@ from helpers.scheme_literals import (
     hyper_connections,
     laurel,
     mhc,
+    pre_ln,
     stream_into,
 )
 from helpers.scheme_pieces import TOKENS, Pieces, built, config, perturbed, pieces
@@ -30,8 +31,7 @@ from deepstack.schemes.hyper_connections import sinkhorn
 def dilated(p: Pieces, stream: Any, k: int, period: int) -> Any:
     """DenseFormer's k x period, as the paper's Figure 5 draws it: every k-th, back from block i."""
     x, outputs = stream
-    y = x + p.A(p.a[0](x))
-    y = y + p.F(p.f[0](y))
+    y = pre_ln(p, x)
     outputs = (*outputs, y)
     if p.l % period:
         return y, outputs

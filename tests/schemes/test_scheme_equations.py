@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
-from helpers.scheme_literals import ALONE, HANDING, enter, norm, stream_into
+from helpers.scheme_literals import LONG, enter, norm, pre_ln, stream_into
 from helpers.scheme_pieces import (
     HEADS,
     TOKENS,
@@ -110,7 +110,7 @@ def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
 
 def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
     x, outputs = stream
-    y = every(pre)(p, x)
+    y = pre_ln(p, x)
     outputs = (*outputs, norm(p.s.output_norm)(y))
     mean = sum(outputs) / (p.l + 1)
     return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
@@ -140,8 +140,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "hybrid_norm": hybrid_norm,
     "residual": residual,
     "dlcl": dlcl,
-    **HANDING,
-    **ALONE,
+    **LONG,
     "pre_ln_scaled": every(pre),
     "parallel": lambda p, x: x + p.A(norm(p.s.before_both)(x)) + p.F(norm(p.s.before_both)(x)),
     "res_post_norm": every(lambda x, G, n, p: x + n[0](G(x))),
