@@ -7,6 +7,7 @@ configurations are compared without options that equal their defaults.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +20,7 @@ from deepstack.tasks import TASKS, task_options
 
 def with_defaults(config: Config) -> Config:
     """Return the configuration with every option of its task and scheme, as in a run folder."""
-    task, scheme = _defaults(config)
-    return _with(config, task | config.task.options(), scheme | config.model.scheme_options)
+    return _changed(config, lambda options, values: _defaults(options) | values)
 
 
 def without_defaults(config: Config) -> Config:
@@ -28,52 +28,40 @@ def without_defaults(config: Config) -> Config:
 
     Whole numbers become integers if the option's type allows both: 1 for 1.0.
     """
-    task, scheme = _defaults(config)
-    model = config.model
-    return _with(
-        config,
-        _shortest(_news(config.task.options(), task), _task_options(config)),
-        _shortest(_news(model.scheme_options, scheme), _scheme_options(config)),
-    )
+
+    def shortest(options: Options, values: dict[str, Any]) -> dict[str, Any]:
+        usual = _defaults(options)
+        values = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
+        with suppress(ConfigError):  # building the model reports invalid values
+            return dict(_whole(validated(options, values, kind="", name="", section="")))
+        return values
+
+    return _changed(config, shortest)
 
 
 def option_defaults(config: Config) -> dict[str, Any]:
     """Return the default of every option of its task and scheme, by dotted key."""
-    task, scheme = _defaults(config)
+    task, scheme = map(_defaults, _options(config))
     named = {f"model.scheme_options.{name}": value for name, value in scheme.items()}
     return named | {f"task.{name}": value for name, value in task.items()}
 
 
-def _defaults(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the default options of task and scheme; empty for a name that is not registered."""
-    return _plain(_task_options(config)), _plain(_scheme_options(config))
+def _options(config: Config) -> tuple[Options, Options]:
+    """Return the options of task and scheme; empty for a name that is not registered."""
+    task, scheme = config.task.name, config.model.scheme
+    return (
+        task_options(task) if task in TASKS else {},
+        scheme_options(scheme) if scheme in SCHEMES else {},
+    )
 
 
-def _task_options(config: Config) -> Options:
-    return task_options(config.task.name) if config.task.name in TASKS else {}
-
-
-def _scheme_options(config: Config) -> Options:
-    return scheme_options(config.model.scheme) if config.model.scheme in SCHEMES else {}
-
-
-def _plain(options: Options) -> dict[str, Any]:
+def _defaults(options: Options) -> dict[str, Any]:
     # Convert through JSON, as YAML reads them: a tuple in a signature becomes a list.
     return dict(json.loads(json.dumps({key: option.default for key, option in options.items()})))
 
 
-def _news(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key not in usual or value != usual[key]}
-
-
-def _shortest(values: dict[str, Any], options: Options) -> dict[str, Any]:
-    """Return the values with integers for whole numbers of options that allow other numbers."""
-    with suppress(ConfigError):  # building the model reports invalid values
-        return dict(_whole(validated(options, values, kind="", name="", section="")))
-    return values
-
-
 def _whole(value: Any) -> Any:
+    """Return a value with integers for whole numbers, and lists for tuples."""
     if isinstance(value, dict):
         return {key: _whole(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -82,7 +70,11 @@ def _whole(value: Any) -> Any:
     return int(value) if exact else value
 
 
-def _with(config: Config, task: dict[str, Any], scheme: dict[str, Any]) -> Config:
-    resolved = Task(name=config.task.name, seq_len=config.task.seq_len, **task)
-    model = config.model.model_copy(update={"scheme_options": scheme})
+def _changed(config: Config, change: Callable[[Options, dict[str, Any]], dict[str, Any]]) -> Config:
+    """Return the configuration with change(options, values) of its task and its scheme."""
+    task, scheme = _options(config)
+    values = change(task, config.task.options())
+    resolved = Task(name=config.task.name, seq_len=config.task.seq_len, **values)
+    chosen = change(scheme, config.model.scheme_options)
+    model = config.model.model_copy(update={"scheme_options": chosen})
     return config.model_copy(update={"task": resolved, "model": model})

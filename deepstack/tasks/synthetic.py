@@ -202,19 +202,28 @@ def forward_backward(inputs: NDArray[np.int64], transition: Floats, start: Float
     and keeps them from underflowing. inputs: (batch, seq), [MASK] = states.
     Returns (batch, seq, states). Source: Baum, Petrie, Soules and Weiss 1970, Ann. Math. Statist.
     """
-    batch_size, seq_len = inputs.shape
-    states = len(start)
-    evidence = np.vstack([np.eye(states), np.ones(states)])[inputs.T]  # (seq, batch, states)
-    posterior = np.empty_like(evidence)
-    prior = np.broadcast_to(start, (batch_size, states))
-    for i in range(seq_len):
-        posterior[i] = _rescaled(evidence[i] * prior)
-        prior = posterior[i] @ transition
-    backward = np.ones((batch_size, states))
-    for i in reversed(range(seq_len)):
-        posterior[i] = _rescaled(posterior[i] * backward)
-        backward = _rescaled((evidence[i] * backward) @ transition.T)
+    evidence = evidence_of(inputs, len(start))
+    forward = np.empty_like(evidence)
+    prior = np.broadcast_to(start, evidence[0].shape)
+    for i in range(len(evidence)):
+        forward[i] = _rescaled(evidence[i] * prior)
+        prior = forward[i] @ transition
+    posterior = _rescaled(forward * backward_messages(evidence, transition))
     return posterior.transpose(1, 0, 2)
+
+
+def evidence_of(shown: NDArray[np.int64], states: int) -> Floats:
+    """Return e, 1 where a position shows the state or [MASK], else 0: (seq, batch, states)."""
+    evidence: Floats = np.vstack([np.eye(states), np.ones(states)])[shown.T]
+    return evidence
+
+
+def backward_messages(evidence: Floats, transition: Floats) -> Floats:
+    """Return b of `forward_backward`, (seq, batch, states)."""
+    backward = np.ones_like(evidence)
+    for i in reversed(range(len(evidence) - 1)):
+        backward[i] = _rescaled((evidence[i + 1] * backward[i + 1]) @ transition.T)
+    return backward
 
 
 def next_state(
@@ -226,18 +235,13 @@ def next_state(
     the state before, x_i does not depend on earlier ones. shown, truth: (batch, seq), [MASK] =
     states in shown. Returns (batch, seq).
     """
-    states = len(start)
-    evidence = np.vstack([np.eye(states), np.ones(states)])[shown]  # (batch, seq, states)
+    evidence = evidence_of(shown, len(start))
     prior = np.concatenate(
-        [np.broadcast_to(start, (len(truth), 1, states)), transition[truth[:, :-1]]], axis=1
+        [np.broadcast_to(start, (1, *evidence.shape[1:])), transition[truth.T[:-1]]]
     )
-    backward = np.ones_like(evidence)
-    for i in reversed(range(shown.shape[1] - 1)):
-        seen = evidence[:, i + 1] * backward[:, i + 1]
-        backward[:, i] = _rescaled(seen @ transition.T)
-    posterior = _rescaled(prior * evidence * backward)
-    probabilities: Floats = np.take_along_axis(posterior, truth[:, :, None], axis=2)[:, :, 0]
-    return probabilities
+    posterior = _rescaled(prior * evidence * backward_messages(evidence, transition))
+    probabilities: Floats = np.take_along_axis(posterior, truth.T[:, :, None], axis=2)[:, :, 0]
+    return probabilities.T
 
 
 def _rescaled(weights: Floats) -> Floats:
