@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.model.layer import Layer
+from deepstack.model.stack import Layer
 
 
 def losses_without(

@@ -26,8 +26,8 @@ from deepstack.fast.fused_sublayers import (
 from deepstack.fast.gpu.nodes import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.products import Library
-from deepstack.model.layer import Layer
 from deepstack.model.query_key import QueriesAndKeys, Rotation
+from deepstack.model.stack import Layer
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.schemes.norms import DynamicTanh, LayerNorm, RMSNorm, in_fp32
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
-from deepstack.model.layer import Layer
+from deepstack.model.stack import Layer
 from deepstack.model.sublayers import Attention, Cache
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Sublayer

@@ -11,8 +11,7 @@ from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.model.build import build_model
 from deepstack.model.initialise import IN_LAYERS
-from deepstack.model.layer import Layer
-from deepstack.model.stack import Stack
+from deepstack.model.stack import Layer, Stack
 from deepstack.schemes import Scheme, Tap, defined_at, stack_schemes, visible
 
 WIDEST = 1024  # beyond it even two layers take long

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
-from deepstack.model.layer import Layer
-from deepstack.model.stack import Stack, Through, run_layers
+from deepstack.model.stack import Layer, Stack, Through, run_layers
 from deepstack.model.sublayers import Joins, join_all
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Scheme, StackScheme, Statistics

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
 
+from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.model.initialise import DISTRIBUTIONS
+from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
 from deepstack.model.transformer import sinusoidal
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.training import make_optimizer, mean_loss
@@ -212,3 +214,68 @@ def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     assert step(TOKENS, TOKENS, 1e-3).alive == 0
     for key, value in b.banks.state().items():
         assert torch.equal(value, held[key]), key
+
+
+def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: Any) -> Any:
+    init = conf.Init(distribution=distribution, **more)
+    start = DISTRIBUTIONS[distribution]
+    matrix = torch.empty(n_out, n_in)
+    start.fill(matrix, scale * start.scale(init, n_in, n_out), generator(0, 3, matrix.device))
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("distribution", "std", "most"),
+    [
+        ("xavier_normal", math.sqrt(2 / 500), 9.0),
+        ("xavier_uniform", math.sqrt(2 / 500), math.sqrt(3)),
+        ("kaiming_normal", math.sqrt(2 / 300), 9.0),
+        ("kaiming_uniform", math.sqrt(2 / 300), math.sqrt(3)),
+        ("truncated_normal", math.sqrt(2 / 500), 2 / 0.87962566),
+        ("normal", 0.02, 9.0),
+        ("orthogonal", math.sqrt(1 / 300), 9.0),
+    ],
+)
+def test_standard_deviations_and_bounds(distribution: str, std: float, most: float) -> None:
+    for scale in (1.0, 0.3):
+        matrix = drawn(distribution, 200, 300, scale)
+        assert matrix.std().item() == pytest.approx(scale * std, rel=0.015)
+        assert abs(matrix.mean().item()) < 5 * scale * std / math.sqrt(60_000)
+        largest = matrix.abs().max().item() / (scale * std)
+        assert largest <= most * 1.0001
+        assert largest > (0.98 * most if most < 9 else 3.5)
+
+
+def test_normal_takes_its_own_standard_deviation() -> None:
+    assert drawn("normal", 100, 400, std=0.5).std().item() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (12, 30), (30, 12)])
+def test_orthogonal_matrices(shape: tuple[int, int]) -> None:
+    q = drawn("orthogonal", *shape, scale=3.0)
+    gram = q @ q.T if shape[0] <= shape[1] else q.T @ q
+    torch.testing.assert_close(gram, 9 * torch.eye(12), rtol=1e-5, atol=1e-5)
+
+
+def test_orthogonal_matrices_favour_no_sign() -> None:
+    corners = torch.empty(400)
+    for i in range(400):
+        matrix = torch.empty(3, 3)
+        DISTRIBUTIONS["orthogonal"].fill(matrix, 1.0, generator(0, i, matrix.device))
+        corners[i] = matrix[0, 0]
+    assert abs(corners.mean().item()) < 5 / math.sqrt(3 * 400)  # Var of an entry is 1/3
+
+
+def test_zero_identity_is_identity_or_hadamard() -> None:
+    none = torch.Generator()
+    before = none.get_state()
+    square, wide, tall = torch.empty(4, 4), torch.empty(2, 3), torch.empty(3, 2)
+    for matrix in (square, wide, tall):
+        zero_identity(matrix, 0.5, none)
+    assert torch.equal(square, 0.5 * torch.eye(4))
+    assert torch.equal(wide, torch.tensor([[0.5, 0, 0], [0, 0.5, 0]]))
+    # H_2 = [[1, 1], [1, -1]] by itself, over sqrt(4)
+    assert torch.equal(tall, torch.tensor([[0.25, 0.25], [0.25, -0.25], [0.25, 0.25]]))
+    assert torch.equal(none.get_state(), before)
+    large = drawn("zero_identity", 64, 16)
+    torch.testing.assert_close(large.T @ large, torch.eye(16))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from deepstack.fast import compiled
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
+from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import ACTIVATIONS
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES, BatchNorm
@@ -257,71 +256,6 @@ def test_training_steps_are_followed_and_validation_uses_what_they_left(
     assert calls == [4 * 8] * (2 * 3 * 2 * 3)  # runs, steps, norms of a layer, layers
     assert runs[0].steps["loss"].tolist() == runs[1].steps["loss"].tolist()
     assert (runs[0].evals["loss"] != runs[1].evals["loss"]).tolist() == [False, True, True, True]
-
-
-def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: Any) -> Any:
-    init = conf.Init(distribution=distribution, **more)
-    start = DISTRIBUTIONS[distribution]
-    matrix = torch.empty(n_out, n_in)
-    start.fill(matrix, scale * start.scale(init, n_in, n_out), generator(0, 3, matrix.device))
-    return matrix
-
-
-@pytest.mark.parametrize(
-    ("distribution", "std", "most"),
-    [
-        ("xavier_normal", math.sqrt(2 / 500), 9.0),
-        ("xavier_uniform", math.sqrt(2 / 500), math.sqrt(3)),
-        ("kaiming_normal", math.sqrt(2 / 300), 9.0),
-        ("kaiming_uniform", math.sqrt(2 / 300), math.sqrt(3)),
-        ("truncated_normal", math.sqrt(2 / 500), 2 / 0.87962566),
-        ("normal", 0.02, 9.0),
-        ("orthogonal", math.sqrt(1 / 300), 9.0),
-    ],
-)
-def test_standard_deviations_and_bounds(distribution: str, std: float, most: float) -> None:
-    for scale in (1.0, 0.3):
-        matrix = drawn(distribution, 200, 300, scale)
-        assert matrix.std().item() == pytest.approx(scale * std, rel=0.015)
-        assert abs(matrix.mean().item()) < 5 * scale * std / math.sqrt(60_000)
-        largest = matrix.abs().max().item() / (scale * std)
-        assert largest <= most * 1.0001
-        assert largest > (0.98 * most if most < 9 else 3.5)
-
-
-def test_normal_takes_its_own_standard_deviation() -> None:
-    assert drawn("normal", 100, 400, std=0.5).std().item() == pytest.approx(0.5, rel=0.02)
-
-
-@pytest.mark.parametrize("shape", [(12, 12), (12, 30), (30, 12)])
-def test_orthogonal_matrices(shape: tuple[int, int]) -> None:
-    q = drawn("orthogonal", *shape, scale=3.0)
-    gram = q @ q.T if shape[0] <= shape[1] else q.T @ q
-    torch.testing.assert_close(gram, 9 * torch.eye(12), rtol=1e-5, atol=1e-5)
-
-
-def test_orthogonal_matrices_favour_no_sign() -> None:
-    corners = torch.empty(400)
-    for i in range(400):
-        matrix = torch.empty(3, 3)
-        DISTRIBUTIONS["orthogonal"].fill(matrix, 1.0, generator(0, i, matrix.device))
-        corners[i] = matrix[0, 0]
-    assert abs(corners.mean().item()) < 5 / math.sqrt(3 * 400)  # Var of an entry is 1/3
-
-
-def test_zero_identity_is_identity_or_hadamard() -> None:
-    none = torch.Generator()
-    before = none.get_state()
-    square, wide, tall = torch.empty(4, 4), torch.empty(2, 3), torch.empty(3, 2)
-    for matrix in (square, wide, tall):
-        zero_identity(matrix, 0.5, none)
-    assert torch.equal(square, 0.5 * torch.eye(4))
-    assert torch.equal(wide, torch.tensor([[0.5, 0, 0], [0, 0.5, 0]]))
-    # H_2 = [[1, 1], [1, -1]] by itself, over sqrt(4)
-    assert torch.equal(tall, torch.tensor([[0.25, 0.25], [0.25, -0.25], [0.25, 0.25]]))
-    assert torch.equal(none.get_state(), before)
-    large = drawn("zero_identity", 64, 16)
-    torch.testing.assert_close(large.T @ large, torch.eye(16))
 
 
 @pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
