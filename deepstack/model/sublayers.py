@@ -114,6 +114,7 @@ class LinearMaps(nn.Module):
         super().__init__()
         self.dropout, self.has_bias, self.linear = dropout, bias, linear
         self.joins, self.fused = joins, True
+        self.parts: dict[str, tuple[str, ...]] = {}  # matrix -> the parameters it consists of
         # a plain dict, because the scheme owns the modules
         self.slots = {name: slots[name] for name in self.SLOTS if slots and name in slots}
 
@@ -125,9 +126,10 @@ class LinearMaps(nn.Module):
         parts = JOINED.get(name, (name,))
         roles = tuple(prefix + part for part in parts)
         if self.joins(roles):
+            self.parts[name] = (name,)
             setattr(self, name, parameter(len(parts) * n_out, n_in, role=roles, start="matrix"))
             return
-        self.fused = False
+        self.parts[name], self.fused = parts, False
         for part, role in zip(parts, roles, strict=True):
             setattr(self, part, parameter(n_out, n_in, role=role, start="matrix"))
 
@@ -136,17 +138,21 @@ class LinearMaps(nn.Module):
         bias = parameter(width, role="bias", start="zero") if self.has_bias else None
         setattr(self, f"{name}_bias", bias)
 
-    def linear_map(self, name: str) -> LinearMap:
-        """Return a matrix by name, as its parameters, with its bias and its factor."""
-        parts = (name,) if hasattr(self, name) else JOINED[name]
-        weights = tuple(getattr(self, part) for part in parts)
-        scale = weights[0].shape[1] ** -0.5 if self.linear is scaled_linear else 1.0
-        return LinearMap(weights, getattr(self, f"{name}_bias"), scale)
+    def weights(self, name: str) -> list[nn.Parameter]:
+        """Return the parameters of which a matrix consists."""
+        return [getattr(self, part) for part in self.parts[name]]
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a matrix and its bias, (n_out, n_in) and (n_out,) or None."""
-        weights, bias, _ = self.linear_map(name)
-        return weights[0] if len(weights) == 1 else torch.cat(weights), bias
+        weights = self.weights(name)
+        weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
+        return weight, getattr(self, f"{name}_bias")
+
+    def linear_map(self, name: str) -> LinearMap:
+        """Return a matrix as its parameters, with its bias and its factor."""
+        weights = tuple(self.weights(name))
+        scale = weights[0].shape[1] ** -0.5 if self.linear is scaled_linear else 1.0
+        return LinearMap(weights, getattr(self, f"{name}_bias"), scale)
 
     def apply_map(self, name: str, x: Tensor) -> Tensor:
         """Return x Wᵀ + b."""
