@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         "band_without_its_lower_half", "theory",
-        "low = [y - e for y, e in", "low = [y for y, e in",
+        "np.subtract(line.y, line.error)", "np.asarray(line.y)",
         "theory/test_claim_report.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     Fault(

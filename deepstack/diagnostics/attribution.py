@@ -106,19 +106,18 @@ def attribute(
     θ_0 costs one more.  The parameters are restored bit for bit.
     """
     values: dict[str, Tensor] = {}
-    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model):
+    with restored(banks) as present, torch.no_grad(), evaluating(model):
+        put(banks, initial)
         first = model.hidden(tokens)
         for part in parts:
             moved = first
             mine = [bank for bank in banks if bank.key in part.pieces]
             mixed = {b.key: part.put_in(b, b.values(), present[b.key]) for b in mine}
             changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
-            for bank in changed:
-                bank.copy_(mixed[bank.key])
+            put(changed, mixed)
             if changed:
                 moved = model.hidden(tokens)
-            for bank in changed:
-                bank.copy_(initial[bank.key])
+            put(changed, initial)
             values[part.name] = distance(moved - first)
     if model.schemes[0].changes_by_step:
         values[SCHEDULE] = distance(first - start)
@@ -138,7 +137,8 @@ def first_order(
     vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
     """
     values: dict[str, Tensor] = {}
-    with at_start(banks, initial) as present, torch.no_grad(), evaluating(model), model.unfused():
+    with restored(banks) as present, torch.no_grad(), evaluating(model), model.unfused():
+        put(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
         total: Tensor | None = None
@@ -204,13 +204,16 @@ def distance(moved: Tensor) -> Tensor:
 
 
 @contextmanager
-def at_start(banks: Sequence[Bank], initial: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Set the parameters to θ_0 inside the block, yield θ_t, and restore θ_t afterwards."""
+def restored(banks: Sequence[Bank]) -> Iterator[dict[str, Tensor]]:
+    """Yield key -> the present parameters of these banks, and restore them after the block."""
     present = {bank.key: bank.values().clone() for bank in banks}
     try:
-        for bank in banks:
-            bank.copy_(initial[bank.key])
         yield present
     finally:
-        for bank in banks:
-            bank.copy_(present[bank.key])
+        put(banks, present)
+
+
+def put(banks: Sequence[Bank], values: Mapping[str, Tensor]) -> None:
+    """Set the parameters of these banks to the values by key."""
+    for bank in banks:
+        bank.copy_(values[bank.key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from deepstack.registry import Registry, place_of
 
 Values = Tensor | Mapping[str, Tensor]
 Diagnostic = Callable[[Snapshot], Values]
+D = TypeVar("D", bound=Diagnostic)
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 SYMBOLS: dict[str, str] = {}
 UNITS: dict[str, str] = {}
@@ -28,7 +30,7 @@ def file_names(name: str) -> list[str]:
 
 def diagnostic(
     name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
-) -> Callable[[Diagnostic], Diagnostic]:
+) -> Callable[[D], D]:
     """Register a function Snapshot -> (depth,), or (depth, S) with one value per sublayer.
 
     It may also return part -> (depth,) for any of `parts`, or an empty mapping.  Each part has a
@@ -36,7 +38,7 @@ def diagnostic(
     PluginError if another diagnostic has a file of that name.
     """
 
-    def register(function: Diagnostic) -> Diagnostic:
+    def register(function: D) -> D:
         names = {name, *(f"{name}_{part}" for part in parts)}
         for other in DIAGNOSTICS:
             if other != name and (both := names & {other, *file_names(other)}):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from deepstack.config.estimate import SUBLAYERS_AT_A_TIME
 from deepstack.model import Transformer
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention
-from deepstack.schemes import LayerNorm, Tap
+from deepstack.schemes import LayerNorm, Scheme, Tap
 from deepstack.schemes.norms import RMSNorm
 
 # Largest difference of z and alpha x + G(x), relative to ‖z‖, that counts as rounding.
@@ -96,6 +96,18 @@ def record_values(model: Transformer) -> Iterator[dict[str, StackValues]]:
             layer.scheme.tap = None
         for restore in undo:
             restore()
+
+
+@contextmanager
+def tapped(schemes: Sequence[Scheme], tap: Tap) -> Iterator[None]:
+    """Let these schemes pass their values through the tap inside of the block."""
+    for scheme in schemes:
+        scheme.tap = tap
+    try:
+        yield
+    finally:
+        for scheme in schemes:
+            scheme.tap = None
 
 
 class SublayerTap(Tap):

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.diagnostics.stream import angular_distance
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+    means,
+)
 from deepstack.theory.claim_stack import Trial, flat_part, growth
-from deepstack.theory.draws import F64, exponents, normals, repeats
+from deepstack.theory.draws import exponents, gather, normals, random, repeats, seeds
 from deepstack.theory.sources import ADD_AND_NORM
 
-# the formulas that the document lists
-FORMULAS = {
-    "batch": "(x − μ)/√(σ² + ε) by channel",
-    "layer": "(x − μ)/(σ + ε) by token",
-    "rms": "x/√(mean(x²) + ε) by token",
-}
 Joined = Callable[[Tensor, nn.Module], Tensor]
+
+
+def norm(x: Tensor) -> Tensor:
+    """Return the layer norm of x without gain and bias."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+FORMS: dict[str, Joined] = {
+    "x ← G(x)": lambda x, G: G(x),
+    "x ← x + G(x)": lambda x, G: x + G(x),
+    "x ← x + G(LN(x))": lambda x, G: x + G(norm(x)),
+    "x ← LN(x + G(x))": lambda x, G: norm(x + G(x)),
+    "x ← LN(G(x))": lambda x, G: norm(G(x)),
+}
 
 
 def gradients_down(trial: Trial, x: Tensor, joined: Joined) -> Tensor:
@@ -34,7 +52,14 @@ def gradients_down(trial: Trial, x: Tensor, joined: Joined) -> Tensor:
             streams.append(joined(streams[-1], G))
     R = torch.randn(x.shape, generator=torch.Generator().manual_seed(trial.config.seed))
     gradients = torch.autograd.grad((streams[-1] * R).sum(), streams)
-    return torch.stack([g.norm() for g in gradients]).double()
+    return torch.stack([g.norm() for g in gradients])
+
+
+def added_jacobian(G: nn.Module, x: Tensor) -> Tensor:
+    """Return d(x + G)/dx − G', (numbers of x, numbers of x)."""
+    jacobian: Callable[..., Tensor] = torch.autograd.functional.jacobian
+    added = jacobian(lambda y: y + G(y), x) - jacobian(G, x)
+    return added.view(x.numel(), x.numel())
 
 
 @claim("C13", ADD_AND_NORM)
@@ -45,55 +70,33 @@ def residual(seed: int) -> Finding:
     """
     depth, draws = 20, repeats(40)
 
-    def norm(x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:])
-
-    forms: dict[str, Joined] = {
-        "x ← G(x)": lambda x, G: G(x),
-        "x ← x + G(x)": lambda x, G: x + G(x),
-        "x ← x + G(LN(x))": lambda x, G: x + G(norm(x)),
-        "x ← LN(x + G(x))": lambda x, G: norm(x + G(x)),
-        "x ← LN(G(x))": lambda x, G: norm(G(x)),
-    }
-    seen = {form: torch.zeros(draws, 2 * depth + 1, dtype=F64) for form in forms}
-    diagonal, difference = [], 0.0
-    for draw in range(draws):
-        trial = Trial(draws * seed + draw, {"model.scheme": "pre_ln", "model.depth": depth})
+    def sample(draw_seed: int) -> dict[str, Tensor]:
+        trial = Trial(draw_seed, {"model.scheme": "pre_ln", "model.depth": depth})
         x = trial.model.start(trial.probe).detach()
-        for form, joined in forms.items():
-            seen[form][draw] = gradients_down(trial, x, joined)
-        for G in trial.model.layers[0].modules_in_order():
-            alone, total = (
-                torch.autograd.functional.jacobian(f, x[:1, :4])
-                for f in (G, lambda y, G=G: y + G(y))
-            )
-            size = x[:1, :4].numel()
-            added = (total - alone).view(size, size)
-            diagonal.append(added.diagonal().mean().item())
-            difference = max(difference, (added - torch.eye(size)).abs().max().item())
-    factors = {form: (g[:, 0] / g[:, -1]).pow(1 / (2 * depth)) for form, g in seen.items()}
-    per = "gradient's factor a sublayer"
+        sublayers = trial.model.layers[0].modules_in_order()
+        added = torch.stack([added_jacobian(G, x[:1, :4]) for G in sublayers])
+        return {
+            "diagonal": added.diagonal(dim1=1, dim2=2).mean(dim=1),
+            "difference": (added - torch.eye(added.shape[-1])).abs().max(),
+            **{form: gradients_down(trial, x, joined) for form, joined in FORMS.items()},
+        }
+
+    drawn = gather(map(sample, seeds(seed, 40)))
+    diagonal, difference = drawn.pop("diagonal").flatten(), drawn.pop("difference").max().item()
+    over = {form: g[:, 0] / g[:, -1] for form, g in drawn.items()}
+    vanishing = "‖∂L/∂x‖ at the input over that at the output, x ← G(x)"
     parts = [
         Part.mean("diagonal of d(x + G)/dx − G', mean", 1.0, diagonal, tolerance=1e-5),
         Part("largest entry of d(x + G)/dx − G' − 1", 1e-5, difference, 0.0, relation="<="),
-        Part.mean(f"{per}, x ← G(x)", 1.0, factors["x ← G(x)"], relation="<="),
-        Part.mean(
-            "‖∂L/∂x‖ at the input over that at the output, x ← G(x)",
-            1e-3,
-            seen["x ← G(x)"][:, 0] / seen["x ← G(x)"][:, -1],
-            relation="<=",
-        ),
-        Part.mean(f"{per}, x ← x + G(x)", 1.0, factors["x ← x + G(x)"], relation=">="),
-        Part.mean(f"{per}, x ← x + G(LN(x))", 1.0, factors["x ← x + G(LN(x))"], relation=">="),
-        Part.mean(f"{per}, x ← LN(x + G(x))", 1.0, factors["x ← LN(x + G(x))"], relation=">="),
-        Part.mean(
-            f"{per}, x ← LN(G(x))", 1.0, factors["x ← LN(G(x))"], relation=">=", stated=False
-        ),
     ]
-    lines = [
-        Line.mean(form, list(range(2 * depth + 1)), g / g[:, -1:], measured=False)
-        for form, g in seen.items()
-    ]
+    for form, ratio in over.items():
+        limit = at_most if form == "x ← G(x)" else at_least
+        factor, stated = ratio.pow(1 / (2 * depth)), form != "x ← LN(G(x))"
+        parts.append(limit(f"gradient's factor a sublayer, {form}", 1.0, factor, stated=stated))
+        if form == "x ← G(x)":
+            parts.append(at_most(vanishing, 1e-3, ratio))
+    at = range(2 * depth + 1)
+    lines = [Line.mean(form, at, g / g[:, -1:], measured=False) for form, g in drawn.items()]
     return Finding(
         parts,
         f"{depth} layers, {2 * depth} sublayers, d = 32, {draws} seeds.  The plain sum makes the "
@@ -111,55 +114,53 @@ def norms(seed: int) -> Finding:
 
     deepstack's norms on x (batch, positions, channels) of every channel's own mean and scale.
     """
-    draws, shape, eps = repeats(8), (8, 16, 48), 1e-5
-    rng = torch.Generator().manual_seed(seed)
-    modules = {
-        kind: NORMS[kind](shape[-1], gain=False, bias=False, eps=eps)
+    rng, draws, shape, eps = random(seed), repeats(8), (8, 16, 48), 1e-5
+    batch, layer, rms = (
+        NORMS[kind](shape[-1], gain=False, bias=False, eps=eps)
         for kind in ("batch", "layer", "rms")
-    }
-    draws_of: dict[str, list[float]] = {}
-    for _ in range(draws):
+    )
+    exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
+
+    def listed(x: Tensor) -> Tensor:
+        """Return the document's layer norm, which divides by σ + ε."""
+        deviation = x.var(-1, keepdim=True, correction=0).sqrt()
+        return (x - x.mean(-1, keepdim=True)) / (deviation + eps)
+
+    def unit(quantity: str, value: Tensor) -> Part:
+        return Part.mean(quantity, 1.0, value.mean(), tolerance=1e-4)
+
+    def zero(quantity: str, values: Tensor, most: float = 1e-9) -> Part:
+        return at_most(quantity, most, values.abs().max())
+
+    def sample() -> list[Part]:
         offset, scale = (normals(rng, shape[-1]) for _ in range(2))
         x = offset + (1 + scale.abs()) * normals(rng, *shape)
-        y = {kind: norm(x) for kind, norm in modules.items()}
-        by_channel, by_token = y["batch"].flatten(0, 1).t(), y["layer"].flatten(0, 1)
-        for quantity, rows in (("BN, by channel", by_channel), ("LN, by token", by_token)):
-            variance, mean = torch.var_mean(rows, dim=1, correction=0)
-            draws_of.setdefault(f"{quantity}: largest |mean|", []).append(mean.abs().max().item())
-            draws_of.setdefault(f"{quantity}: mean variance", []).append(variance.mean().item())
-        rms = y["rms"].square().mean().item()
-        draws_of.setdefault("RMSNorm, by token: mean square", []).append(rms)
-        mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
-        listed = {
-            "batch": (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + eps).sqrt(),
-            "layer": (x - mean) / (variance.sqrt() + eps),
-            "rms": x / (x.square().mean(-1, keepdim=True) + eps).sqrt(),
-        }
-        for kind, expected in listed.items():
-            quantity = f"{FORMULAS[kind]}: largest difference from deepstack's"
-            draws_of.setdefault(quantity, []).append((y[kind] - expected).abs().max().item())
+        channel, mean_channel = torch.var_mean(batch(x), dim=(0, 1), correction=0)
+        token, mean_token = torch.var_mean(layer(x), dim=-1, correction=0)
         # a token as small as the norm's eps allows for
-        small = x * math.sqrt(eps) / variance.sqrt()
-        listed_small = (small - small.mean(-1, keepdim=True)) / (math.sqrt(eps) + eps)
-        ratio = listed_small.norm() / modules["layer"](small).norm()
-        draws_of.setdefault("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", []).append(
-            ratio.item()
-        )
-    parts = []
-    for quantity, values in draws_of.items():
-        if " over " in quantity:
-            exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
-            more: dict[str, Any] = {"tolerance": 1e-6, "stated": False}
-            parts.append(Part.mean(quantity, exact, values, **more))
-        elif "largest" in quantity:
-            most = 1e-4 if quantity.startswith(FORMULAS["layer"]) else 1e-9
-            parts.append(Part.mean(quantity, most, values, relation="<="))
-        else:
-            parts.append(Part.mean(quantity, 1.0, values, tolerance=1e-4))
-    for kind in modules:
-        losses = [relative_loss(draw + draws * seed, kind) for draw in range(draws)]
+        small = x * math.sqrt(eps) / x.var(-1, keepdim=True, correction=0).sqrt()
+        by_channel = (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + eps).sqrt()
+        by_root = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        apart = "largest difference from deepstack's"
+        ratio = listed(small).norm() / layer(small).norm()
+        return [
+            zero("BN, by channel: largest |mean|", mean_channel),
+            unit("BN, by channel: mean variance", channel),
+            zero("LN, by token: largest |mean|", mean_token),
+            unit("LN, by token: mean variance", token),
+            unit("RMSNorm, by token: mean square", rms(x).square()),
+            zero(f"(x − μ)/√(σ² + ε) by channel: {apart}", batch(x) - by_channel),
+            zero(f"(x − μ)/(σ + ε) by token: {apart}", layer(x) - listed(x), most=1e-4),
+            zero(f"x/√(mean(x²) + ε) by token: {apart}", rms(x) - by_root),
+            beside("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", exact, ratio, tolerance=1e-6),
+        ]
+
+    parts = means(sample() for _ in range(draws))
+    for kind in ("batch", "layer", "rms"):
+        keys = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": kind}
+        losses = [Trial(s, keys | {"train.lr": 3e-3}).run(20) for s in seeds(seed, 8)]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
-        parts.append(Part.mean(quantity, 1.0, losses, relation="<="))
+        parts.append(at_most(quantity, 1.0, [last_loss(run) / run[0] for run in losses]))
     return Finding(
         parts,
         f"{draws} draws of x {shape}, ε = {eps:g}.  PyTorch's LN and the document's, which divides "
@@ -168,11 +169,9 @@ def norms(seed: int) -> Finding:
     )
 
 
-def relative_loss(seed: int, norm: str) -> float:
-    """Return the mean loss of steps 16 to 20 over that of step 1."""
-    changes = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": norm}
-    losses = Trial(seed, changes | {"train.lr": 3e-3}).run(20)
-    return last_loss(losses) / losses[0]
+def last_loss(losses: list[float]) -> float:
+    """Return the mean of the last five losses."""
+    return sum(losses[-5:]) / 5
 
 
 @claim("C15", ADD_AND_NORM)
@@ -182,89 +181,79 @@ def beta_at_run_time(seed: int) -> Finding:
 
     Each number is that of the listing over DeepNorm's, from the same random numbers, N = 36.
     """
-    draws, depths = repeats(8), (6, 36)
-    seeds = [draws * seed + draw for draw in range(draws)]
-    names = ("deepnorm_runtime_beta", "deepnorm")
-    measured: dict[str, list[float]] = {}
-    for draw_seed in seeds:
-        stacks = [
-            starts(Trial(draw_seed, {"model.scheme": name, "model.depth": depths[-1]}))
-            for name in names
-        ]
-        for quantity in stacks[0]:
-            measured.setdefault(quantity, []).append(stacks[0][quantity] / stacks[1][quantity])
+    depths, repetitions = (6, 36), seeds(seed, 8)
+    listing, deepnorm = {"model.scheme": "deepnorm_runtime_beta"}, {"model.scheme": "deepnorm"}
+
+    def sample(draw_seed: int) -> list[Part]:
+        theirs, ours = (
+            start_sizes(Trial(draw_seed, scheme | {"model.depth": depths[-1]}))
+            for scheme in (listing, deepnorm)
+        )
+        return [Part.mean(q, 1.0, theirs[q] / ours[q], tolerance=0.01) for q in ours]
+
+    theirs, ours = (growth(repetitions, scheme, depths) for scheme in (listing, deepnorm))
+    losses = [
+        torch.tensor(
+            [last_loss(Trial(s, scheme | {"model.depth": 6}).run(25)) for s in repetitions]
+        )
+        for scheme in (listing, deepnorm)
+    ]
+    moved = theirs[:, 1] / ours[:, 1]
     parts = [
-        Part.mean(quantity, 1.0, values, tolerance=0.01) for quantity, values in measured.items()
-    ]
-    moved = {name: growth(seeds, {"model.scheme": name}, depths) for name in names}
-    theirs, ours = (moved[name] for name in names)
-    parts += [
-        Part.mean("‖ΔF‖ after one SGD step", 1.0, theirs[:, 1] / ours[:, 1], tolerance=0.01),
+        *means(map(sample, repetitions)),
+        Part.mean("‖ΔF‖ after one SGD step", 1.0, moved, tolerance=0.01),
         flat_part("its own ‖ΔF‖ at N = 36 over that at N = 6", theirs, stated=False),
+        beside("loss after 25 steps of AdamW, N = 6", 1.0, losses[0] / losses[1]),
     ]
-    losses = []
-    for draw_seed in seeds:
-        runs = [Trial(draw_seed, {"model.scheme": n, "model.depth": 6}).run(25) for n in names]
-        losses.append(last_loss(runs[0]) / last_loss(runs[1]))
-    parts.append(Part.mean("loss after 25 steps of AdamW, N = 6", 1.0, losses, stated=False))
     beta = (8 * depths[-1]) ** -0.25
     return Finding(
         parts,
-        f"d = 32, {draws} seeds, β = {beta:.3g}.  Logits carry β², as q and k are scaled too, and "
-        "the branch starts at β, not β².  ‖ΔF‖ after one SGD step is flat in depth all the same: β "
-        "in the forward pass is in every derivative by a matrix, as the condition asks.",
+        f"d = 32, {len(moved)} seeds, β = {beta:.3g}.  Logits carry β², as q and k are scaled "
+        "too, and the branch starts at β, not β².  ‖ΔF‖ after one SGD step is flat in depth all "
+        "the same: β in the forward pass is in every derivative by a matrix, as the condition "
+        "asks.",
     )
 
 
-def starts(trial: Trial) -> dict[str, float]:
+@torch.no_grad()
+def start_sizes(trial: Trial) -> dict[str, float]:
     """Return the sizes of the first layer's logits and of its branches, by name."""
     layer, x = trial.model.layers[0], trial.model.start(trial.probe)
     attention, feed_forward = layer.modules_in_order()
     assert isinstance(attention, Attention)
+    alpha, residual = layer.scheme.alpha(trial.config.model.depth) or 1.0, layer.scheme.residual
     sizes = {}
-    with torch.no_grad():
-        alpha = layer.scheme.alpha(trial.config.model.depth) or 1.0
 
-        def logits(y: Tensor) -> Tensor:
-            q, k, _ = attention.project(y)
-            sizes["root mean square of q kᵀ"] = (q @ k.transpose(-1, -2)).square().mean().sqrt()
-            return y
+    def record_logits(y: Tensor) -> Tensor:
+        q, k, _ = attention.project(y)
+        sizes["root mean square of q kᵀ"] = (q @ k.transpose(-1, -2)).square().mean().sqrt().item()
+        return y
 
-        layer.scheme.residual(x, logits, lambda z: z)
-        for name, G in (("attention", attention), ("feed-forward", feed_forward)):
-            branch = layer.scheme.residual(x, G, lambda z: z) - alpha * x
-            sizes[f"‖branch‖ of the {name} at the start"] = branch.norm()
-    return {quantity: value.item() for quantity, value in sizes.items()}
+    residual(x, record_logits, lambda z: z)
+    for name, G in (("attention", attention), ("feed-forward", feed_forward)):
+        branch = residual(x, G, lambda z: z) - alpha * x
+        sizes[f"‖branch‖ of the {name} at the start"] = branch.norm().item()
+    return sizes
 
 
-def last_loss(losses: list[float]) -> float:
-    """Return the mean of the last five losses."""
-    return sum(losses[-5:]) / 5
+@torch.no_grad()
+def layer_by_layer(seed: int, scheme: str, depth: int) -> dict[str, Tensor]:
+    """Return three numbers of every layer, each (depth,).
 
-
-def angle(x: Tensor, y: Tensor) -> float:
-    """Return the mean angle between the tokens of two streams, in radians."""
-    return torch.acos(F.cosine_similarity(x, y, dim=-1).clamp(-1, 1)).mean().item()
-
-
-def layer_by_layer(seed: int, scheme: str, depth: int) -> Tensor:
-    """Return three numbers of every layer, (3, depth).
-
-    ‖x_l − x_{l−1}‖/‖x_l‖; the angle of the two; and the relative change of layer l's branch if its
-    input is x_{l−2} in place of x_{l−1}.
+    contribution: ‖x_l − x_{l−1}‖/‖x_l‖; angle: of the two; change: of layer l's branch, relative,
+    if its input is x_{l−2} in place of x_{l−1}.
     """
     trial = Trial(seed, {"model.scheme": scheme, "model.depth": depth, "model.d_model": 64})
-    measured = torch.zeros(3, depth, dtype=F64)
-    with torch.no_grad():
-        x = list(trial.model.last.stream(trial.model.start(trial.probe)))
-        for i, layer in enumerate(trial.model.layers):
-            added = x[i + 1] - x[i]
-            measured[0, i] = (added.norm(dim=-1) / x[i + 1].norm(dim=-1)).mean()
-            measured[1, i] = angle(x[i], x[i + 1])
-            before = x[max(i - 1, 0)]
-            parallel = layer(before) - before
-            measured[2, i] = ((parallel - added).norm(dim=-1) / added.norm(dim=-1)).mean()
-    return measured
+    (snapshot,) = trial.snapshots(trial.probe_batch)
+    x = snapshot.states
+    added, size = x[1:] - x[:-1], (x[1:] - x[:-1]).norm(dim=-1)
+    before = torch.cat([x[:1], x[:-2]])
+    branches = [layer(y) - y for layer, y in zip(trial.model.layers, before, strict=True)]
+    return {
+        "contribution": (size / x[1:].norm(dim=-1)).mean(dim=(1, 2)),
+        "angle": math.pi * angular_distance(snapshot),
+        "change": ((torch.stack(branches) - added).norm(dim=-1) / size).mean(dim=(1, 2)),
+    }
 
 
 @claim("C16", ADD_AND_NORM)
@@ -274,48 +263,37 @@ def width_not_depth(seed: int) -> Finding:
 
     Pre-LN and Post-LN stacks at the start; exponents in l over its upper three quarters.
     """
-    depth, draws = 64, repeats(20)
-    seeds = [draws * seed + draw for draw in range(draws)]
-    measured = {
-        scheme: torch.stack([layer_by_layer(draw_seed, scheme, depth) for draw_seed in chosen])
-        for scheme, chosen in (("pre_ln", seeds), ("post_ln", seeds))
-    }
-    layers = [float(layer) for layer in range(1, depth + 1)]
-    start = depth // 4
-    slope = {
-        scheme: [exponents(layers[start:], values[:, i, start:]) for i in range(3)]
-        for scheme, values in measured.items()
-    }
-    pre, post = slope["pre_ln"], slope["post_ln"]
-    about: dict[str, Any] = {"tolerance": 0.1}
+    depth, repetitions = 64, seeds(seed, 20)
+    pre, post = (
+        gather(layer_by_layer(draw_seed, scheme, depth) for draw_seed in repetitions)
+        for scheme in ("pre_ln", "post_ln")
+    )
+    layers, start = [float(layer) for layer in range(1, depth + 1)], depth // 4
+
+    def exponent(by_layer: Tensor) -> Tensor:
+        return exponents(layers[start:], by_layer[:, start:])
+
+    contribution = "Pre-LN: exponent of ‖x_{l+1} − x_l‖/‖x_{l+1}‖ in l"
     shares = "share of layer l's branch that changes when it is shown the input of layer l − 1"
     parts = [
-        Part.mean("Pre-LN: exponent of ‖x_{l+1} − x_l‖/‖x_{l+1}‖ in l", -0.5, pre[0], **about),
-        Part.mean("Pre-LN: exponent of the angle in l", 0.0, pre[1], relation="<="),
-        Part.mean(f"Pre-LN: exponent of the {shares}", 0.0, pre[2], relation="<="),
-        *(
-            Part.mean(
-                f"Pre-LN: the same, l = {at}", 0.0, measured["pre_ln"][:, 2, at - 1], stated=False
-            )
-            for at in (4, 64)
-        ),
-        Part.mean("Post-LN: exponent of the contribution", 0.0, post[0], stated=False),
-        Part.mean("Post-LN: exponent of the angle", 0.0, post[1], stated=False),
+        Part.mean(contribution, -0.5, exponent(pre["contribution"]), tolerance=0.1),
+        at_most("Pre-LN: exponent of the angle in l", 0.0, exponent(pre["angle"])),
+        at_most(f"Pre-LN: exponent of the {shares}", 0.0, exponent(pre["change"])),
+        *(beside(f"Pre-LN: the same, l = {at}", 0.0, pre["change"][:, at - 1]) for at in (4, 64)),
+        beside("Post-LN: exponent of the contribution", 0.0, exponent(post["contribution"])),
+        beside("Post-LN: exponent of the angle", 0.0, exponent(post["angle"])),
     ]
-    names = ("contribution", "angle", "change")
-    lines = [
+    lines = []
+    for label, name, values in (
+        *(("Pre-LN", name, values) for name, values in pre.items()),
+        ("Post-LN", "contribution", post["contribution"]),
+    ):
         # layer 1 has no layer before it whose input it could be shown
-        Line.mean(
-            f"{label}, {names[i]}",
-            layers[i == 2 :],
-            measured[scheme][:, i, i == 2 :],
-            measured=False,
-        )
-        for scheme, label, chosen in (("pre_ln", "Pre-LN", (0, 1, 2)), ("post_ln", "Post-LN", (0,)))
-        for i in chosen
-    ]
+        first = int(name == "change")
+        line = Line.mean(f"{label}, {name}", layers[first:], values[:, first:], measured=False)
+        lines.append(line)
     return Finding(
         parts,
-        f"Depth {depth}, d = 64, {draws} seeds, before training.",
+        f"Depth {depth}, d = 64, {len(repetitions)} seeds, before training.",
         Curves("layer l", "share of the stream, radians", lines, log_x=True, log_y=True),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from deepstack.theory.draws import THOROUGH, factor
 # Widest relative interval that confirms an equality for which the claim gives no tolerance.
 RESOLUTION = 0.1
 
+Draws = Sequence[float] | Tensor | float
 Relation = Literal["=", "<=", ">="]
 Decision = Literal["agrees", "disagrees", "undecided"]
 Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold", "undecided"]
@@ -54,11 +56,9 @@ class Part:
     draws: int = 0
 
     @classmethod
-    def mean(
-        cls, what: str, predicted: float, draws: Sequence[float] | Tensor, **more: Any
-    ) -> Part:
+    def mean(cls, what: str, predicted: float, draws: Draws, **more: Any) -> Part:
         """Return a part that measures the mean of independent draws, ± its standard error."""
-        values = torch.as_tensor(draws, dtype=torch.float64)
+        values = torch.as_tensor(draws, dtype=torch.float64).reshape(-1)
         error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 
@@ -123,6 +123,33 @@ class Part:
         return beyond - self.tolerance * self._scale
 
 
+def beside(what: str, predicted: float, draws: Draws, **more: Any) -> Part:
+    """Return `Part.mean` of a number that the claim does not state."""
+    return Part.mean(what, predicted, draws, stated=False, **more)
+
+
+def at_most(what: str, bound: float, draws: Draws, **more: Any) -> Part:
+    """Return `Part.mean` of a number that is claimed to be at most the bound."""
+    return Part.mean(what, bound, draws, relation="<=", **more)
+
+
+def at_least(what: str, bound: float, draws: Draws, **more: Any) -> Part:
+    """Return `Part.mean` of a number that is claimed to be at least the bound."""
+    return Part.mean(what, bound, draws, relation=">=", **more)
+
+
+def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
+    """Return the parts of all samples, those of one name as the mean of their draws."""
+    draws: dict[str, list[Part]] = {}
+    for part in chain.from_iterable(samples):
+        draws.setdefault(part.what, []).append(part)
+    return [
+        replace(Part.mean(what, parts[0].predicted, [part.measured for part in parts]),
+                relation=parts[0].relation, tolerance=parts[0].tolerance, stated=parts[0].stated)
+        for what, parts in draws.items()
+    ]  # fmt: skip
+
+
 def sure(draws: int) -> float:
     """Half the 99.73 % interval of a mean of so many draws, in standard errors, by Student's t.
 
@@ -133,7 +160,8 @@ def sure(draws: int) -> float:
     return float(stdtrit(draws - 1, ndtr(3.0))) if draws > 1 else math.inf
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Line:
     """A line of a claim's chart; if `measured`, separate points."""
 
     label: str
@@ -146,7 +174,7 @@ class Line(NamedTuple):
     def mean(cls, label: str, x: Sequence[float], draws: Tensor, measured: bool = True) -> Line:
         """Return the mean of draws (count, len(x)) at each x, ± its standard error."""
         error = (draws.std(dim=0) / math.sqrt(len(draws))).tolist()
-        return cls(label, x, draws.mean(dim=0).tolist(), measured, error)
+        return cls(label, list(x), draws.mean(dim=0).tolist(), measured, error)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from deepstack.config.schema import MATRICES
-from deepstack.theory.claim import Curves, Finding, Line, Part, claim
-from deepstack.theory.claim_stack import Trial, by_sublayer, flat_part, gains, growth
-from deepstack.theory.draws import F64, repeats
+from deepstack.diagnostics.signals import grad_norm_predicted
+from deepstack.parameters import layer_norms
+from deepstack.theory.claim import Curves, Finding, Line, Part, beside, claim
+from deepstack.theory.claim_stack import Trial, flat_part, growth
+from deepstack.theory.draws import F64, gather, random, seeds
 from deepstack.theory.sources import LAYER_CAKE
 
 GROUPS = {
@@ -23,27 +25,20 @@ GROUPS = {
 }
 
 
-def scalar_product(trial: Trial, seed: int) -> Tensor:
-    """Return <F, R>, R of independent N(0, 1); its gradient has the mean square ‖∂F/∂θ‖_F²."""
+def feed_forward_gradients(seed: int, changes: dict[str, Any]) -> dict[str, Tensor]:
+    """Return ‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and claimed.
+
+    The gradient of <F, R>, R of independent N(0, 1), has the mean square ‖∂F/∂θ‖_F².
+    """
+    trial = Trial(seed, changes)
+    trial.built.banks.zero_gradients()
     F = trial.model.hidden(trial.probe)
     R = torch.randn(F.shape, generator=torch.Generator().manual_seed(seed))
-    return (F * R).sum()
-
-
-def feed_forward_gradients(seed: int, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return ‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and claimed."""
-    trial = Trial(seed, changes)
-    depth = trial.config.model.depth
-    trial.built.banks.zero_gradients()
-    scalar_product(trial, seed).backward()
-    measured = by_sublayer(trial.gradients())[1::2]
-    v, w = gains(trial.weights())
-    alpha = trial.model.schemes[0].alpha(depth) or 1.0
-    share = (v * w / alpha).square()
-    # above v w = alpha the formula's base is negative; take 0, its value at v w = alpha
-    factor = ((1 - share).clamp(min=0) / (1 + share)).sqrt()
-    above = torch.stack([factor[i + 1 :].prod() for i in range(1, 2 * depth, 2)])
-    return measured / measured[-1], above
+    (F * R).sum().backward()
+    measured = layer_norms([bank.gradients() for bank in trial.banks_of("w1", "w2")])
+    (snapshot,) = trial.snapshots()
+    claimed = grad_norm_predicted(snapshot) / snapshot.matrix_grad_norm[-1]
+    return {"measured": measured / measured[-1], "claimed": claimed}
 
 
 @claim("C9", LAYER_CAKE)
@@ -52,8 +47,7 @@ def gradient_by_layer(seed: int) -> Finding:
 
     The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.
     """
-    draws = repeats(16)
-    seeds = [draws * seed + draw for draw in range(draws)]
+    repetitions = seeds(seed, 16)
     small = {"model.init.distribution": "normal", "model.init.std": 0.1}
     stacks: dict[str, dict[str, Any]] = {
         "Post-LN, Xavier": {"model.scheme": "post_ln", "model.depth": 16},
@@ -63,34 +57,26 @@ def gradient_by_layer(seed: int) -> Finding:
     }
     parts, lines = [], []
     for label, changes in stacks.items():
-        depth = changes["model.depth"]
-        pairs = [feed_forward_gradients(s, changes) for s in seeds]
-        measured = torch.stack([sample[0] for sample in pairs])
-        claimed = torch.stack([sample[1] for sample in pairs]).mean(dim=0)
+        drawn = gather(feed_forward_gradients(s, changes) for s in repetitions)
+        measured, claimed = drawn["measured"], drawn["claimed"].mean(dim=0).tolist()
         quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
-        parts.append(Part.mean(quantity, claimed[0].item(), measured[:, 0], tolerance=0.05))
-        if depth < 40:
-            layers = list(range(1, depth + 1))
+        parts.append(Part.mean(quantity, claimed[0], measured[:, 0], tolerance=0.05))
+        if len(claimed) < 40:
+            layers = list(range(1, len(claimed) + 1))
             lines.append(Line.mean(f"{label}, measured", layers, measured))
-            lines.append(Line(f"{label}, claimed", layers, claimed.tolist(), False))
+            lines.append(Line(f"{label}, claimed", layers, claimed, False))
     # the model of the derivation: every sublayer multiplies by (alpha ± v w)/sqrt(alpha² + v²w²)
-    rng = torch.Generator().manual_seed(seed)
     K, share = 32, 0.1  # share = v w / alpha
-    sign = 2.0 * torch.randint(2, (4000, K), generator=rng, dtype=F64) - 1
+    sign = 2.0 * torch.randint(2, (4000, K), generator=random(seed), dtype=F64) - 1
     factors = ((1 + share * sign) / math.sqrt(1 + share**2)).log().sum(dim=1)
-    typical = K / 2 * math.log((1 - share**2) / (1 + share**2))
-    parts += [
-        Part.mean(
-            "the scalar model, v w/α = 0.1, K = 32: mean log of the product",
-            typical,
-            factors,
-            stated=False,
-        ),
-        Part.mean("the same: mean square of the product", 1.0, (2 * factors).exp(), stated=False),
-    ]
+    typical, scalar = K / 2 * math.log((1 - share**2) / (1 + share**2)), "the scalar model"
+    parts.append(
+        beside(f"{scalar}, v w/α = 0.1, K = 32: mean log of the product", typical, factors)
+    )
+    parts.append(beside("the same: mean square of the product", 1.0, (2 * factors).exp()))
     return Finding(
         parts,
-        f"d = 32, {draws} seeds.  The formula is the typical product of random "
+        f"d = 32, {len(repetitions)} seeds.  The formula is the typical product of random "
         "signs, of which a vector has one for each direction: the measurement is their root mean "
         "square, which is near 1 a sublayer.  It agrees, to 5%, only where it says nearly 1.",
         Curves("layer l", "‖∂F/∂θ_l‖ over that of layer N", lines),
@@ -103,35 +89,27 @@ def one_step(seed: int) -> Finding:
 
     DeepNorm, one step on one group of parameters at a time; the derivation covers the matrices.
     """
-    depths, draws, lr = (6, 18, 54), repeats(8), 1e-4
-    seeds = [draws * seed + draw for draw in range(draws)]
-    updates = {group: torch.zeros(draws, len(depths), dtype=F64) for group in GROUPS}
-    halves = []
-    for i, draw_seed in enumerate(seeds):
-        for j, depth in enumerate(depths):
-            trial = Trial(draw_seed, {"model.scheme": "deepnorm", "model.depth": depth})
-            trial.backward()
-            for group, roles in GROUPS.items():
-                updates[group][i, j] = trial.update_of(lr, trial.banks_of(*roles)) / lr
-        half = trial.update_of(lr / 2, trial.banks_of(*MATRICES)) / (lr / 2)
-        halves.append(2 * updates["matrices"][i, -1].item() / half)
-    post_ln = growth(seeds, {"model.scheme": "post_ln"}, depths)
-    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, halves, tolerance=0.02)]
+    depths, repetitions = (6, 18, 54), seeds(seed, 8)
+    deepnorm, post_ln = {"model.scheme": "deepnorm"}, {"model.scheme": "post_ln"}
+    updates = {
+        group: growth(repetitions, deepnorm, depths, roles) for group, roles in GROUPS.items()
+    }
+    halves = growth(repetitions, deepnorm, depths[-1:], lr=0.5e-4)[:, 0]
+    whole = updates["matrices"][:, -1]
+    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, 2 * whole / halves, tolerance=0.02)]
     for group, moved in updates.items():
         quantity = f"{group}: ‖ΔF‖ at N = 54 over N = 6"
         parts.append(flat_part(quantity, moved, stated=group == "matrices"))
-    growing = (post_ln[:, -1] / post_ln[:, 0]).log()  # spread over an order of magnitude
-    quantity = "Post-LN's matrices: ln of the same"
-    parts.append(Part.mean(quantity, 0.0, growing, stated=False))
-    lines = [
-        Line.mean(group, depths, moved)
-        for group, moved in (*updates.items(), ("Post-LN: matrices", post_ln))
-    ]
+    updates["Post-LN: matrices"] = moved = growth(repetitions, post_ln, depths, lr=1e-6)
+    growing = (moved[:, -1] / moved[:, 0]).log()  # spread over an order of magnitude
+    parts.append(beside("Post-LN's matrices: ln of the same", 0.0, growing))
+    lines = [Line.mean(group, depths, moved) for group, moved in updates.items()]
     return Finding(
         parts,
-        f"d = 32, {draws} seeds, η = 1e-4 (Post-LN 1e-6); 20% is allowed over 9 times the depth.  "
-        "Norms and linear biases are outside the proof and not flat: a norm's gain or bias moves "
-        "the stream by O(η) in every sublayer, whatever α and β, and their sum grows as N.",
+        f"d = 32, {len(repetitions)} seeds, η = 1e-4 (Post-LN 1e-6); 20% is allowed over 9 times "
+        "the depth.  Norms and linear biases are outside the proof and not flat: a norm's gain or "
+        "bias moves the stream by O(η) in every sublayer, whatever α and β, and their sum grows "
+        "as N.",
         Curves("depth N (layers)", "‖ΔF‖/η after one step", lines, log_x=True, log_y=True),
     )
 
@@ -142,8 +120,7 @@ def sizes_do_not_matter(seed: int) -> Finding:
 
     One SGD step on the matrices of DeepNorm stacks of several shapes.
     """
-    depths, draws = (6, 36), repeats(8)
-    seeds = [draws * seed + draw for draw in range(draws)]
+    depths, repetitions = (6, 36), seeds(seed, 8)
     shapes: dict[str, dict[str, Any]] = {
         "d = 32, m = 128, 2 heads": {},
         "d = 16, m = 64": {"model.d_model": 16},
@@ -153,12 +130,12 @@ def sizes_do_not_matter(seed: int) -> Finding:
     }
     parts, lines = [], []
     for label, shape in shapes.items():
-        moved = growth(seeds, {"model.scheme": "deepnorm", **shape}, depths)
+        moved = growth(repetitions, {"model.scheme": "deepnorm", **shape}, depths)
         parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved))
         lines.append(Line.mean(label, depths, moved))
     return Finding(
         parts,
-        f"{draws} seeds, η = 1e-4; 20% is allowed over 6 times the depth.  The level of ‖ΔF‖ does "
-        "depend on the shape; that it is the same at every depth does not.",
+        f"{len(repetitions)} seeds, η = 1e-4; 20% is allowed over 6 times the depth.  The level of "
+        "‖ΔF‖ does depend on the shape; that it is the same at every depth does not.",
         Curves("depth N (layers)", "‖ΔF‖/η after one step", lines, log_x=True, log_y=True),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 
 import torch
@@ -34,9 +34,18 @@ def seeds(seed: int, count: int) -> list[int]:
     return [(1000 * seed + i) % 2**31 for i in range(repeats(count))]
 
 
-def random(seed: int, stream: int = 0) -> torch.Generator:
-    """Return a generator of random numbers for this seed and stream."""
-    return torch.Generator().manual_seed(1000 * seed + stream)
+def random(seed: int) -> torch.Generator:
+    """Return a generator of random numbers for this seed."""
+    return torch.Generator().manual_seed(1000 * seed)
+
+
+def gather(samples: Iterable[Mapping[str, Tensor | float]]) -> dict[str, Tensor]:
+    """Return name -> the values of all samples in fp64, (samples, …)."""
+    rows: dict[str, list[Tensor]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            rows.setdefault(name, []).append(torch.as_tensor(value, dtype=F64))
+    return {name: torch.stack(values) for name, values in rows.items()}
 
 
 def agreement(a: Tensor, b: Tensor) -> float:
@@ -45,15 +54,13 @@ def agreement(a: Tensor, b: Tensor) -> float:
     return 1 - ((a - b).norm() / b.norm()).item()
 
 
-def slope(x: Sequence[float] | Tensor, y: Sequence[float] | Tensor) -> float:
-    """Return the least-squares slope of y against x."""
-    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (x, y))
-    a = a - a.mean()
-    return (a @ b / (a @ a)).item()
+def slopes(x: Sequence[float] | Tensor, y: Tensor) -> Tensor:
+    """Return the least-squares slopes of y against x: y (draws, len(x)) -> (draws,)."""
+    at = torch.as_tensor(x, dtype=F64)
+    at = at - at.mean()
+    return (y.double() * at).sum(dim=1) / at.square().sum()
 
 
 def exponents(x: Sequence[float], y: Tensor) -> Tensor:
     """Return the least-squares slopes of log y against log x: y (draws, len(x)) -> (draws,)."""
-    at = torch.tensor(x, dtype=torch.float64).log()
-    at -= at.mean()
-    return (y.double().log() * at).sum(dim=1) / at.square().sum()
+    return slopes(torch.tensor(x, dtype=F64).log(), y.double().log())

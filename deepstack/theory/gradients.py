@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics import take
+from deepstack.diagnostics import Snapshot
+from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
-from deepstack.theory.claim import Curves, Finding, Line, Part, Relation, claim
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import agreement, random, seeds
+from deepstack.theory.draws import F64, agreement, gather, normals, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.training import mean_loss
 
-
-def mean_spectral_norm(stack: Trial) -> float:
-    """Return the geometric mean of ‖W‖₂ over the matrices of the layers."""
-    norms = [
-        torch.linalg.matrix_norm(W.double(), ord=2).flatten() for W in stack.matrices().values()
-    ]
-    return torch.cat(norms).log().mean().exp().item()
-
-
-class Signals(NamedTuple):
-    """β_LN, β_RC and their product β of every sublayer, in the order of the forward pass.
-
-    names: of the sublayers; values: symbol -> (sublayers,); ratio: ‖δ‖ at the input of the first
-    sublayer over ‖δ‖ at the output of the last.
-    """
-
-    names: list[str]
-    values: dict[str, Tensor]
-    ratio: float
-
-    def mean(self, symbol: str, kind: str) -> float:
-        """Return the mean over the sublayers of a kind."""
-        return self.values[symbol][[name == kind for name in self.names]].mean().item()
-
-
-def signals(stack: Trial, step: int = 1) -> Signals:
-    """Return the ratios of the error signal in each sublayer z -> r = z + G(z) -> o = LN(r)."""
-    inputs, targets = stack.batch(step)
-    banks = stack.layer_banks
-    initial = [bank.values() for bank in banks]
-    loss = partial(mean_loss, targets=targets)
-    snapshots = take(stack.model, banks, inputs, loss, before=None, initial=initial)
-    z, r, o = (
-        torch.cat([getattr(snapshot, name).flatten() for snapshot in snapshots])
-        for name in ("delta_in", "delta_norm_in", "delta_norm_out")
-    )
-    names = [
-        name for snapshot in snapshots for _ in snapshot.schemes for name in snapshot.sublayers
-    ]
-    values = {"β_LN": r / o, "β_RC": z / r, "β": z / o}
-    return Signals(names, values, (z[0] / o[-1]).item())
-
-
-KINDS = {
+WORDS = {
     "attention": "self-attention",
     "cross_attention": "cross-attention",
     "feed_forward": "feed-forward",
 }
+
+
+def mean_ratios(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
+    """Return the means of β_LN, β_RC and β = β_LN β_RC over the sublayers of each kind."""
+    columns: dict[str, list[Tensor]] = {}
+    for snapshot in snapshots:
+        ln, rc = beta_ln(snapshot), beta_rc(snapshot)
+        for symbol, values in {"β_LN": ln, "β_RC": rc, "β": ln * rc}.items():
+            for name, column in zip(snapshot.sublayers, values.t(), strict=True):
+                columns.setdefault(f"{symbol}, {WORDS[name]}", []).append(column)
+    return {quantity: torch.cat(values).mean() for quantity, values in columns.items()}
+
+
+def explosion(encoder: Snapshot) -> float:
+    """Return ln(‖δ‖ at the first input over ‖δ‖ at the last output)/Σ ln β."""
+    ratio = encoder.delta_in[0, 0] / encoder.delta_norm_out[-1, -1]
+    return (ratio.log() / (beta_ln(encoder) * beta_rc(encoder)).log().sum()).item()
 
 
 @claim("C29", DEPTH_SCALED)
@@ -77,63 +50,48 @@ def error_signals(seed: int) -> Finding:
     r = z + G(z), o = LN(r), δ the gradient of the loss, in every sublayer of a Post-LN
     encoder-decoder at its start and after a short training.
     """
-    repetitions, steps = seeds(seed, 48), 10
-    keys = {
-        "model.scheme": "post_ln", "model.family": "encoder_decoder", "model.depth": 6,
-        "task.name": "reverse",
-    }  # fmt: skip
-    start, trained, slopes = [], [], []
-    for draw_seed in repetitions:
-        stack = started(draw_seed, keys)
-        start.append(signals(stack))
-        encoder = signals(started(draw_seed, {"model.scheme": "post_ln", "model.depth": 6}))
-        slopes.append(math.log(encoder.ratio) / encoder.values["β"].log().sum().item())
+    repetitions, steps, depth = seeds(seed, 48), 10, 6
+    encoder = {"model.scheme": "post_ln", "model.depth": depth}
+    both = {**encoder, "model.family": "encoder_decoder", "task.name": "reverse"}
+
+    def sample(draw_seed: int) -> dict[str, Tensor | float]:
+        stack = started(draw_seed, both)
+        start = stack.snapshots()
+        ln, rc = beta_ln(start[0]).flatten(), beta_rc(start[0]).flatten()
         stack.run(steps)
-        trained.append(signals(stack, steps + 1))
+        trained = mean_ratios(stack.snapshots(stack.batch(steps + 1)))
+        return {
+            **mean_ratios(start),
+            **{f"{quantity}, step {steps}": value for quantity, value in trained.items()},
+            **{"β of LN": ln, "β of the sum": rc, "both": ln * rc},
+            "explosion": explosion(started(draw_seed, encoder).snapshots()[0]),
+        }
+
+    drawn = gather(map(sample, repetitions))
     parts = []
-    ranges: list[tuple[str, Relation, float, float]] = [
-        ("β_LN", "<=", 0.82, 0.86),
-        ("β_RC", ">=", 1.1, 1.22),
-    ]
-    for symbol, relation, least, most in ranges:
-        by_kind = {kind: [ratios.mean(symbol, kind) for ratios in start] for kind in KINDS}
-        parts += [
-            Part.mean(f"{symbol}, {KINDS[k]}", 1.0, v, relation=relation)
-            for k, v in by_kind.items()
-        ]
-        middle = (least + most) / 2
-        parts += [
-            Part.mean(f"{symbol}, {KINDS[k]}, {least} to {most}", middle, v,
-                      tolerance=most / middle - 1)
-            for k, v in by_kind.items()
-        ]  # fmt: skip
-    for kind, word in KINDS.items():
-        relation = "<=" if kind == "feed_forward" else ">="
-        parts.append(
-            Part.mean(f"β, {word}", 1.0, [s.mean("β", kind) for s in start], relation=relation)
-        )
-    for kind, word in KINDS.items():
-        relation = "<=" if kind == "feed_forward" else ">="
-        after = [s.mean("β", kind) for s in trained]
-        parts.append(
-            Part.mean(f"β, {word}, step {steps}", 1.0, after, relation=relation, stated=False)
-        )
-    stated, right = jacobian(random(seed))
+    for symbol, limit, least, most in (
+        ("β_LN", at_most, 0.82, 0.86),
+        ("β_RC", at_least, 1.1, 1.22),
+    ):
+        kinds, middle = [f"{symbol}, {word}" for word in WORDS.values()], (least + most) / 2
+        parts += [limit(kind, 1.0, drawn[kind]) for kind in kinds]
+        within: dict[str, Any] = {"tolerance": most / middle - 1}
+        parts += [Part.mean(f"{k}, {least} to {most}", middle, drawn[k], **within) for k in kinds]
+    for moment in ("", f", step {steps}"):
+        for word in WORDS.values():
+            limit, quantity = at_most if word == "feed-forward" else at_least, f"β, {word}{moment}"
+            parts.append(limit(quantity, 1.0, drawn[quantity], stated=not moment))
+    rng = random(seed)
+    near = gather(jacobian_agreement(rng) for _ in range(32))
     parts += [
-        Part.mean(
-            "δ_r by autograd, 1 − its distance from the formula", 1.0, stated, tolerance=1e-9
-        ),
-        Part.mean("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, right, tolerance=1e-9, stated=False),
-        Part.mean(
-            "ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, slopes, tolerance=1e-3
-        ),
-    ]
-    encoder_only = list(range(1, start[0].names.index("cross_attention")))
-    lines = [
-        Line.mean(word, encoder_only,
-                  torch.stack([one.values[symbol][: len(encoder_only)] for one in start]).double())
-        for symbol, word in (("β_LN", "β of LN"), ("β_RC", "β of the sum"), ("β", "both"))
+        Part.mean("δ_r by autograd, 1 − its distance from the formula", 1.0, near["document"],
+                  tolerance=1e-9),
+        beside("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, near["right"], tolerance=1e-9),
+        Part.mean("ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, drawn["explosion"],
+                  tolerance=1e-3),
     ]  # fmt: skip
+    at = range(1, 2 * depth + 1)
+    lines = [Line.mean(word, at, drawn[word]) for word in ("β of LN", "β of the sum", "both")]
     note = (
         f"6 + 6 layers, d = 32, {len(repetitions)} seeds; Xavier, gain 1. Cross-attention's β is "
         "below 1: it reads z for its queries alone, through which hardly any gradient comes, so "
@@ -143,20 +101,19 @@ def error_signals(seed: int) -> Finding:
     return Finding(parts, note, Curves("sublayer of the encoder", "ratio of norms", lines))
 
 
-def jacobian(rng: torch.Generator, d: int = 64, draws: int = 32) -> tuple[list[float], list[float]]:
+def jacobian_agreement(rng: torch.Generator, d: int = 64) -> dict[str, float]:
     """Return the agreement of δ_r of LN with the document's formula and with the right one."""
-    near: tuple[list[float], list[float]] = [], []
-    for _ in range(draws):
-        r, gradient = torch.randn(2, d, dtype=torch.float64, generator=rng)
-        r.requires_grad_()
-        (true,) = torch.autograd.grad(torch.layer_norm(r, (d,), eps=0.0), r, gradient)
-        r = r.detach()
-        sigma = r.std(correction=0)
-        rows, one = ((r - r.mean()) / sigma).outer((r - r.mean()) / sigma), torch.ones(d, d)
-        for sign, values in zip((-1, 1), near, strict=True):
-            matrix = torch.eye(d, dtype=torch.float64) - (one + sign * rows) / d
-            values.append(agreement(true, matrix @ gradient / sigma))
-    return near
+    r, gradient = normals(rng, 2, d)
+    r.requires_grad_()
+    (true,) = torch.autograd.grad(torch.layer_norm(r, (d,), eps=0.0), r, gradient)
+    r = r.detach()
+    sigma = r.std(correction=0)
+    unit = (r - r.mean()) / sigma
+
+    def formula(sign: int) -> Tensor:
+        return (torch.eye(d, dtype=F64) - (1 + sign * unit.outer(unit)) / d) @ gradient / sigma
+
+    return {"document": agreement(true, formula(-1)), "right": agreement(true, formula(1))}
 
 
 @claim("C35", READING_NOTES)
@@ -169,51 +126,44 @@ def no_warmup(seed: int) -> Finding:
     unbiased.  Lower and upper: means over a third of the layers.  Then a shallow stack whose tied
     table starts small.
     """
-    depth, batches, steps = 12, 4, 10
+    depth, batches, steps, repetitions = 12, 4, 10, seeds(seed, 12)
     moments = {"start": 0, "no warm-up": 1, "warm-up": 1000}
-    norms: dict[str, list[Tensor]] = {moment: [] for moment in moments}
-    shares: dict[str, list[Tensor]] = {moment: [] for moment in moments}
-    updates = []
-    for draw_seed in seeds(seed, 12):
-        for moment, warmup in moments.items():
-            keys = {"model.scheme": "post_ln", "model.depth": depth, "train.warmup_steps": warmup}
-            stack = started(draw_seed, {**keys, "train.optimizer": "adam"})
-            if moment != "start":
-                moved = update_norms(stack, steps)
-                if moment == "no warm-up":
-                    updates.append(moved)
-            norm, share = signal_share(stack, batches)
-            norms[moment].append(norm)
-            shares[moment].append(share)
 
-    def ends(by_layer: list[Tensor]) -> tuple[Tensor, Tensor]:
-        rows = torch.stack(by_layer)
-        return rows[:, : depth // 3].mean(dim=1), rows[:, -(depth // 3) :].mean(dim=1)
+    def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:
+        keys = {"model.scheme": "post_ln", "model.depth": depth, "train.optimizer": "adam"}
+        stack = started(draw_seed, {**keys, "train.warmup_steps": moments[moment]})
+        moved = {} if moment == "start" else {"moved": update_norms(stack, steps)}
+        norm, share = signal_share(stack, batches)
+        return {"norm": norm, "share": share, **moved}
 
-    def ratio(by_layer: list[Tensor]) -> Tensor:
-        low, top = ends(by_layer)
+    drawn = {moment: gather(sample(s, moment) for s in repetitions) for moment in moments}
+
+    def ends(moment: str, name: str) -> tuple[Tensor, Tensor]:
+        by_layer = drawn[moment][name]
+        return by_layer[:, : depth // 3].mean(dim=1), by_layer[:, -(depth // 3) :].mean(dim=1)
+
+    def ratio(moment: str, name: str) -> Tensor:
+        low, top = ends(moment, name)
         return low / top
 
-    (low, top), (start_low, start_top) = ends(shares["no warm-up"]), ends(shares["start"])
-    gains = [last_gain(draw_seed) for draw_seed in seeds(seed, 12)]
+    (low, top), (start_low, start_top) = ends("no warm-up", "share"), ends("start", "share")
+    falling = {moment: ratio(moment, "norm").log() for moment in moments}
+    gains = [last_gain(draw_seed) for draw_seed in repetitions]
+    lower_over_upper = "ln ‖∂L/∂θ_l‖, lower over upper"
     parts = [
-        Part.mean(f"ln ‖∂L/∂θ_l‖, lower over upper, after {steps} steps", 0.0,
-                  ratio(norms["no warm-up"]).log(), relation="<="),
-        Part.mean("Adam's update, lower over upper", 1.0, ratio(updates), tolerance=0.1),
-        Part.mean("share of signal, lower", 0.5, low, relation="<="),
-        Part.mean("gain of the last LN over the mean of the others", 1.0, gains, relation=">="),
-        Part.mean("ln ‖∂L/∂θ_l‖, lower over upper, at the start", 0.0, ratio(norms["start"]).log(),
-                  relation="<=", stated=False),
-        Part.mean(f"the same after {steps} steps of a warm-up of 1000", 0.0,
-                  ratio(norms["warm-up"]).log(), relation="<=", stated=False),
-        Part.mean("share of signal, upper", 0.5, top, relation=">=", stated=False),
-        Part.mean("share of signal, lower, at the start", 0.5, start_low, relation="<=",
-                  stated=False),
-        Part.mean("the same, upper", 0.5, start_top, relation=">=", stated=False),
+        at_most(f"{lower_over_upper}, after {steps} steps", 0.0, falling["no warm-up"]),
+        Part.mean("Adam's update, lower over upper", 1.0, ratio("no warm-up", "moved"),
+                  tolerance=0.1),
+        at_most("share of signal, lower", 0.5, low),
+        at_least("gain of the last LN over the mean of the others", 1.0, gains),
+        at_most(f"{lower_over_upper}, at the start", 0.0, falling["start"], stated=False),
+        at_most(f"the same after {steps} steps of a warm-up of 1000", 0.0, falling["warm-up"],
+                stated=False),
+        at_least("share of signal, upper", 0.5, top, stated=False),
+        at_most("share of signal, lower, at the start", 0.5, start_low, stated=False),
+        at_least("the same, upper", 0.5, start_top, stated=False),
     ]  # fmt: skip
-    layers, lines = list(range(1, depth + 1)), []
-    for moment, values in norms.items():
-        lines.append(Line.mean(moment, layers, torch.stack(values).double()))
+    lines = [Line.mean(moment, range(1, depth + 1), drawn[moment]["norm"]) for moment in moments]
     note = (
         f"{depth} layers, d = 32, lr 0.001, {batches} batches of 8 sequences, {len(gains)} seeds; "
         "the gain after 30 steps in a stack of 3 layers. The gradients of the lower layers do not "
@@ -225,11 +175,10 @@ def no_warmup(seed: int) -> Finding:
 
 def update_norms(stack: Trial, steps: int) -> Tensor:
     """Return the mean of ‖θ_l,t − θ_l,t−1‖ over the first steps by layer, (depth,)."""
-    banks = stack.layer_banks
-    values = [[bank.values().clone() for bank in banks]]
-    stack.run(steps, lambda t: values.append([bank.values().clone() for bank in banks]))
-    pairs = (zip(now, before, strict=True) for before, now in pairwise(values))
-    return torch.stack([layer_norms([a - b for a, b in sample]) for sample in pairs]).mean(dim=0)
+    values = [stack.values()]
+    stack.run(steps, lambda t: values.append(stack.values()))
+    changes = ([a - b for a, b in zip(now, old, strict=True)] for old, now in pairwise(values))
+    return torch.stack([layer_norms(change) for change in changes]).mean(dim=0)
 
 
 def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
@@ -256,12 +205,10 @@ def last_gain(seed: int, steps: int = 30) -> float:
     The head is tied to a token table that starts with the standard deviation 0.02.
     """
     stack = started(seed, {"model.scheme": "post_ln", "model.depth": 3, "train.lr": 3e-3})
-    model = stack.model
+    embedding = stack.model.embedding
     with torch.no_grad():
-        model.embedding.mul_(0.02 / model.embedding.std())
+        embedding.mul_(0.02 / embedding.std())
     stack.run(steps)
-    gains = torch.stack(
-        [g.detach() for name, g in model.named_parameters() if name.endswith("gain")]
-    )
-    means = gains.mean(dim=1)
+    named = stack.model.named_parameters()
+    means = torch.stack([g.detach().mean() for name, g in named if name.endswith("gain")])
     return (means[-1] / means[:-1].mean()).item()

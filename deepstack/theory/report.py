@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from deepstack.theory.claim import Claim, Curves, Finding, Part, Source
 
@@ -19,18 +22,6 @@ Findings = Sequence[tuple[Claim, Finding]]
 
 ROUNDING = 1e-9  # a standard error below this share of the value is that of arithmetic
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
-RULE = (
-    "Every measured number stands with its standard error.  Its interval is the 99.73 % interval: "
-    "three standard errors on each side, and more for few draws, by Student's t (4.53 for eight).  "
-    "A part *disagrees* if its whole interval violates the claim, with the tolerance that the "
-    "claim allows.  It is *undecided* if the estimate violates the claim but its interval reaches "
-    "it, or, for an equality, if the interval is wider than the tolerance, or than 10 % of the "
-    "prediction where the claim gives none.  Otherwise it *agrees*.  An equality without tolerance "
-    "agrees if its interval contains the prediction.  Where the prediction is 0, tolerances are "
-    "absolute.  A claim is undecided if a stated part is; it holds if all its parts agree, as a "
-    "bound if none of them is an equality, and in part if some do.  Parts marked *beside* are not "
-    "claimed: they show a true statement instead, or how tight the claim is."
-)
 
 
 def predicted(part: Part) -> str:
@@ -63,16 +54,14 @@ def decision_text(part: Part) -> str:
 
 def rows(findings: Findings) -> list[dict[str, str]]:
     """Return a row for each claim with its verdict, followed by one for each of its parts."""
-    table = []
+    names = ("id", "formula", "predicted", "measured", "verdict")
+    table: list[tuple[str, ...]] = []
     for claim, finding in findings:
-        names = ("id", "formula", "predicted", "measured", "verdict")
-        table.append(
-            dict(zip(names, (claim.id, claim.formula, "", "", finding.verdict), strict=True))
-        )
+        table.append((claim.id, claim.formula, "", "", finding.verdict))
         for part in finding.parts:
-            cells = ("", f"  {part.what}", predicted(part), measured(part), decision_text(part))
-            table.append(dict(zip(names, cells, strict=True)))
-    return table
+            numbers = predicted(part), measured(part), decision_text(part)
+            table.append(("", f"  {part.what}", *numbers))
+    return [dict(zip(names, cells, strict=True)) for cells in table]
 
 
 def as_json(findings: Findings) -> list[dict[str, Any]]:
@@ -83,90 +72,46 @@ def as_json(findings: Findings) -> list[dict[str, Any]]:
             "formula": claim.formula,
             "source": claim.source._asdict(),
             "verdict": finding.verdict,
+            **asdict(finding),
             "parts": [
                 asdict(part)
-                | {
-                    "agrees": part.agrees,
-                    "decision": part.decision,
-                    "draws_needed": part.draws_needed,
-                }
+                | {name: getattr(part, name) for name in ("agrees", "decision", "draws_needed")}
                 for part in finding.parts
             ],
-            "note": finding.note,
-            "curves": curves_as_json(finding.curves) if finding.curves else None,
         }
         for claim, finding in findings
     ]
 
 
-def curves_as_json(curves: Curves) -> dict[str, Any]:
-    """Return curves as lists of numbers."""
-    options = {key: value for key, value in vars(curves).items() if key != "lines"}
-    lines = [
-        {key: list(v) if key in ("x", "y", "error") and v else v for key, v in line.items()}
-        for line in (line._asdict() for line in curves.lines)
-    ]
-    return options | {"lines": lines}
-
-
 def page(findings: Findings, command: str, charts: str | None) -> str:
     """Return the findings as a page of Markdown; charts: the path of their folder from the page."""
     import torch
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    total: dict[str, int] = {}
-    for _, finding in findings:
-        total[finding.verdict] = total.get(finding.verdict, 0) + 1
-    counted = ", ".join(f"{verdict}: {total[verdict]}" for verdict in sorted(total))
-    lines = [
-        "# What the source documents claim, measured",
-        "",
-        f"This page was made by `{command}` (torch {torch.__version__}, CPU).  Do not edit it.",
-        "",
-        f"{len(findings)} claims.  {counted.capitalize()}.",
-        "",
-        RULE,
-        "",
-        *undecided_parts(findings),
-        "",
-        *table(
-            ("claim", "what is claimed", "verdict"),
-            [
-                (f"[{claim.id}](#{claim.id.lower()})", code(claim.formula), finding.verdict)
-                for claim, finding in findings
-            ],
-        ),
-    ]
-    for claim, finding in findings:
-        lines += ["", *section(claim, finding, charts)]
-    return "\n".join(lines)
-
-
-def undecided_parts(findings: Findings) -> list[str]:
-    """Return the undecided parts with the draws they need, as lines of Markdown."""
-    cells = [
-        (claim.id, f"{'' if part.stated else 'beside: '}{part.what}", str(part.draws),
-         str(part.draws_needed or "unknown"))
-        for claim, finding in findings
-        for part in finding.parts
-        if part.decision == "undecided"
-    ]  # fmt: skip
-    if not cells:
-        return ["No part is undecided."]
-    head = "Undecided parts, and the draws that decide them if estimate and spread stay:"
-    return [head, "", *table(("claim", "part", "draws", "draws needed"), cells)]
-
-
-def section(claim: Claim, finding: Finding, charts: str | None) -> list[str]:
-    """Return the section of one claim, as lines of Markdown."""
-    lines = [f"## {claim.id}", "", f"{code(claim.formula)}: **{finding.verdict}**.", ""]
-    cells = [
-        (part.what, predicted(part), measured(part), decision_text(part)) for part in finding.parts
-    ]
-    lines += table(("what", "claimed", "measured", ""), cells)
-    lines += ["", finding.note, ""]
-    if charts and finding.curves:
-        lines += [f"![{finding.curves.y} against {finding.curves.x}]({charts}/{claim.id}.png)", ""]
-    return [*lines, f"Source: {cited(claim.source)}"]
+    environment = Environment(
+        loader=PackageLoader("deepstack.theory", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for text in (predicted, measured, decision_text, cited, escaped):
+        environment.filters[text.__name__] = text
+    total = Counter(finding.verdict for _, finding in findings)
+    counted = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(total.items()))
+    undecided = [(claim, part) for claim, finding in findings for part in finding.parts
+                 if part.decision == "undecided"]  # fmt: skip
+    return (
+        environment.get_template("page.md")
+        .render(
+            findings=findings,
+            command=command,
+            charts=charts,
+            torch=torch.__version__,
+            counted=counted.capitalize(),
+            undecided=undecided,
+        )
+        .removesuffix("\n")
+    )
 
 
 def cited(source: Source) -> str:
@@ -181,21 +126,9 @@ def link(match: re.Match[str]) -> str:
     return f"[arXiv:{match[1]}](https://arxiv.org/abs/{match[1]})"
 
 
-def code(text: str) -> str:
-    """Return text as a code span of Markdown."""
-    return f"`{text}`"
-
-
-def table(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return a Markdown table, as lines."""
-    lines = [names, ["---"] * len(names), *cells]
-    safe = ([escaped(cell) for cell in line] for line in lines)
-    return [f"| {' | '.join(line)} |" for line in safe]
-
-
-def escaped(cell: str) -> str:
+def escaped(value: str | int) -> str:
     """Escape a cell of a Markdown table; code spans and links keep their meaning."""
-    cell = cell.replace("|", "\\|")
+    cell = str(value).replace("|", "\\|")
     return cell if cell.startswith(("`", "[")) else re.sub(r"([*_<>])", r"\\\1", cell)
 
 
@@ -213,17 +146,18 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
     from deepstack.plots.style import extent, log_axis, paper
 
     curves = finding.curves
+    xs, ys = ([float(v) for line in curves.lines for v in getattr(line, w)] for w in ("x", "y"))
     with paper():
         page = Page(1, 1, height=1.7)
-        handles = lines(page.axes[0], curves)
         axes = page.axes[0]
-        for which, log in (("x", curves.log_x), ("y", curves.log_y)):
-            if log:
-                values = [float(v) for line in curves.lines for v in getattr(line, which)]
-                log_axis(axes, which, *extent(values))
-        if not curves.log_x and all(float(x).is_integer() for li in curves.lines for x in li.x):
+        handles = lines(axes, curves)
+        if curves.log_x:
+            log_axis(axes, "x", *extent(xs))
+        elif all(x.is_integer() for x in xs):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if not curves.log_y and min(min(line.y) for line in curves.lines) >= 0:
+        if curves.log_y:
+            log_axis(axes, "y", *extent(ys))
+        elif min(ys) >= 0:
             axes.set_ylim(bottom=0)
         axes.set_xlabel(lowered(curves.x))
         axes.set_ylabel(lowered(curves.y))
@@ -250,13 +184,10 @@ def lines(axes: Axes, curves: Curves) -> list[Line2D]:
     from deepstack.plots.style import COLOURS, MARKERS
 
     fronts = [line.label.rpartition(", ")[0] for line in curves.lines]
-    kinds = [
-        {line.measured for line, other in zip(curves.lines, fronts, strict=True) if other == front}
-        for front in fronts
-    ]
+    kinds = {(front, line.measured) for front, line in zip(fronts, curves.lines, strict=True)}
     names = [
-        front if front and len(kind) == 2 else line.label
-        for line, front, kind in zip(curves.lines, fronts, kinds, strict=True)
+        front if front and {(front, True), (front, False)} <= kinds else line.label
+        for front, line in zip(fronts, curves.lines, strict=True)
     ]
     families = list(dict.fromkeys(names))
     handles = []
@@ -269,8 +200,7 @@ def lines(axes: Axes, curves: Curves) -> list[Line2D]:
         else:
             axes.plot(line.x, line.y, **style)
             if line.error:
-                low = [y - e for y, e in zip(line.y, line.error, strict=True)]
-                high = [y + e for y, e in zip(line.y, line.error, strict=True)]
-                axes.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+                band = np.subtract(line.y, line.error), np.add(line.y, line.error)
+                axes.fill_between(line.x, *band, color=style["color"], alpha=0.2, linewidth=0)
         handles.append(Line2D([], [], label=lowered(line.label), **style))
     return handles

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import Curves, Finding, Line, Part, claim
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
 from deepstack.theory.claim_stack import Trial
-from deepstack.theory.draws import F64, exponents, normals, power, repeats
+from deepstack.theory.draws import F64, exponents, gather, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
 
 # alpha, v, w: Post-LN's, DeepNorm's at N = 6 with v = w = beta, and three different numbers
-COEFFICIENTS = ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
+COEFFICIENTS = {
+    f"α = {alpha:.3g}, v = {v:.3g}, w = {w:.3g}": (alpha, v, w)
+    for alpha, v, w in ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
+}
 
 
 @claim("C1", LAYER_CAKE)
@@ -24,26 +27,24 @@ def linear_layer(seed: int) -> Finding:
 
     x: (tokens, n_in), of mean 0, and, before ReLU, of mean 1: nothing needs a mean of 0.
     """
-    rng = torch.Generator().manual_seed(seed)
-    n_in, n_out, draws = 64, 192, repeats(200)
-    parts = []
-    for gain in (1.0, 0.3):
-        linear, norms, relu, half = [], [], [], []
-        for _ in range(draws):
-            x, W = normals(rng, 16, n_in), normals(rng, n_in, n_out) / math.sqrt(n_in)
-            linear.append(power(gain * x @ W) / power(x))
-            norms.append(linear[-1] * n_out / n_in)
-            shifted = x + 1
-            relu.append(power(torch.relu(math.sqrt(2) * gain * shifted @ W)) / power(shifted))
-            half.append(power(torch.relu(gain * shifted @ W)) / power(shifted))
-        parts += [
-            Part.mean(f"E[y²]/E[x²], gain {gain}", gain**2, linear),
-            Part.mean(f"E‖y‖²/E‖x‖², n_out/n_in = 3, gain {gain}", 3 * gain**2, norms),
-            Part.mean(f"E[ReLU(y)²]/E[x²], variance 2 gain²/n_in, gain {gain}", gain**2, relu),
+    rng, n_in, n_out, draws = random(seed), 64, 192, repeats(200)
+
+    def sample(gain: float) -> list[Part]:
+        x, W = normals(rng, 16, n_in), normals(rng, n_in, n_out) / math.sqrt(n_in)
+        linear, shifted = power(gain * x @ W) / power(x), x + 1
+        relu = power(torch.relu(math.sqrt(2) * gain * shifted @ W)) / power(shifted)
+        half = power(torch.relu(gain * shifted @ W)) / power(shifted)
+        square, doubled = gain**2, "E[ReLU(y)²]/E[x²], variance 2 gain²/n_in"
+        return [
+            Part.mean(f"E[y²]/E[x²], gain {gain}", square, linear),
             Part.mean(
-                f"the same, variance gain²/n_in, gain {gain}", gain**2 / 2, half, stated=False
+                f"E‖y‖²/E‖x‖², n_out/n_in = 3, gain {gain}", 3 * square, n_out / n_in * linear
             ),
+            Part.mean(f"{doubled}, gain {gain}", square, relu),
+            beside(f"the same, variance gain²/n_in, gain {gain}", square / 2, half),
         ]
+
+    parts = means(sample(gain) for gain in (1.0, 0.3) for _ in range(draws))
     chain = [relu_chain(rng, layers=8, width=96) for _ in range(2 * draws)]
     parts.append(Part.mean("E[x_8²]/E[x_0²], 8 such layers with ReLU, gain 1", 1.0, chain))
     return Finding(
@@ -68,28 +69,27 @@ def xavier_as_published(seed: int) -> Finding:
 
     The matrices of deepstack's own Post-LN stacks, started as published and with 'init.fan: in'.
     """
-    rng, draws = torch.Generator().manual_seed(seed), repeats(4)
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for fan in ("in_out", "in"):
-        for draw in range(draws):
-            changes = {"model.scheme": "post_ln", "model.depth": 6, "model.init.fan": fan}
-            weights = Trial(draws * seed + draw, changes).weights()
-            for role in ("v", "w1", "w2"):
-                for W in weights[role].double():
-                    x = normals(rng, 64, W.shape[1])
-                    ratios.setdefault((fan, role), []).append(power(x @ W.t()) / power(x))
-    shape = {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
-    published = {"v": 1.0, "w1": 2 / 5, "w2": 8 / 5}
-    parts = [
-        Part.mean(f"as published, {shape[role]}", published[role], ratios["in_out", role])
-        for role in shape
-    ]
-    parts += [Part.mean(f"1/n_in, {shape[role]}", 1.0, ratios["in", role]) for role in shape]
+    rng, depth = random(seed), 6
+
+    def part(quantity: str, predicted: float, W: Tensor) -> Part:
+        x = normals(rng, 64, W.shape[1])
+        return Part.mean(quantity, predicted, power(x @ W.t()) / power(x))
+
+    parts, shapes = [], {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
+    claimed = {"as published": ("in_out", 1.0, 2 / 5, 8 / 5), "1/n_in": ("in", 1.0, 1.0, 1.0)}
+    for label, (fan, *ratios) in claimed.items():
+        keys = {"model.scheme": "post_ln", "model.depth": depth, "model.init.fan": fan}
+        for draw_seed in seeds(seed, 4):
+            matrices = Trial(draw_seed, keys).matrices()
+            for (role, shape), ratio in zip(shapes.items(), ratios, strict=True):
+                parts += [part(f"{label}, {shape}", ratio, W) for W in matrices[role].double()]
+    parts = means([parts])
+    draws = parts[0].draws
     return Finding(
         parts,
-        f"{6 * draws} matrices each (6 layers, {draws} draws, d = 32), 64 inputs of variance 1.  "
-        "As published, the first map of the feed-forward loses 3/5 of the second moment and the "
-        "second one gains 3/5.",
+        f"{draws} matrices each ({depth} layers, {draws // depth} draws, d = 32), 64 inputs of "
+        "variance 1.  As published, the first map of the feed-forward loses 3/5 of the second "
+        "moment and the second one gains 3/5.",
     )
 
 
@@ -100,50 +100,40 @@ def attention_keeps_the_size(seed: int) -> Finding:
     x_i: n independent rows of N(0, 1), layer-normalised; q_i ~ N(0, spread²).  The magnitudes are
     the same (≍) if ‖softmax(q)X‖/√d does not fall with n: its exponent in n is 0.
     """
-    rng = torch.Generator().manual_seed(seed)
-    d, sizes, spreads, draws = 64, (4, 16, 64, 256, 1024), (0.0, 1.0, 3.0), repeats(240)
-    ratio = torch.zeros(len(spreads), len(sizes), draws, dtype=F64)
-    weight = torch.zeros_like(ratio)
-    norm = []
-    for j, n in enumerate(sizes):
-        for draw in range(draws):
-            X = torch.layer_norm(normals(rng, n, d), (d,), eps=0.0)
-            norm.append(X.norm(dim=1).mean().item() / math.sqrt(d))
-            q = normals(rng, n)
-            for i, deviation in enumerate(spreads):
-                s = torch.softmax(deviation * q, dim=0)
-                ratio[i, j, draw] = (s @ X).norm() / math.sqrt(d)
-                weight[i, j, draw] = s.norm()
-    slopes = [exponents(sizes, ratio[i].t()) for i in range(len(spreads))]
+    rng, d, draws = random(seed), 64, repeats(240)
+    sizes, spreads = (4, 16, 64, 256, 1024), torch.tensor([0.0, 1.0, 3.0], dtype=F64)
+
+    def sample(n: int) -> dict[str, Tensor]:
+        X = torch.layer_norm(normals(rng, n, d), (d,), eps=0.0)
+        s = torch.softmax(spreads[:, None] * normals(rng, n), dim=1)
+        ratio = (s @ X).norm(dim=1) / math.sqrt(d)
+        return {"norm": X.norm(dim=1).mean() / math.sqrt(d), "ratio": ratio, "flat": s.norm(dim=1)}
+
+    drawn = [gather(sample(n) for _ in range(draws)) for n in sizes]
+    norm = torch.cat([of_size["norm"] for of_size in drawn])
+    # (spreads, draws, sizes)
+    ratio, flat = (
+        torch.stack([of[k] for of in drawn], dim=-1).transpose(0, 1) for k in ("ratio", "flat")
+    )
+    labels = [f"spread {spread}" for spread in spreads.tolist()]
+    largest = "largest ‖softmax(q)X‖/√d of all draws"
     parts = [
         Part.mean("‖x_i‖/√d", 1.0, norm, tolerance=1e-9),
-        Part(
-            "largest ‖softmax(q)X‖/√d of all draws",
-            1.0,
-            ratio.max().item(),
-            0.0,
-            relation="<=",
+        Part(largest, 1.0, ratio.max().item(), 0.0, relation="<="),
+        *(
+            Part.mean(f"exponent of ‖softmax(q)X‖ in n, {label}", 0.0, exponents(sizes, values))
+            for label, values in zip(labels, ratio, strict=True)
         ),
         *(
-            Part.mean(f"exponent of ‖softmax(q)X‖ in n, spread {deviation}", 0.0, slope)
-            for deviation, slope in zip(spreads, slopes, strict=True)
-        ),
-        *(
-            Part.mean(
-                f"‖softmax(q)X‖/√(d Σs_i²), n = 256, spread {deviation}",
-                1.0,
-                ratio[i, 3] / weight[i, 3],
-                tolerance=0.02,
-                stated=False,
-            )
-            for i, deviation in enumerate(spreads)
+            beside(f"‖softmax(q)X‖/√(d Σs_i²), n = 256, {label}", 1.0, values, tolerance=0.02)
+            for label, values in zip(labels, (ratio / flat)[:, :, 3], strict=True)
         ),
     ]
     lines = []
-    for i, deviation in enumerate(spreads):
-        label = f"q of spread {deviation:g}"
-        lines.append(Line.mean(f"{label}, measured", sizes, ratio[i].t()))
-        lines.append(Line(f"{label}, √(Σs_i²)", sizes, weight[i].mean(dim=1).tolist(), False))
+    for spread, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
+        lines.append(Line.mean(f"q of spread {spread:g}, measured", sizes, measured))
+        claimed = law.mean(dim=0).tolist()
+        lines.append(Line(f"q of spread {spread:g}, √(Σs_i²)", sizes, claimed, False))
     return Finding(
         parts,
         f"{draws} draws for each n in {sizes}, d = {d}.  The bound is Jensen's and holds; equality "
@@ -159,8 +149,7 @@ def layer_norm_jacobian(seed: int) -> Finding:
 
     The largest singular value of the exact Jacobian of deepstack's layer norm (eps 1e-5).
     """
-    rng = torch.Generator().manual_seed(seed)
-    d, draws = 96, repeats(200)
+    rng, d, draws = random(seed), 96, repeats(200)
     norm = NORMS["layer"](d, gain=False, bias=False, eps=1e-5)
 
     def ratio(z: Tensor) -> float:
@@ -168,19 +157,13 @@ def layer_norm_jacobian(seed: int) -> Finding:
         assert isinstance(jacobian, Tensor)
         return (torch.linalg.matrix_norm(jacobian, 2) * z.norm()).item() / math.sqrt(d)
 
-    parts = [
-        Part.mean(
-            f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)",
-            1.0,
-            [ratio(scale * normals(rng, d)) for _ in range(draws // 4)],
-            tolerance=0.01,
-        )
-        for scale in (0.3, 1.0, 5.0)
-    ]
+    parts = []
+    for scale in (0.3, 1.0, 5.0):
+        ratios = [ratio(scale * normals(rng, d)) for _ in range(draws // 4)]
+        quantity = f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)"
+        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01))
     shifted = [ratio(normals(rng, d) + 1) for _ in range(draws)]
-    parts.append(
-        Part.mean("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02, stated=False)
-    )
+    parts.append(beside("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02))
     return Finding(
         parts,
         f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
@@ -189,17 +172,15 @@ def layer_norm_jacobian(seed: int) -> Finding:
     )
 
 
+D, M = 64, 256  # widths of the feed-forward sublayer of C5 to C7
+
+
 def sublayer(
-    rng: torch.Generator, d: int, m: int, v: float, w: float, tokens: int
+    rng: torch.Generator, v: float, w: float, tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a normalised x (tokens, d), W (d, m) of variance 2w²/d, V (m, d) of v²/m."""
-    x = torch.layer_norm(normals(rng, tokens, d), (d,), eps=0.0)
-    return x, normals(rng, d, m) * w * math.sqrt(2 / d), normals(rng, m, d) * v / math.sqrt(m)
-
-
-def as_text(alpha: float, v: float, w: float) -> str:
-    """Return the coefficients as text, for the names of parts."""
-    return f"α = {alpha:.3g}, v = {v:.3g}, w = {w:.3g}"
+    """Return a normalised x (tokens, D), W (D, M) of variance 2w²/D, V (M, D) of v²/M."""
+    x = torch.layer_norm(normals(rng, tokens, D), (D,), eps=0.0)
+    return x, normals(rng, D, M) * w * math.sqrt(2 / D), normals(rng, M, D) * v / math.sqrt(M)
 
 
 @claim("C5", LAYER_CAKE)
@@ -208,16 +189,15 @@ def residual_sum(seed: int) -> Finding:
 
     One feed-forward sublayer, drawn anew each time.
     """
-    rng = torch.Generator().manual_seed(seed)
-    d, m, draws = 64, 256, repeats(120)
-    parts = []
-    for alpha, v, w in COEFFICIENTS:
-        powers = []
-        for _ in range(draws):
-            x, W, V = sublayer(rng, d, m, v, w, tokens=8)
-            powers.append(power(alpha * x + torch.relu(x @ W) @ V))
-        parts.append(Part.mean(f"E‖z‖²/d, {as_text(alpha, v, w)}", alpha**2 + v**2 * w**2, powers))
-    return Finding(parts, f"{draws} draws of W, V and 8 tokens each, d = {d}, m = {m}.")
+    rng, draws = random(seed), repeats(120)
+
+    def sample(label: str, alpha: float, v: float, w: float) -> list[Part]:
+        x, W, V = sublayer(rng, v, w, tokens=8)
+        z = alpha * x + torch.relu(x @ W) @ V
+        return [Part.mean(f"E‖z‖²/d, {label}", alpha**2 + v**2 * w**2, power(z))]
+
+    parts = means(sample(label, *c) for label, c in COEFFICIENTS.items() for _ in range(draws))
+    return Finding(parts, f"{draws} draws of W, V and 8 tokens each, d = {D}, m = {M}.")
 
 
 @claim("C6", LAYER_CAKE)
@@ -226,33 +206,25 @@ def step_through_the_residual(seed: int) -> Finding:
 
     z as in C5; Δx a random direction, and, beside it, the one that ∂z/∂x stretches most.
     """
-    rng = torch.Generator().manual_seed(seed)
-    d, m, draws = 64, 256, repeats(60)
-    parts, worst = [], []
-    for alpha, v, w in COEFFICIENTS:
-        predicted = math.sqrt(alpha**2 + v**2 * w**2)
-        squares, most = [], []
-        for _ in range(draws):
-            x, W, V = sublayer(rng, d, m, v, w, tokens=1)
-            active = (x @ W > 0).double()  # (1, m): ReLU's derivative
-            jacobian = alpha * torch.eye(d, dtype=F64) + (W * active) @ V
-            step = normals(rng, 16, d)
-            squares.append(power(step @ jacobian) / power(step))
-            most.append(torch.linalg.matrix_norm(jacobian, 2).item())
-        quantity = f"‖∂z/∂x Δx‖²/‖Δx‖², {as_text(alpha, v, w)}"
-        parts.append(Part.mean(quantity, predicted**2, squares))
-        worst.append(
-            Part.mean(
-                f"largest ‖∂z/∂x Δx‖/‖Δx‖, {as_text(alpha, v, w)}",
-                predicted,
-                most,
-                relation="<=",
-                stated=False,
-            )
-        )
+    rng, draws = random(seed), repeats(60)
+
+    def sample(label: str, alpha: float, v: float, w: float) -> list[Part]:
+        x, W, V = sublayer(rng, v, w, tokens=1)
+        active = (x @ W > 0).double()  # (1, m): ReLU's derivative
+        jacobian = alpha * torch.eye(D, dtype=F64) + (W * active) @ V
+        step, square = normals(rng, 16, D), alpha**2 + v**2 * w**2
+        most, stretched = torch.linalg.matrix_norm(jacobian, 2), "largest ‖∂z/∂x Δx‖/‖Δx‖"
+        random_step = power(step @ jacobian) / power(step)
+        return [
+            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {label}", square, random_step),
+            at_most(f"{stretched}, {label}", math.sqrt(square), most, stated=False),
+        ]
+
+    parts = means(sample(label, *c) for label, c in COEFFICIENTS.items() for _ in range(draws))
+    parts.sort(key=lambda part: not part.stated)
     return Finding(
-        parts + worst,
-        f"{draws} draws of the sublayer, 16 directions each, d = {d}, m = {m}.  It is a mean over "
+        parts,
+        f"{draws} draws of the sublayer, 16 directions each, d = {D}, m = {M}.  It is a mean over "
         "directions, not a bound: in the most stretched one the factor is up to twice as large.",
     )
 
@@ -264,62 +236,46 @@ def step_of_the_weights(seed: int) -> Finding:
     z as in C5, v = w = 0.5.  Δθ: independent of x and the weights, as the expectation takes it; and
     the step of gradient descent on Σ_t <g_t, z_t>, g_t random, for which it is used.
     """
-    rng = torch.Generator().manual_seed(seed)
-    d, m, v, w, draws, tokens = 64, 256, 0.5, 0.5, repeats(40), (1, 4, 16, 64)
+    rng, v, w, draws, tokens = random(seed), 0.5, 0.5, repeats(40), (1, 4, 16, 64)
 
-    def moved(x: Tensor, W: Tensor, V: Tensor, dW: Tensor, dV: Tensor) -> tuple[float, float]:
-        """Return ‖∂z/∂V ΔV‖² and ‖∂z/∂V ΔV + ∂z/∂W ΔW‖², means over tokens."""
+    def ratios(count: int, independent: bool) -> dict[str, Tensor]:
+        """Return means over tokens of squared changes of z, over the sizes claimed for them."""
+        x, W, V = sublayer(rng, v, w, tokens=count)
         hidden = torch.relu(x @ W)
-        first = hidden @ dV
-        full = first + ((x @ dW) * (hidden > 0)) @ V
-        return d * power(first), d * power(full)
-
-    equal, bound = [], []
-    for _ in range(draws):
-        x, W, V = sublayer(rng, d, m, v, w, tokens=16)
-        dW, dV = normals(rng, d, m), 2 * normals(rng, m, d)
-        full = moved(x, W, V, dW, dV)[1]
-        expected = w**2 * dV.square().sum() + d * v**2 / (2 * m) * dW.square().sum()
-        equal.append(full / expected.item())
-        bound.append(full / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum())).item())
-    first = torch.zeros(len(tokens), draws, dtype=F64)
-    total = torch.zeros_like(first)
-    for i, count in enumerate(tokens):
-        for draw in range(draws):
-            x, W, V = sublayer(rng, d, m, v, w, tokens=count)
-            g, hidden = normals(rng, count, d), torch.relu(x @ W)
+        if independent:
+            dW, dV = normals(rng, D, M), 2 * normals(rng, M, D)
+        else:
+            g = normals(rng, count, D)
             dV, dW = hidden.t() @ g, x.t() @ ((g @ V.t()) * (hidden > 0))
-            a, full = moved(x, W, V, dW, dV)
-            first[i, draw] = a / (w**2 * dV.square().sum())
-            total[i, draw] = full / ((v**2 + w**2) * (dV.square().sum() + dW.square().sum()))
+        by_V = hidden @ dV
+        both = D * power(by_V + ((x @ dW) * (hidden > 0)) @ V)
+        squares = dV.square().sum(), dW.square().sum()
+        return {
+            "equal": both / (w**2 * squares[0] + D * v**2 / (2 * M) * squares[1]),
+            "bound": both / ((v**2 + w**2) * (squares[0] + squares[1])),
+            "by V": D * power(by_V) / (w**2 * squares[0]),
+        }
+
+    random_step = gather(ratios(16, independent=True) for _ in range(draws))
+    steps = [gather(ratios(count, independent=False) for _ in range(draws)) for count in tokens]
     parts = [
-        Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, equal),
-        Part.mean("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, bound, relation="<="),
-        *(
-            Part.mean(
-                f"the same, a gradient step on {count} token{'s' * (count > 1)}",
-                1.0,
-                total[i],
-                relation="<=",
-            )
-            for i, count in enumerate(tokens)
-        ),
-        Part.mean(
-            "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token",
-            math.sqrt(m),
-            first[0].sqrt(),
-            tolerance=0.05,
-            stated=False,
-        ),
+        Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, random_step["equal"]),
+        at_most("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, random_step["bound"]),
     ]
+    for count, step in zip(tokens, steps, strict=True):
+        words = f"{count} token{'s' * (count > 1)}"
+        parts.append(at_most(f"the same, a gradient step on {words}", 1.0, step["bound"]))
+    long = "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"
+    parts.append(beside(long, math.sqrt(M), steps[0]["by V"].sqrt(), tolerance=0.05))
+    first, total = (torch.stack([s[k] for s in steps], dim=1) for k in ("by V", "bound"))
     lines = [
-        Line.mean("first term, over w²‖ΔV‖²", tokens, first.t()),
-        Line.mean("both, over (v² + w²)‖Δθ‖²", tokens, total.t()),
+        Line.mean("first term, over w²‖ΔV‖²", tokens, first),
+        Line.mean("both, over (v² + w²)‖Δθ‖²", tokens, total),
         Line("the bound", tokens, [1.0] * len(tokens), False),
     ]
     return Finding(
         parts,
-        f"{draws} draws, d = {d}, m = {m}.  The equality needs a Δθ independent of x and weights.  "
+        f"{draws} draws, d = {D}, m = {M}.  The equality needs a Δθ independent of x and weights.  "
         "A gradient step is made of them, ΔV = −η Σ_t h_tᵀ g_t, and ∂z/∂V ΔV is √m times as long "
         "for one token: no bound then, and the sum of C8 is an estimate.",
         Curves("tokens in the batch", "squared norm over its bound", lines, log_x=True, log_y=True),

@@ -1,17 +1,29 @@
-"""A claim's chart and its JSON have the numbers of its finding."""
+"""The command `deepstack theory`: table, JSON, page, charts and claims of plugins."""
 
 from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
+from helpers.claim_verdicts import VERDICTS
 from matplotlib.figure import Figure
+from typer.testing import CliRunner
 
-from deepstack.theory.claim import Claim, Curves, Finding, Line, Part, Source
-from deepstack.theory.report import as_json, lines
+from deepstack.cli import app
+from deepstack.errors import PluginError
+from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
+from deepstack.theory import report as reporting
+from deepstack.theory.claim import claim
+from deepstack.theory.sources import LAYER_CAKE
+
+run = CliRunner().invoke
+
 
 DRAWS = torch.tensor([[1.0, 10.0], [2.0, 30.0], [6.0, 20.0]])
 MEANS = [3.0, 20.0]
@@ -22,7 +34,7 @@ ERRORS = [statistics.stdev(column) / 3**0.5 for column in DRAWS.T.tolist()]
 def test_a_claims_chart_draws_means_and_standard_errors(measured: bool) -> None:
     """Bars at measured points, a band along a line."""
     axes = Figure().add_subplot()
-    lines(axes, Curves("N", "value", [Line.mean("measured", [4, 8], DRAWS, measured)]))
+    reporting.lines(axes, Curves("N", "value", [Line.mean("measured", [4, 8], DRAWS, measured)]))
     assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[4, MEANS[0]], [8, MEANS[1]]]
     ends = {
         (float(x), round(float(y), 4))
@@ -36,15 +48,189 @@ def test_a_claims_chart_draws_means_and_standard_errors(measured: bool) -> None:
     }
 
 
-def test_json_says_of_each_part_whether_it_agrees() -> None:
-    """Whether the claim states the part does not matter."""
-    parts = [
-        Part("right", 1.0, 1.0, 0.01), Part("wrong", 1.0, 2.0, 0.01),
-        Part("right beside", 1.0, 1.0, 0.01, stated=False),
-        Part("wrong beside", 1.0, 2.0, 0.01, stated=False),
-    ]  # fmt: skip
-    claim = Claim("C0", "1 = 1", Source("a title", "an address"), lambda seed: finding)
-    finding = Finding(parts, "a note")
-    (row,) = json.loads(json.dumps(as_json([(claim, finding)])))
-    assert [part["agrees"] for part in row["parts"]] == [True, False, True, False]
-    assert [part["stated"] for part in row["parts"]] == [True, True, False, False]
+def test_claims_stand_in_the_order_of_their_numbers() -> None:
+    names = [c.id for c in all_claims()]
+    assert names[:3] == ["C1", "C2", "C3"]
+    assert names.index("C9") < names.index("C10")
+
+
+def test_the_mean_of_draws_and_its_standard_error() -> None:
+    found = Part.mean("x", 2.0, [1.0, 2.0, 3.0, 4.0])
+    assert found.measured == 2.5
+    assert found.uncertainty == pytest.approx((5 / 3) ** 0.5 / 2)
+    line = Line.mean("y", [1, 2], torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    assert line.y == [2.0, 5.0] and line.error == pytest.approx([1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.98342, 0.0123, "0.983 ± 0.012"),
+        (1.0, 1e-18, "1"),
+        (148.251, 3.21, "148.3 ± 3.2"),
+        (1482.51, 32.1, "1.48e+03 ± 32"),
+        (1.5e-7, 2e-8, "1.5e-07 ± 2e-08"),
+        (0.5, 1e-6, "0.5 ± 1e-06"),
+        (0.0, 0.0, "0"),
+        (float("nan"), 0.1, "nan"),
+    ],
+)
+def test_a_measured_number_is_shown_to_the_digits_of_its_error(
+    value: float, error: float, shown: str
+) -> None:
+    assert reporting.measured(Part("x", 1.0, value, error)) == shown
+
+
+def test_indices_are_lowered_as_whole_words() -> None:
+    assert reporting.lowered("‖∂F/∂θ_l‖, d_head²") == "‖∂F/∂θ$_{l}$‖, d$_{head}$²"
+    assert reporting.lowered("x_{l+1} and s_i²") == "x$_{l+1}$ and s$_{i}$²"
+
+
+def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run(app, ["theory", "--claim", "C4", "--claim", "C5"])
+    assert result.exit_code == 0
+    assert "E‖z‖² = d (α² + v²w²)" in result.stdout
+    assert "predicted" in result.stdout and "holds" in result.stdout
+    assert "‖∂LN(z)/∂z‖₂ ≈ √d/‖z‖₂" in result.stdout
+    assert "C4" in result.stderr and " s " in result.stderr
+
+
+def test_the_command_gives_everything_as_json() -> None:
+    result = run(app, ["theory", "--claim", "C3", "--claim", "C4", "--json", "--seed", "3"])
+    first, second = json.loads(result.stdout)
+    assert (first["id"], second["id"]) == ("C3", "C4")
+    assert first["source"]["papers"].startswith("arXiv:2203.00555")
+    assert first["verdict"] == "holds in part"
+    assert {"what", "predicted", "measured", "uncertainty", "agrees"} <= set(first["parts"][0])
+    assert len(first["curves"]["lines"][0]["x"]) == len(first["curves"]["lines"][0]["y"])
+    assert second["curves"] is None
+    seeded = CLAIMS["C4"].measure(3)
+    assert [p["measured"] for p in second["parts"]] == [p.measured for p in seeded.parts]
+
+
+def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
+    folder = tmp_path / "claims"
+    chosen = ["--claim", "C3", "--claim", "C4"]
+    result = run(app, ["theory", *chosen, "--markdown", "--charts", str(folder)])
+    page = result.stdout.splitlines()
+    assert page[0].startswith("# ") and "made by `deepstack" in page[2]
+    assert any(line.startswith("| [C3](#c3) | `mean(x_i) = 0") for line in page)
+    assert "## C3" in page and "## C4" in page
+    assert any("(claims/C3.png)" in line for line in page)
+    assert not any("C4.png" in line for line in page)
+    assert "[arXiv:2203.00555](https://arxiv.org/abs/2203.00555)" in result.stdout
+    assert [path.name for path in folder.iterdir()] == ["C3.png"]
+    assert 5_000 < (folder / "C3.png").stat().st_size < 100_000
+    for line in page:
+        if line.startswith("|"):
+            assert line.replace("\\|", "").count("|") in (4, 5), line
+
+
+def test_the_page_in_docs_is_of_these_claims() -> None:
+    folder = ROOT / "docs"
+    page = (folder / "claims.md").read_text(encoding="utf-8")
+    assert "`deepstack theory --markdown --charts docs/claims`" in page
+    for c in all_claims():
+        formula = reporting.escaped(f"`{c.formula}`")
+        assert f"| [{c.id}](#{c.id.lower()}) | {formula} |" in page, c.id
+    for name, verdict in VERDICTS.items():
+        assert f"`{CLAIMS[name].formula}`: **{verdict}**." in page, name
+    drawn = {path.stem for path in (folder / "claims").iterdir()}
+    assert drawn == {c.id for c in all_claims() if f"(claims/{c.id}.png)" in page}
+
+
+def test_a_chart_is_the_same_twice(tmp_path: Path) -> None:
+    result = CLAIMS["C3"].measure()
+    both = [reporting.draw(CLAIMS["C3"], result, tmp_path / x) for x in ("a", "b")]
+    first, second = (path.read_bytes() for path in both if path)
+    assert first == second
+
+
+def test_an_unknown_claim_is_refused_with_the_nearest_name() -> None:
+    result = run(app, ["theory", "--claim", "C4", "--claim", "C99"])
+    assert result.exit_code == 2
+    assert "unknown claim 'C99'" in result.stderr and "did you mean" in result.stderr
+    assert result.stdout == "" and " s " not in result.stderr  # nothing was measured
+
+
+def test_two_ways_of_printing_are_refused(tmp_path: Path) -> None:
+    assert run(app, ["theory", "--json", "--markdown"]).exit_code == 2
+    file = tmp_path / "file"
+    file.touch()
+    result = run(app, ["theory", "--claim", "C4", "--charts", str(file)])
+    assert result.exit_code == 2 and "found a file" in result.stderr
+
+
+def test_what_does_not_hold_is_not_an_error() -> None:
+    @claim("C0", LAYER_CAKE)
+    def wrong(seed: int) -> Finding:
+        """1 = |2| and x*y_i_."""
+        parts = [Part("x*y* E[z]", 1.0, 2.0, 0.0), Part("|x|", 1.0, 2.0, 0.1, "<=", stated=False)]
+        lines = [Line("a line", [1, 2], [0.1, 0.3], False), Line("points", [1, 2], [0, 0.2])]
+        return Finding(parts, "It is not.", Curves("x", "y", lines))
+
+    result = run(app, ["theory", "--claim", "C0"])
+    assert result.exit_code == 0 and "does not hold" in result.stdout
+    assert "x*y* E[z]" in result.stdout
+    page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
+    assert "| x\\*y\\* E[z] | 1 | 2 | disagrees |" in page
+    assert "| \\|x\\| | ≤ 1 | 2.00 ± 0.10 | beside: disagrees |" in page
+
+
+def written(id: str, formula: str) -> None:
+    """A claim as a cell of a notebook has it, run once or again."""
+
+    def mine(seed: int) -> Finding:
+        return Finding([Part("one", 1.0, 1.0, 0.0)], "Nothing was done.")
+
+    mine.__doc__ = formula
+    claim(id, LAYER_CAKE)(mine)
+
+
+def test_a_claim_may_be_written_anew_but_not_in_the_place_of_another() -> None:
+    written("C0", "1 = 2.")
+    written("C0", "1 = 1.")
+    assert CLAIMS["C0"].formula == "1 = 1"
+    taken = r"'C11' is already taken by deepstack\.theory\.\w+\.\w+; choose another"
+    with pytest.raises(PluginError, match=taken):
+        written("C11", "1 = 1.")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "its experiment returned NoneType, no Finding"),
+        (Finding([], "Nothing."), "its Finding has no part that the claim states"),
+    ],
+)
+def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, said: str) -> None:
+    claim("C0", LAYER_CAKE)(lambda seed: given)
+    with pytest.raises(PluginError, match=f"claim C0: {said}"):
+        CLAIMS["C0"].measure()
+
+
+def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from deepstack.theory import Finding, Part, Source, claim\n"
+        "@claim('mine', Source('My notes', ''))\n"
+        "def mine(seed):\n"
+        "    '1 = 1.'\n"
+        "    return Finding([Part('one', 1.0, 1.0, 0.0)], 'Nothing was done.')\n"
+    )
+    result = run(app, ["theory", "--plugin", str(file), "--claim", "mine", "--json"])
+    (found,) = json.loads(result.stdout)
+    assert (found["formula"], found["verdict"]) == ("1 = 1", "holds")
+    assert found["source"] == {"title": "My notes", "address": "", "papers": ""}
+
+
+def test_claims_are_listed() -> None:
+    result = run(app, ["list", "claims", "--json"])
+    listed = json.loads(result.stdout)
+    assert [row["name"] for row in listed] == [c.id for c in all_claims()]
+    assert listed[0]["source"]["title"] == LAYER_CAKE.title
+    assert "E[y²] = gain² E[x²]" in listed[0]["formula"]
+    for kind in ([], ["--markdown"]):
+        shown = run(app, ["list", "claims", *kind]).stdout
+        assert "E[y²] = gain² E[x²]" in shown, "square brackets are no markup"

@@ -1,31 +1,25 @@
-"""The claims of the first two documents, each measured, and the command that shows them all."""
+"""Every claim: its verdict, and that a wrong prediction would be noticed."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT
-from helpers.claim_verdicts import VERDICTS
+from helpers.claim_verdicts import DISAGREEING, VERDICTS
 from helpers.sampling import some
-from typer.testing import CliRunner
 
-from deepstack.cli import app
-from deepstack.errors import PluginError
-from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
-from deepstack.theory import report as reporting
-from deepstack.theory.claim import claim, sure
-from deepstack.theory.claim_stack import Trial
-from deepstack.theory.draws import exponents
-from deepstack.theory.sources import LAYER_CAKE
+from deepstack.diagnostics.signals import beta_ln, beta_rc
+from deepstack.theory import CLAIMS, Finding
+from deepstack.theory.claim import sure
+from deepstack.theory.claim_stack import Trial, started
+from deepstack.theory.draws import agreement, exponents, slopes
+from deepstack.theory.norms import fold, stream_powers, unit_branches
+from deepstack.training import mean_loss
 
-SECONDS_LONG = ("C8", "C9", "C11", "C13", "C15", "C16", "C34")
+LONG = ("C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35")
 Measured = dict[str, float]
 
 
@@ -36,78 +30,83 @@ def finding(name: str) -> Finding:
 
 @pytest.mark.parametrize("name", some(VERDICTS, 3))
 def test_a_claim_is_measured_and_judged(name: str) -> None:
-    # all that is asked of a finding stands in one test, so that it is measured in one process only
-    found = finding(name)
-    assert found.verdict == VERDICTS[name]
-    assert 20 < len(found.note) < 500
-    for part in found.parts:
+    before = torch.get_rng_state()
+    result = finding(name)
+    assert torch.equal(torch.get_rng_state(), before), "it drew from the global generator"
+    assert result.verdict == VERDICTS[name]
+    if name in DISAGREEING:
+        wrong = [part.what for part in result.parts if part.stated and not part.agrees]
+        pairs = zip(wrong, DISAGREEING[name], strict=True)
+        assert all(what.startswith(begin) for what, begin in pairs)
+    assert 20 < len(result.note) < 500
+    for part in result.parts:
+        assert math.isfinite(part.measured) and math.isfinite(part.uncertainty)
         # one without an error is the largest value over all draws, or exact
-        assert part.uncertainty > 0 or part.relation == "<=" or part.tolerance > 0, part.what
-        if part.relation == "=" and part.agrees and part.predicted != 0:
-            for factor in (1.5, 1 / 1.5):  # a formula that is wrong by half is found out
-                wrong = replace(part, predicted=factor * part.predicted)
-                assert not wrong.agrees, part.what
-    if found.curves:
-        for line in found.curves.lines:
+        exact = part.relation == "<=" or part.tolerance > 0 or part.uncertainty == 0
+        assert part.uncertainty > 0 or exact, part.what
+        if part.relation == "=" and part.predicted and part.agrees:
+            for factor in (1.5, 1 / 1.5, 1 + 3 * part.tolerance + 1e-3 * (not part.tolerance)):
+                slack = 2 * sure(part.draws) * part.uncertainty / abs(part.predicted)
+                slack = math.copysign(slack, factor - 1)
+                moved = replace(part, predicted=part.predicted * (factor + slack))
+                assert not moved.agrees, f"{part.what}: {moved}"
+    if result.curves:
+        for line in result.curves.lines:
             assert len(line.x) == len(line.y) == len(line.error or line.y)
     if name in ALSO:
-        ALSO[name]({part.what: part.measured for part in found.parts})
-    if name not in SECONDS_LONG:
-        again(name)
+        ALSO[name]({part.what: part.measured for part in result.parts})
+    if name not in LONG:
+        assert_repeatable(name)
 
 
-def again(name: str) -> None:
-    """The same seed gives the same numbers, and no random state but the claim's own is touched."""
-    before = torch.random.get_rng_state()
-    repeated = CLAIMS[name].measure(0)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    both = ([(CLAIMS[name], found)] for found in (repeated, finding(name)))
-    first, second = map(reporting.as_json, both)
-    assert first == second
+def assert_repeatable(name: str) -> None:
+    for one, other in zip(finding(name).parts, CLAIMS[name].measure(0).parts, strict=True):
+        assert one.what.startswith("time") or one == other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SECONDS_LONG)
-def test_the_same_seed_gives_the_same_numbers_of_the_long_ones_too(name: str) -> None:
-    again(name)
+@pytest.mark.parametrize("name", LONG)
+def test_the_same_seed_gives_the_same_numbers_of_long_claims(name: str) -> None:
+    assert_repeatable(name)
 
 
-def test_another_seed_gives_other_numbers() -> None:
-    first, second = (CLAIMS["C4"].measure(seed).parts for seed in (0, 1))
-    assert all(a.measured != b.measured for a, b in zip(first, second, strict=True))
+@pytest.mark.parametrize("name", ["C4", "C18", "C19", "C20", "C22", "C28"])
+def test_another_seed_gives_other_numbers(name: str) -> None:
+    pairs = zip(finding(name).parts, CLAIMS[name].measure(1).parts, strict=True)
+    assert any(one.measured != other.measured for one, other in pairs)
 
 
-def flat_weights_average(found: Measured) -> None:
-    assert found["exponent of ‖softmax(q)X‖ in n, spread 0.0"] == pytest.approx(-0.5, abs=0.02)
+def flat_weights_average(measured: Measured) -> None:
+    assert measured["exponent of ‖softmax(q)X‖ in n, spread 0.0"] == pytest.approx(-0.5, abs=0.02)
 
 
-def one_tokens_gradient_step_is_longer_by_the_root_of_m(found: Measured) -> None:
-    assert found["‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"] == pytest.approx(16, rel=0.05)
-    assert found["the same, a gradient step on 1 token"] > 100
+def one_tokens_gradient_step_is_longer_by_the_root_of_m(measured: Measured) -> None:
+    assert measured["‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"] == pytest.approx(16, rel=0.05)
+    assert measured["the same, a gradient step on 1 token"] > 100
 
 
-def a_random_step_keeps_the_bound_and_training_does_not(found: Measured) -> None:
-    for what, ratio in found.items():
+def a_random_step_keeps_the_bound_and_training_does_not(measured: Measured) -> None:
+    for what, ratio in measured.items():
         assert (ratio > 5) if "random" in what else (ratio < 1), what
 
 
-def gradients_do_not_decay_as_the_formula(found: Measured) -> None:
+def gradients_do_not_decay_as_the_formula(measured: Measured) -> None:
     for label in ("Post-LN, Xavier", "DeepNorm (tight)"):
-        assert 0.7 < found[f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"] < 1.5
+        assert 0.7 < measured[f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"] < 1.5
 
 
-def matrices_and_tables_alone_are_flat(found: Measured) -> None:
-    grows = {what.split(":")[0]: ratio for what, ratio in found.items()}
+def matrices_and_tables_alone_are_flat(measured: Measured) -> None:
+    grows = {what.split(":")[0]: ratio for what, ratio in measured.items()}
     assert grows["matrices"] == pytest.approx(1, abs=0.1)
     assert grows["norm gains"] == pytest.approx(9, rel=0.1)  # as N, from 6 to 54 layers
     assert grows["linear biases"] == pytest.approx(3, rel=0.2)  # as the root of N
     assert grows["Post-LN's matrices"] > 1  # a logarithm
 
 
-def run_time_beta_is_squared_in_logits_and_missing_in_branches(found: Measured) -> None:
+def run_time_beta_is_squared_in_logits_and_missing_in_branches(measured: Measured) -> None:
     beta = (8 * 36) ** -0.25
-    assert found["root mean square of q kᵀ"] == pytest.approx(beta**2, rel=1e-5)
-    branch = found["‖branch‖ of the feed-forward at the start"]
+    assert measured["root mean square of q kᵀ"] == pytest.approx(beta**2, rel=1e-5)
+    branch = measured["‖branch‖ of the feed-forward at the start"]
     assert branch == pytest.approx(1 / beta, rel=1e-4)
 
 
@@ -121,220 +120,70 @@ ALSO = {
 }
 
 
-def test_a_trials_step_is_undone() -> None:
-    trial = Trial(0, {"model.depth": 2})
-    trial.backward()
-    before = trial.weights()
-    moved = trial.update_of(0.1, trial.banks_of("w1"))
-    assert moved > 0
-    assert all(torch.equal(before[role], now) for role, now in trial.weights().items())
-    assert trial.update_of(0.1, trial.banks_of("w1")) == moved
+def test_true_statements_stand_beside_wrong_claims() -> None:
+    shown = {part.what: part for name in ("C18", "C25", "C29") for part in finding(name).parts}
+    for what in (
+        # a square matrix is as far from orthogonal as I is from 0, at any size
+        "‖WᵀW − I‖_F/‖I‖_F, √(1 + 1/m)", "‖WᵀW − I‖₂, (1 + 1)² − 1",
+        "the same, symmetric",  # eigenvalues give the norm of a symmetric matrix
+        "the same, I − (11ᵀ + r̄r̄ᵀ)/d",  # the right Jacobian of LN has both signs negative
+    ):  # fmt: skip
+        assert shown[what].agrees
 
 
-def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
+def test_slopes_exponents_and_agreement() -> None:
+    assert slopes([0.0, 1.0, 2.0], torch.tensor([[1.0, 3.0, 5.0]])).tolist() == pytest.approx([2.0])
     x = [2.0, 4.0, 16.0]
     y = torch.tensor([[3 * v**-0.5 for v in x], [v**2 for v in x]])
     assert exponents(x, y).tolist() == pytest.approx([-0.5, 2.0])
+    a = torch.tensor([3.0, 4.0])
+    assert agreement(a, a) == 1.0
+    assert agreement(2 * a, a) == pytest.approx(0.0)
 
 
-def test_claims_stand_in_the_order_of_their_numbers() -> None:
-    names = [c.id for c in all_claims()]
-    assert names[:3] == ["C1", "C2", "C3"]
-    assert names.index("C9") < names.index("C10")
+def test_a_trials_step_is_undone() -> None:
+    trial = Trial(0, {"model.depth": 2})
+    trial.backward()
+    before = trial.values()
+    moved = trial.update_of(0.1, trial.banks_of("w1"))
+    assert moved > 0
+    assert all(map(torch.equal, before, trial.values()))
+    assert trial.update_of(0.1, trial.banks_of("w1")) == moved
 
 
-def test_the_mean_of_draws_and_its_standard_error() -> None:
-    found = Part.mean("x", 2.0, [1.0, 2.0, 3.0, 4.0])
-    assert found.measured == 2.5
-    assert found.uncertainty == pytest.approx((5 / 3) ** 0.5 / 2)
-    line = Line.mean("y", [1, 2], torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
-    assert line.y == [2.0, 5.0] and line.error == pytest.approx([1.0, 0.0])
+def test_error_signals_are_the_gradients_of_the_loss() -> None:
+    stack = started(0, {"model.depth": 2})
+    (snapshot,) = stack.snapshots()
+    inputs, targets = stack.batch(1)
+    model = stack.model
+    x = model.start(inputs).detach().requires_grad_()
+    scheme, layer = model.layers[0].scheme, model.layers[0]
+    r = x + layer.attention(x)
+    o = scheme.attention_norms[0](r)
+    end = layer.scheme.residual(o, layer.feed_forward, scheme.feed_forward_norms[0])
+    value = mean_loss(model.head(model.layers[1](end), model.embedding), targets)
+    z, middle, out = (g.norm() for g in torch.autograd.grad(value, (x, r, o)))
+    assert beta_ln(snapshot)[0, 0].item() == pytest.approx((middle / out).item(), rel=1e-4)
+    assert beta_rc(snapshot)[0, 0].item() == pytest.approx((z / middle).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "shown"),
-    [
-        (0.98342, 0.0123, "0.983 ± 0.012"),
-        (1.0, 1e-18, "1"),
-        (148.251, 3.21, "148.3 ± 3.2"),
-        (1482.51, 32.1, "1.48e+03 ± 32"),
-        (1.5e-7, 2e-8, "1.5e-07 ± 2e-08"),
-        (0.5, 1e-6, "0.5 ± 1e-06"),
-        (0.0, 0.0, "0"),
-        (float("nan"), 0.1, "nan"),
-    ],
-)
-def test_a_measured_number_is_shown_to_the_digits_of_its_error(
-    value: float, error: float, shown: str
-) -> None:
-    assert reporting.measured(Part("x", 1.0, value, error)) == shown
+def test_unit_branches_have_unit_mean_square() -> None:
+    stack = started(0, {"model.scheme": "pre_ln", "model.depth": 3})
+    unit_branches(stack)
+    (snapshot,) = stack.snapshots()
+    powers = snapshot.branch.square().mean(dim=-1) / 32
+    assert powers.flatten().tolist() == pytest.approx([1.0] * 6, rel=1e-4)
+    assert all(values.shape == (6,) for n, values in stream_powers(stack).items() if n != "x_0")
 
 
-def test_indices_are_lowered_as_whole_words() -> None:
-    assert reporting.lowered("‖∂F/∂θ_l‖, d_head²") == "‖∂F/∂θ$_{l}$‖, d$_{head}$²"
-    assert reporting.lowered("x_{l+1} and s_i²") == "x$_{l+1}$ and s$_{i}$²"
-
-
-# the command
-
-run = CliRunner().invoke
-
-
-def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    result = run(app, ["theory", "--claim", "C4", "--claim", "C5"])
-    assert result.exit_code == 0
-    assert "E‖z‖² = d (α² + v²w²)" in result.stdout
-    assert "predicted" in result.stdout and "holds" in result.stdout
-    assert "‖∂LN(z)/∂z‖₂ ≈ √d/‖z‖₂" in result.stdout
-    assert "C4" in result.stderr and " s " in result.stderr
-
-
-def test_the_command_gives_everything_as_json() -> None:
-    result = run(app, ["theory", "--claim", "C3", "--claim", "C4", "--json", "--seed", "3"])
-    first, second = json.loads(result.stdout)
-    assert (first["id"], second["id"]) == ("C3", "C4")
-    assert first["source"]["papers"].startswith("arXiv:2203.00555")
-    assert first["verdict"] == "holds in part"
-    assert {"what", "predicted", "measured", "uncertainty", "agrees"} <= set(first["parts"][0])
-    assert len(first["curves"]["lines"][0]["x"]) == len(first["curves"]["lines"][0]["y"])
-    assert second["curves"] is None
-    seeded = CLAIMS["C4"].measure(3)
-    assert [p["measured"] for p in second["parts"]] == [p.measured for p in seeded.parts]
-
-
-def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
-    folder = tmp_path / "claims"
-    chosen = ["--claim", "C3", "--claim", "C4"]
-    result = run(app, ["theory", *chosen, "--markdown", "--charts", str(folder)])
-    page = result.stdout.splitlines()
-    assert page[0].startswith("# ") and "made by `deepstack" in page[2]
-    assert any(line.startswith("| [C3](#c3) | `mean(x_i) = 0") for line in page)
-    assert "## C3" in page and "## C4" in page
-    assert any("(claims/C3.png)" in line for line in page)
-    assert not any("C4.png" in line for line in page)
-    assert "[arXiv:2203.00555](https://arxiv.org/abs/2203.00555)" in result.stdout
-    assert [path.name for path in folder.iterdir()] == ["C3.png"]
-    assert 5_000 < (folder / "C3.png").stat().st_size < 100_000
-    for line in page:
-        if line.startswith("|"):
-            assert line.replace("\\|", "").count("|") in (4, 5), line
-
-
-def test_the_page_in_docs_is_of_these_claims() -> None:
-    folder = ROOT / "docs"
-    page = (folder / "claims.md").read_text(encoding="utf-8")
-    assert "`deepstack theory --markdown --charts docs/claims`" in page
-    for c in all_claims():
-        formula = reporting.escaped(f"`{c.formula}`")
-        assert f"| [{c.id}](#{c.id.lower()}) | {formula} |" in page, c.id
-    for name, verdict in VERDICTS.items():
-        assert f"`{CLAIMS[name].formula}`: **{verdict}**." in page, name
-    drawn = {path.stem for path in (folder / "claims").iterdir()}
-    assert drawn == {c.id for c in all_claims() if f"(claims/{c.id}.png)" in page}
-
-
-def test_a_chart_is_the_same_twice(tmp_path: Path) -> None:
-    both = [reporting.draw(CLAIMS["C3"], finding("C3"), tmp_path / x) for x in ("a", "b")]
-    first, second = (path.read_bytes() for path in both if path)
-    assert first == second
-
-
-def test_an_unknown_claim_is_refused_with_the_nearest_name() -> None:
-    result = run(app, ["theory", "--claim", "C4", "--claim", "C99"])
-    assert result.exit_code == 2
-    assert "unknown claim 'C99'" in result.stderr and "did you mean" in result.stderr
-    assert result.stdout == "" and " s " not in result.stderr  # nothing was measured
-
-
-def test_two_ways_of_printing_are_refused(tmp_path: Path) -> None:
-    assert run(app, ["theory", "--json", "--markdown"]).exit_code == 2
-    file = tmp_path / "file"
-    file.touch()
-    result = run(app, ["theory", "--claim", "C4", "--charts", str(file)])
-    assert result.exit_code == 2 and "found a file" in result.stderr
-
-
-def test_what_does_not_hold_is_not_an_error() -> None:
-    @claim("C0", LAYER_CAKE)
-    def wrong(seed: int) -> Finding:
-        """1 = |2| and x*y_i_."""
-        parts = [Part("x*y* E[z]", 1.0, 2.0, 0.0), Part("|x|", 1.0, 2.0, 0.1, "<=", stated=False)]
-        lines = [Line("a line", [1, 2], [0.1, 0.3], False), Line("points", [1, 2], [0, 0.2])]
-        return Finding(parts, "It is not.", Curves("x", "y", lines))
-
-    result = run(app, ["theory", "--claim", "C0"])
-    assert result.exit_code == 0 and "does not hold" in result.stdout
-    assert "x*y* E[z]" in result.stdout
-    page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
-    assert "| x\\*y\\* E[z] | 1 | 2 | disagrees |" in page
-    assert "| \\|x\\| | ≤ 1 | 2.00 ± 0.10 | beside: disagrees |" in page
-
-
-def written(id: str, formula: str) -> None:
-    """A claim as a cell of a notebook has it, run once or again."""
-
-    def mine(seed: int) -> Finding:
-        return Finding([Part("one", 1.0, 1.0, 0.0)], "Nothing was done.")
-
-    mine.__doc__ = formula
-    claim(id, LAYER_CAKE)(mine)
-
-
-def test_a_claim_may_be_written_anew_but_not_in_the_place_of_another() -> None:
-    written("C0", "1 = 2.")
-    written("C0", "1 = 1.")
-    assert CLAIMS["C0"].formula == "1 = 1"
-    taken = r"'C11' is already taken by deepstack\.theory\.\w+\.\w+; choose another"
-    with pytest.raises(PluginError, match=taken):
-        written("C11", "1 = 1.")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (None, "its experiment returned NoneType, no Finding"),
-        (Finding([], "Nothing."), "its Finding has no part that the claim states"),
-    ],
-)
-def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, said: str) -> None:
-    claim("C0", LAYER_CAKE)(lambda seed: given)
-    with pytest.raises(PluginError, match=f"claim C0: {said}"):
-        CLAIMS["C0"].measure()
-
-
-def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from deepstack.theory import Finding, Part, Source, claim\n"
-        "@claim('mine', Source('My notes', ''))\n"
-        "def mine(seed):\n"
-        "    '1 = 1.'\n"
-        "    return Finding([Part('one', 1.0, 1.0, 0.0)], 'Nothing was done.')\n"
-    )
-    result = run(app, ["theory", "--plugin", str(file), "--claim", "mine", "--json"])
-    (found,) = json.loads(result.stdout)
-    assert (found["formula"], found["verdict"]) == ("1 = 1", "holds")
-    assert found["source"] == {"title": "My notes", "address": "", "papers": ""}
-
-
-def test_claims_are_listed() -> None:
-    result = run(app, ["list", "claims", "--json"])
-    listed = json.loads(result.stdout)
-    assert [row["name"] for row in listed] == [c.id for c in all_claims()]
-    assert listed[0]["source"]["title"] == LAYER_CAKE.title
-    assert "E[y²] = gain² E[x²]" in listed[0]["formula"]
-    for kind in ([], ["--markdown"]):
-        shown = run(app, ["list", "claims", *kind]).stdout
-        assert "E[y²] = gain² E[x²]" in shown, "square brackets are no markup"
-
-
-@pytest.mark.parametrize("draws", [2, 3, 4, 8, 12, 21, 22, 60, 1000])
-def test_few_draws_are_as_sure_as_many(draws: int) -> None:
-    """The share of Student's t beyond is that of a normal distribution beyond three."""
-    free, limit = draws - 1, sure(draws)
-    logarithm = math.lgamma((free + 1) / 2) - math.lgamma(free / 2)
-    constant = math.exp(logarithm) / math.sqrt(free * math.pi)
-    x = torch.linspace(0, limit, 2_000_001, dtype=torch.float64)
-    inside = 2 * torch.trapezoid(constant * (1 + x**2 / free) ** (-(free + 1) / 2), x).item()
-    assert 1 - inside == pytest.approx(0.0027, rel=0.02)
+def test_fold_leaves_no_gain_and_no_bias() -> None:
+    stack = started(0, {"model.scheme": "pre_ln", "model.depth": 2})
+    with torch.no_grad():
+        for scheme in stack.model.schemes:
+            for parameter in scheme.parameters():
+                parameter += 0.1
+        folded, saved = fold(stack.model)
+    assert saved == 2 * 2 * 2 * 32
+    for scheme in folded.schemes:
+        for name, parameter in scheme.named_parameters():
+            assert (parameter == (1.0 if name.endswith("gain") else 0.0)).all()

@@ -7,14 +7,12 @@ import math
 
 import numpy as np
 import pytest
-from helpers import ROOT
-from helpers.claim_verdicts import EXPECTED, VERDICTS
+import torch
 from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.theory import CLAIMS, Finding, Part, claim, repeats
-from deepstack.theory.claim import Decision
-from deepstack.theory.claim_stack import started
+from deepstack.theory.claim import Decision, sure
 from deepstack.theory.sources import LAYER_CAKE
 
 run = CliRunner().invoke
@@ -176,18 +174,12 @@ def test_a_real_experiment_draws_more_when_thorough() -> None:
     assert thorough.parts[0].uncertainty < plain.parts[0].uncertainty / 2
 
 
-def test_unigram_losses_are_those_of_the_tokens_frequencies() -> None:
-    stack = started(0, {"task.name": "markov"})
-    for step, loss in enumerate(stack.unigram_losses(2).tolist(), start=1):
-        batch = stack.task.train_batch(step, stack.config.train.batch_size)
-        shares = stack.task.unigram[batch.targets[batch.masked]]
-        assert loss == pytest.approx(-np.log(shares).mean())
-
-
-def test_the_page_in_docs_has_the_verdicts_of_the_tests() -> None:
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    expected = VERDICTS | {name: verdict for name, (verdict, _) in EXPECTED.items()}
-    rows = [line for line in page.splitlines() if line.startswith("| [C")]
-    assert len(rows) == len(expected)
-    for row in rows:
-        assert row.endswith(f"| {expected[row[3 : row.index(']')]]} |"), row
+@pytest.mark.parametrize("draws", [2, 3, 4, 8, 12, 21, 22, 60, 1000])
+def test_few_draws_are_as_sure_as_many(draws: int) -> None:
+    """The share of Student's t beyond is that of a normal distribution beyond three."""
+    free, limit = draws - 1, sure(draws)
+    logarithm = math.lgamma((free + 1) / 2) - math.lgamma(free / 2)
+    constant = math.exp(logarithm) / math.sqrt(free * math.pi)
+    x = torch.linspace(0, limit, 2_000_001, dtype=torch.float64)
+    inside = 2 * torch.trapezoid(constant * (1 + x**2 / free) ** (-(free + 1) / 2), x).item()
+    assert 1 - inside == pytest.approx(0.0027, rel=0.02)
