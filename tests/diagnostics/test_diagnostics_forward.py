@@ -32,8 +32,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "encoder_decoder": ROTARY | BOTH,
     "merged": QK_NORM | BOTH | {"model__decoder_attention": "merged"},
 }
+NTK = QK_NORM | {"model__init": {"distribution": "ntk"}}
 # every entry of every parameter moves by this much, since θ_0 and in the last step
 SINCE_START, LAST_STEP = 0.02, 0.01
+WIRINGS = ("post_ln", "deepnorm", "pre_ln")
 UNDEFINED = ("deepnorm", "merged")  # its coefficients are those of three sublayers
 
 
@@ -58,6 +60,8 @@ class Products(TorchFunctionMode):
             self.add(result.detach().double())
         elif func is F.linear:
             self.matrices.append(args[1].detach().double())
+        elif func is torch.addmm:  # of the NTK parameterisation
+            self.matrices.append(args[2].detach().double().t())
         return result
 
     def add(self, weights: Tensor) -> None:
@@ -74,12 +78,13 @@ def record_pass(look: Look) -> list[dict[str, Any]]:
     """
     layers, handles, products = [], [], Products()
     for layer in look.model.layers:
-        entry: dict[str, Any] = {"layer": layer, "sublayers": []}
+        scaled = look.config.model.init.distribution == "ntk"
+        entry: dict[str, Any] = {"layer": layer, "sublayers": [], "scaled": scaled}
         layers.append(entry)
         handles.append(layer.register_forward_hook(keep(entry, "x", "y")))
         for name in layer.names:
             norm, branch = getattr(layer.scheme, f"{name}_norms")[0], getattr(layer, name)
-            record: dict[str, Any] = {"name": name, "norm": norm}
+            record: dict[str, Any] = {"name": name, "norm": norm, "scaled": scaled}
             entry["sublayers"].append(record)
             handles.append(branch.register_forward_hook(keep(record, "input", "G", products)))
             handles.append(norm.register_forward_pre_hook(give_a_view(record)))
@@ -131,6 +136,11 @@ def matrices_of(record: dict[str, Any]) -> dict[str, Tensor]:
     return dict(zip("qkvo", (*rows, outer), strict=True))
 
 
+def applied(record: dict[str, Any], W: Tensor) -> Tensor:
+    """The matrix by which a sublayer multiplies: over √n_in under the NTK parameterisation."""
+    return W / math.sqrt(W.shape[1]) if record["scaled"] else W
+
+
 def of_sublayer(record: dict[str, Any], x: Tensor, total: Tensor, post: bool) -> dict[str, float]:
     """Diagnostics of one sublayer.  x: the stream that enters; total: the residual sum."""
     z, G = record["z"].detach().double(), record["G"].detach().double()
@@ -165,7 +175,7 @@ def of_theorem(record: dict[str, Any], merged: bool) -> dict[str, float]:
     w2 *= 1.0 if attends else 0.5
     alpha = math.nan if merged else record["alpha"]
     moved = SINCE_START * math.sqrt(inner.numel() + outer.numel())
-    powers = [W.shape[1] * W.square().mean().item() for W in (inner, outer)]
+    powers = [W.shape[1] * applied(record, W).square().mean().item() for W in (inner, outer)]
     record["vw"] = powers[0] * powers[1] * (1.0 if attends else 0.5)
     return {
         "bound": math.sqrt(v2 + w2) / alpha * moved,
@@ -196,7 +206,8 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
     }
     result["update_to_weight"] = result["param_update_norm"] / result["param_norm"]
     matrices = {r: W for record in entry["sublayers"] for r, W in matrices_of(record).items()}
-    lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in matrices.items()}
+    applied_ = {r: applied(entry, W) for r, W in matrices.items()}
+    lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in applied_.items()}
     result["spectral_log_product"] = sum(map(math.log, lengths.values()))
     return result | {f"spectral_norm_{role}": length for role, length in lengths.items()}
 
@@ -250,14 +261,22 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("scheme", "family"),
-    [(s, f) for f in FAMILIES for s in ("post_ln", "deepnorm", "pre_ln") if (s, f) != UNDEFINED],
+    [
+        *((s, f) for f in FAMILIES for s in WIRINGS if (s, f) != UNDEFINED),
+        ("deepnorm", "ntk"),
+        ("admin", "encoder"),
+        ("deepnorm_tight", "encoder"),
+    ],
 )
 def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
-    look = Look(model__scheme=scheme, **FAMILIES[family])
+    look = Look(model__scheme=scheme, **(FAMILIES | {"ntk": NTK})[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
         for entry in look.model.schemes:
             for name in entry.sublayers:
                 getattr(entry, f"{name}_norms")[0].gain.fill_(1.3)
+            if scheme == "admin":  # of the theorem's form while each vector is one number
+                for number, omega in enumerate(entry.each("omega")):
+                    omega.fill_(1.5 + number)
     values = [bank.values().clone() for bank in look.banks]
     logged = evaluate(
         take(

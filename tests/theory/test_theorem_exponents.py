@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import ModelUpdate
-from deepstack.fast import make_step
-from deepstack.model import build_model
 from deepstack.schemes.post_norm import ADAM_GROWTH
-from deepstack.tasks import build_task
-from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.theory.claim_stack import Trial
 
 DEPTHS = (6, 18, 50, 100, 200)
 # Small enough that half of it gives half of ‖ΔF‖ (tested below), large enough that what moves is
@@ -39,29 +34,12 @@ def update_after_one_step(
     trained: str | tuple[str, ...] = MATRICES,
 ) -> float:
     changes = {
-        "model.scheme": scheme,
-        "model.depth": depth,
-        "model.d_model": 32,
-        "seed": seed,
-        "task.seq_len": 16,
-        "train.batch_size": 4,
-        "train.optimizer": optimizer,
-        "train.trainable": trained if trained == "all" else list(trained),
-    }
-    config = with_overrides(Config(), changes)
-    task, cpu = build_task("text", {}, seq_len=16, seed=seed), torch.device("cpu")
-    built = build_model(config, vocab_size=task.vocab_size)
-    step = make_step(
-        lambda x, y: mean_loss(built.model(x), y),
-        built.banks,
-        built.trained,
-        make_optimizer(config.train, built.trained, optim=built.optim),
-        clip=None,
-        max_loss=100.0,
-        alive=torch.ones(()),
-    )
-    update = ModelUpdate(built.model, to_device(task.probe_batch(4), cpu)[0])
-    step(*to_device(task.train_batch(1, 4), cpu), lr)
+        "model.scheme": scheme, "model.depth": depth, "train.optimizer": optimizer, "train.lr": lr,
+        "train.clip": None, "train.trainable": trained if trained == "all" else list(trained),
+    }  # fmt: skip
+    trial = Trial(seed, changes)
+    update = ModelUpdate(trial.model, trial.probe)
+    trial.run(1)
     return update.measure()["model_update"].item()
 
 
