@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +23,31 @@ RANGES = 4
 SCHEDULE, WHOLE = "schedule", "whole"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A group of parameters: one role in all layers and outside of them, or a range of layers.
 
-    pieces: key of a bank -> (layers, index of the role in the bank) of the part's parameters.
-    is_role: whether it is a role.  All roles cover each parameter once, and so do all ranges.
+    role: the role, None for a range.  All roles cover each parameter once, and so do all ranges.
+    stack, layers: the range; stack None stands for the parameters outside of the layers.
     """
 
     name: str
     sentence: str
-    pieces: Mapping[str, list[tuple[slice, int]]]
-    is_role: bool
+    role: str | None = None
+    stack: str | None = None
+    layers: slice = slice(None)
+
+    def indices(self, bank: Bank) -> list[int]:
+        """Return the indices of the roles of a bank that are of this part."""
+        if self.role is not None:
+            return [index for index, role in enumerate(bank.roles) if role == self.role]
+        return list(range(len(bank.roles))) if bank.stack == self.stack else []
 
     def put_in(self, bank: Bank, values: Tensor, others: Tensor) -> Tensor:
         """Return a copy of `values` (depth, …) with this part from `others`, of equal shape."""
         mixed, count = values.clone(), len(bank.roles)
-        for layers, index in self.pieces.get(bank.key, ()):
-            mixed.chunk(count, dim=1)[index][layers] = others.chunk(count, dim=1)[index][layers]
+        for index in self.indices(bank):
+            new = others.chunk(count, dim=1)[index][self.layers]
+            mixed.chunk(count, dim=1)[index][self.layers] = new
         return mixed
 
 
@@ -51,32 +59,20 @@ def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
     outside of the layers.
     """
     there = {role for bank in banks for role in bank.roles}
-    parts = []
-    for role in [*(r for r in conf.ROLES if r in there), *sorted(there - {*conf.ROLES})]:
-        pieces = {
-            bank.key: [(slice(None), bank.roles.index(role))]
-            for bank in banks
-            if role in bank.roles
-        }
-        parts.append(Part(role, f"The parameters of role {role}, in whatever layer.", pieces, True))
-
-    def whole_rows(stack: str | None, rows: slice) -> dict[str, list[tuple[slice, int]]]:
-        mine = [bank for bank in banks if bank.stack == stack]
-        return {bank.key: [(rows, i) for i in range(len(bank.roles))] for bank in mine}
-
+    roles = [*(role for role in conf.ROLES if role in there), *sorted(there - {*conf.ROLES})]
+    parts = [Part(r, f"The parameters of role {r}, in whatever layer.", role=r) for r in roles]
     before = 0
     for side, stack in model.stacks.items():
         depth = len(stack.layers)
         count = min(RANGES, depth)
-        for i in range(count):
-            first, end = depth * i // count, depth * (i + 1) // count
-            name = f"layers_{before + first + 1}_{before + end}"
-            sentence = f"All parameters of layers {before + first + 1} to {before + end}."
-            parts.append(Part(name, sentence, whole_rows(side, slice(first, end)), False))
+        ends = [depth * i // count for i in range(count + 1)]
+        for first, end in pairwise(ends):
+            numbers = before + first + 1, before + end
+            sentence = "All parameters of layers {} to {}.".format(*numbers)
+            name = "layers_{}_{}".format(*numbers)
+            parts.append(Part(name, sentence, stack=side, layers=slice(first, end)))
         before += depth
-    sentence = "All parameters outside of the layers."
-    parts.append(Part("outside", sentence, whole_rows(None, slice(None)), False))
-    return parts
+    return [*parts, Part("outside", "All parameters outside of the layers.")]
 
 
 def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
@@ -110,13 +106,11 @@ def attribute(
         put(banks, initial)
         first = model.hidden(tokens)
         for part in parts:
-            moved = first
-            mine = [bank for bank in banks if bank.key in part.pieces]
+            mine = [bank for bank in banks if part.indices(bank)]
             mixed = {b.key: part.put_in(b, b.values(), present[b.key]) for b in mine}
             changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
             put(changed, mixed)
-            if changed:
-                moved = model.hidden(tokens)
+            moved = model.hidden(tokens) if changed else first
             put(changed, initial)
             values[part.name] = distance(moved - first)
     if model.schemes[0].changes_by_step:
@@ -143,11 +137,11 @@ def first_order(
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
         total: Tensor | None = None
         for part in parts:
-            mine = [bank for bank in banks if bank.key in part.pieces]
+            mine = [bank for bank in banks if part.indices(bank)]
             tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
             vector = push_forward(model, mine, tangents, tokens)
             values[part.name] = distance(vector)
-            if part.is_role:
+            if part.role is not None:
                 total = vector if total is None else total + vector
     assert total is not None
     return values | {WHOLE: distance(total)}
@@ -159,7 +153,8 @@ def push_forward(
     """Return J t at the present θ, (batch, seq, d_model).  t: key of a bank -> (depth, …)."""
     named = dict(model.named_parameters())
     # Only the math kernel has a forward mode on every device.
-    with quiet(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+    quiet = warnings.catch_warnings(action="ignore", category=DeprecationWarning)
+    with quiet, forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         duals = {
             f"model.{name}": forward_ad.make_dual(named[name].detach(), tangent)
             for bank in banks
@@ -168,14 +163,6 @@ def push_forward(
         F = functional_call(Hidden(model), duals, (tokens,))
         tangent = forward_ad.unpack_dual(F).tangent
         return torch.zeros_like(F) if tangent is None else tangent.clone()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress torch's `torch.jit.script` deprecation warning about its own derivatives."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-        yield
 
 
 class Hidden(nn.Module):

@@ -14,7 +14,7 @@ from deepstack import config as conf
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import variance
+from deepstack.diagnostics.watch import tapped, variance
 from deepstack.schemes import Scheme, StackNorm, Tap
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and the factor
@@ -103,15 +103,9 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
     parts = [module for module in scheme.modules() if not isinstance(module, StackNorm)]
     if any(part._parameters or part._buffers for part in parts):
         return alphas(scheme, d_model, device)
-    if scheme in _tried:
-        return _tried[scheme]
-    try:
-        coefficients = alphas(scheme, d_model, torch.device("cpu"))
-    except RuntimeError:  # the scheme has a tensor that is no parameter or buffer
-        return alphas(scheme, d_model, device)
-    if not scheme.changes_by_step:
-        _tried[scheme] = coefficients
-    return coefficients
+    if scheme not in _tried or scheme.changes_by_step:
+        _tried[scheme] = alphas(scheme, d_model, torch.device("cpu"))
+    return _tried[scheme]
 
 
 def not_said_of(model: conf.Model) -> tuple[str, ...]:
@@ -145,14 +139,11 @@ def alphas(scheme: Scheme, d_model: int, device: torch.device) -> list[float]:
     if merged or scheme.maps_stream or scheme.final_norm or len(scheme.slots):
         return unknown
     tap = RandomValues(d_model, device)
-    scheme.tap = tap
     try:
-        with evaluating(scheme):  # as in every measurement: without dropout
+        with tapped([scheme], tap), evaluating(scheme):  # as in every measurement: without dropout
             last = scheme.layer(tap.expected, *(lambda y: y for _ in scheme.sublayers))
     except Exception:  # a plugin's layer that uses more of a sublayer than its output
         return unknown
-    finally:
-        scheme.tap = None
     complete = len(tap.alphas) == len(unknown) and isinstance(last, Tensor)
     return tap.alphas if complete and torch.equal(last, tap.expected) else unknown
 

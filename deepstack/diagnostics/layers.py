@@ -103,10 +103,9 @@ def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
     by_snapshot = [_values(snapshot) for snapshot in snapshots]
     names = list(dict.fromkeys(name for values in by_snapshot for name in values))
 
-    def of(values: dict[str, Tensor], name: str) -> Tensor:
-        return values.get(name, torch.full_like(values["grad_norm"], float("nan")))
-
-    return {name: torch.cat([of(values, name) for values in by_snapshot]) for name in names}
+    nothing = [torch.full_like(values["grad_norm"], float("nan")) for values in by_snapshot]
+    pairs = list(zip(by_snapshot, nothing, strict=True))
+    return {name: torch.cat([values.get(name, nan) for values, nan in pairs]) for name in names}
 
 
 def _values(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -115,22 +114,20 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     for name, function in DIAGNOSTICS.items():
         before = versions(snapshot)
         value = function(snapshot)
-        if changed := [
-            key for key, version in versions(snapshot).items() if before[key] != version
-        ]:
+        changed = [key for key, version in versions(snapshot).items() if before[key] != version]
+        if changed:
             raise PluginError(
                 f"diagnostic {name!r}: {place_of(function)}it changes snapshot.{changed[0]} in "
                 "place, which other diagnostics read; write a new tensor, or .clone() it first"
             )
-        if isinstance(value, Mapping):
-            by_snapshot = {f"{name}_{part}": of_part for part, of_part in value.items()}
-        elif isinstance(value, Tensor) and value.shape == (depth, count):
-            by_snapshot = {
-                f"{name}_{part}": value[:, i] for i, part in enumerate(snapshot.sublayers)
-            }
-        else:
-            by_snapshot = {name: value}
-        for file, one in by_snapshot.items():
+        if isinstance(value, Tensor) and value.shape == (depth, count):
+            value = dict(zip(snapshot.sublayers, value.unbind(dim=1), strict=True))
+        files = (
+            {name: value}
+            if not isinstance(value, Mapping)
+            else {f"{name}_{part}": of_part for part, of_part in value.items()}
+        )
+        for file, one in files.items():
             if not isinstance(one, Tensor) or one.shape != (depth,):
                 shape = f"{tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
                 raise PluginError(
@@ -138,26 +135,22 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
                     f"tensor ({depth},), one value a layer, or ({depth}, {count}), one a sublayer "
                     f"({place_of(function).rstrip(': ')})"
                 )
-        values |= by_snapshot
+        values |= files
     return values
 
 
 def versions(snapshot: Snapshot) -> dict[str, int]:
     """Return the number of in-place changes of each tensor of a snapshot."""
-    by_snapshot: dict[str, int] = {}
-    for key, value in vars(snapshot).items():
-        inside = value.items() if isinstance(value, Mapping) and key != "shared" else [("", value)]
-        for part, tensor in inside:
-            if isinstance(tensor, Tensor):
-                by_snapshot[f"{key}[{part!r}]" if part else key] = tensor._version
-    return by_snapshot
+    tensors = {key: value for key, value in vars(snapshot).items() if key != "shared"}
+    for key in ("matrices", "initial", "entropy"):
+        tensors |= {f"{key}[{part!r}]": tensor for part, tensor in tensors.pop(key).items()}
+    return {key: value._version for key, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def describe() -> dict[str, tuple[str, str, str]]:
     """Return file name -> symbol, unit, one sentence, for the run folder's columns.json."""
-    described: dict[str, tuple[str, str, str]] = {}
-    for name, function in DIAGNOSTICS.items():
-        sentence = (inspect.getdoc(function) or "").split("\n")[0]
-        for key in (name, *(f"{name}_{part}" for part in PARTS[name])):
-            described[key] = (SYMBOLS[name], UNITS[name], sentence)
-    return described
+    return {
+        key: (SYMBOLS[name], UNITS[name], (inspect.getdoc(function) or "").split("\n")[0])
+        for name, function in DIAGNOSTICS.items()
+        for key in (name, *(f"{name}_{part}" for part in PARTS[name]))
+    }

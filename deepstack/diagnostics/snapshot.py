@@ -17,7 +17,7 @@ from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
 from deepstack.model import Transformer
-from deepstack.model.sublayers import FeedForward, scaled_linear
+from deepstack.model.sublayers import scaled_linear
 from deepstack.parameters import Bank, layer_norms
 from deepstack.schemes import Scheme, visible
 
@@ -127,32 +127,25 @@ def take(
     skipped: how many layers are left out in turn, one forward pass each.  passed: a faster
     equivalent of `pass_through` with these arguments; its result is not cleared.
     """
-    parameters = trained_by_layer(model)
-    seen, value, norms_of = passed() if passed else pass_through(model, tokens, loss)
-    lengths = iter(norms_of)
-    by_layer, of_matrices = [], []
-    for layer in parameters:
-        sizes = [next(lengths) for _ in layer]
-        by_layer.append(length(sizes, tokens.device))
-        matrix_sizes = [
-            n for n, p in zip(sizes, layer, strict=True) if getattr(p, "start", "") == "matrix"
-        ]
-        of_matrices.append(length(matrix_sizes, tokens.device))
+    seen, value, lengths = passed() if passed else pass_through(model, tokens, loss)
+    grad_norm = length_by_layer(model, lengths, lambda p: True)
+    matrix_grad_norm = length_by_layer(
+        model, lengths, lambda p: getattr(p, "start", "") == "matrix"
+    )
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
+    first = 0
     for side, stack in model.stacks.items():
         depth, sublayers = len(stack.layers), stack.schemes[0].sublayers
+        rows, first = slice(first, first + depth), first + depth
         mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
         norms = layer_norms([values[i] for i in mine])
-        grad_norm, by_layer = by_layer[:depth], by_layer[depth:]
-        matrix_grad_norm, of_matrices = of_matrices[:depth], of_matrices[depth:]
+        changes = layer_norms([moved[i] for i in mine]) if moved else torch.zeros_like(norms)
         states = torch.stack(seen[side].states)
         feed_forward = stack.layers[0].get_submodule("feed_forward")
-        values_by_sublayer: dict[str, Any] = dict(
-            sublayer_values(seen[side], depth, len(sublayers))
-        )
+        by_sublayer: dict[str, Any] = sublayer_values(seen[side], depth, len(sublayers))
         if passed is None:
             seen[side].sublayers.clear()
         snapshots.append(
@@ -161,20 +154,15 @@ def take(
                 schemes=stack.schemes,
                 matrices=matrices(layer_banks, values, mine),
                 initial=matrices(layer_banks, initial, mine),
-                scaled=isinstance(feed_forward, FeedForward)
-                and feed_forward.linear is scaled_linear,
+                scaled=getattr(feed_forward, "linear", None) is scaled_linear,
                 states=states,
                 stream=states.norm(dim=-1).flatten(1),
-                **values_by_sublayer,
-                entropy={
-                    name: torch.stack(rows) for name, rows in seen[side].entropy.items() if rows
-                },
-                grad_norm=torch.stack(grad_norm),
-                matrix_grad_norm=torch.stack(matrix_grad_norm),
+                **by_sublayer,
+                entropy={n: torch.stack(e) for n, e in seen[side].entropy.items() if e},
+                grad_norm=grad_norm[rows],
+                matrix_grad_norm=matrix_grad_norm[rows],
                 param_norm=norms,
-                param_update_norm=layer_norms([moved[i] for i in mine])
-                if moved
-                else torch.zeros_like(norms),
+                param_update_norm=changes,
                 loss=value,
                 skip_loss=without[side] if without else None,
             )
@@ -182,10 +170,19 @@ def take(
     return snapshots
 
 
-def length(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the norm of all parts from the norm of each; 0 for no parts."""
-    zero = torch.zeros((), device=device)
-    return torch.linalg.vector_norm(torch.stack(list(parts))) if parts else zero
+def length_by_layer(
+    model: Transformer, lengths: Sequence[Tensor], holds: Callable[[nn.Parameter], bool]
+) -> Tensor:
+    """Return the norm over each layer's trained parameters that fulfil a condition; 0 for none.
+
+    lengths: the norm of every trained parameter of the layers, in their order.
+    """
+    remaining, zero = iter(lengths), torch.zeros((), device=lengths[0].device)
+    rows = (
+        [length for p, length in zip(layer, remaining, strict=False) if holds(p)]
+        for layer in trained_by_layer(model)
+    )
+    return torch.stack([torch.linalg.vector_norm(torch.stack(row or [zero])) for row in rows])
 
 
 def matrices(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from itertools import count, cycle
 from typing import Any, TypeVar
@@ -68,23 +68,22 @@ class Subject:
     def _hidden(self) -> Tensor:
         source = self._source
         if isinstance(source, nn.Module):
-            with outputs_of([source], lambda x: x) as seen:
+            with outputs_of([source], lambda x: x) as outputs:
                 self._run()
-            found = seen[0]
-            if found is None:
+            F = outputs[0]
+            if F is None:
                 raise ConfigError(f"hidden: {self.f_name} gives no tensor in model(batch)")
         elif source is not None:
-            found = source(self.model, self.batch)
-            if not isinstance(found, Tensor):
-                kind = type(found).__name__
+            F = source(self.model, self.batch)
+            if not isinstance(F, Tensor):
+                kind = type(F).__name__
                 raise ConfigError(f"hidden: the function gave {kind}; it must give a tensor")
         else:
             returned = self._run()
-            found = tensor_of(returned)
-            if found is None or found.ndim < 2 or self.width not in (None, found.shape[-1]):
-                raise ConfigError(self._no_hidden_state(returned, found))
-        # a copy: a model may give the same storage twice
-        return as_float(dense(found.detach())).clone()
+            F = tensor_of(returned)
+            if F is None or F.ndim < 2 or self.width not in (None, F.shape[-1]):
+                raise ConfigError(self._no_hidden_state(returned, F))
+        return as_float(F).clone()  # a model may give the same storage twice
 
     def stream_norm(self) -> Tensor:
         """Return the mean over tokens of ‖x_l‖₂, the stream after each layer, (layers,)."""
@@ -93,31 +92,30 @@ class Subject:
     def _stream(self) -> list[tuple[Tensor, int]]:
         """Return mean ‖x_l‖₂ and width of the stream after each layer."""
 
-        def seen_of(x: Tensor) -> tuple[Tensor, int]:
-            x = as_float(dense(x.detach()))
-            return x.norm(dim=-1).mean(), x.shape[-1]
+        def size(x: Tensor) -> tuple[Tensor, int]:
+            return as_float(x).norm(dim=-1).mean(), x.shape[-1]
 
-        with undisturbed(self.model), outputs_of(self._watched, seen_of) as seen:
+        with undisturbed(self.model), outputs_of(self._watched, size) as sizes:
             self._run()
-        if None in seen:
+        if None in sizes:
             raise ConfigError(
-                f"layers: number {seen.index(None) + 1} of {self.layers_name} gives no tensor in "
+                f"layers: number {sizes.index(None) + 1} of {self.layers_name} gives no tensor in "
                 "model(batch); name what holds the layers, as in layers='encoder.layers', or "
                 "layers=() for no values by layer"
             )
-        return [found for found in seen if found is not None]
+        return [size for size in sizes if size is not None]
 
     def by_layer(self, tensors: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
         """Return the norm over the tensors of each layer's parameters, (layers,); NaN for none.
 
         tensors: a parameter -> its value, its gradient or its change.
         """
-        modules = []
+        norms = []
         for layer in self.layers:
             parts = [tensors(p) for p in layer.parameters() if p.requires_grad]
             norm = norm_of([part for part in parts if part is not None])
-            modules.append(norm.to(self.initial.device))
-        return torch.stack(modules) if modules else torch.zeros(0)
+            norms.append(norm.to(self.initial.device))
+        return torch.stack(norms) if norms else torch.zeros(0)
 
     @torch.no_grad()
     def attribution(
@@ -156,10 +154,10 @@ class Subject:
         ConfigError for a pattern without a match and for a parameter in two groups.
         """
         if wanted is None:
-            found: dict[str, list[str]] = {}
+            by_child: dict[str, list[str]] = {}
             for name in self.parameters:
-                found.setdefault(self._child(name), []).append(name)
-            return found
+                by_child.setdefault(self._child(name), []).append(name)
+            return by_child
         owner: dict[str, str] = {}
         for group, patterns in wanted.items():
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
@@ -205,10 +203,10 @@ class Subject:
 
     def _layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
         if isinstance(layers, str):
-            found = list(self._module(layers).children())
-            if not found:
+            children = list(self._module(layers).children())
+            if not children:
                 raise ConfigError(f"layers: {layers!r} holds no modules")
-            return layers, found
+            return layers, children
         if layers is not None:
             return "those given", list(layers)
         lists = {n: m for n, m in self.modules.items() if isinstance(m, nn.ModuleList) and len(m)}
@@ -220,18 +218,17 @@ class Subject:
         name = max(lists, key=lambda n: len(lists[n]))
         return name, list(lists[name])
 
-    def _no_hidden_state(self, returned: Any, found: Tensor | None) -> str:
+    def _no_hidden_state(self, returned: Any, F: Tensor | None) -> str:
         """Return the error message for a model whose output is not F."""
         names = {m: n for n, m in self.modules.items() if n}
         order = count()
         with undisturbed(self.model):
-            with outputs_of(list(names), lambda x: (next(order), x.shape)) as seen:
+            with outputs_of(list(names), lambda x: (next(order), x.shape)) as outputs:
                 self._run()
-        ran = sorted(
-            (*found, name) for found, name in zip(seen, names.values(), strict=True) if found
-        )
+        called = zip(outputs, names.values(), strict=True)
+        ran = sorted((*output, name) for output, name in called if output)
         fits = [n for _, shape, n in ran if len(shape) > 1 and self.width in (None, shape[-1])]
-        text = type(returned).__name__ if found is None else f"of shape {tuple(found.shape)}"
+        text = type(returned).__name__ if F is None else f"of shape {tuple(F.shape)}"
         width = f" of width {self.width}" if self.width else ""
         return (
             f"hidden: what model(batch) returns is {text}, no hidden state{width}; name the module "
@@ -247,14 +244,9 @@ class Subject:
             # hooks may change the kernel (nn.TransformerEncoder), so both passes have them
             with outputs_of(norms, lambda x: None):
                 F = self._hidden()
-
-            def is_F(x: Tensor) -> bool:
-                found = as_float(dense(x.detach()))
-                return found.shape == F.shape and torch.equal(found, F)
-
-            with outputs_of(norms, is_F) as seen:
+            with outputs_of(norms, lambda x: torch.equal(as_float(x), F)) as equal:
                 self._hidden()
-        return any(seen)
+        return any(equal)
 
 
 def last_module(layer: nn.Module) -> nn.Module:
@@ -281,13 +273,9 @@ def tensor_of(output: Any) -> Tensor | None:
     return None
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return x, (batch, seq, d), or all tokens of a nested tensor concatenated, (tokens, d)."""
-    return torch.cat(x.unbind()) if x.is_nested else x
-
-
 def as_float(x: Tensor) -> Tensor:
-    """Return float64 unchanged and every other type as float32."""
+    """Return x detached, as float32 or float64; a nested tensor as its tokens, (tokens, d)."""
+    x = torch.cat(x.detach().unbind()) if x.is_nested else x.detach()
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -296,9 +284,9 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.tensor(float("nan"))
     # a float16 norm would overflow at 65504; a bfloat16 norm would have three digits
-    half = [t.detach() for t in tensors if t.dtype in (torch.float16, torch.bfloat16)]
-    full = [t.detach() for t in tensors if t.dtype not in (torch.float16, torch.bfloat16)]
-    parts = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in half]
+    tensors, half = [t.detach() for t in tensors], (torch.float16, torch.bfloat16)
+    parts = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors if t.dtype in half]
+    full = [t for t in tensors if t.dtype not in half]
     parts += torch._foreach_norm(full) if full else []
     device = parts[0].device  # a model may use several
     return torch.linalg.vector_norm(torch.stack([part.to(device).float() for part in parts]))
@@ -309,8 +297,12 @@ def copied(batch: Any) -> Any:
 
     Raises ConfigError for a batch that is not a tensor, tuple, list or mapping.
     """
+
+    def copied_value(value: Any) -> Any:
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
     if isinstance(batch, Tensor):
-        return batch.detach().clone()
+        return copied_value(batch)
     if isinstance(batch, Mapping):
         return {key: copied_value(value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
@@ -319,10 +311,6 @@ def copied(batch: Any) -> Any:
         f"batch: found {type(batch).__name__}; allowed a tensor, given as model(batch), a tuple or "
         "list, as model(*batch), or a mapping, as model(**batch)"
     )
-
-
-def copied_value(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 @contextmanager
@@ -357,24 +345,22 @@ def outputs_of(
     A module listed several times, such as a layer with shared weights, has one entry for each of
     its calls, in their order.  None where a module returns no tensor.
     """
-    seen: list[T | None] = [None] * len(modules)
+    outputs: list[T | None] = [None] * len(modules)
     places: dict[nn.Module, list[int]] = {}
     for index, module in enumerate(modules):
         places.setdefault(module, []).append(index)
 
-    def hook(own: Iterator[int]) -> Callable[..., None]:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            found = tensor_of(output)
-            seen[next(own)] = None if found is None else take(found)
+    def hook(indices: Iterator[int]) -> Callable[..., None]:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            x = tensor_of(output)
+            outputs[next(indices)] = None if x is None else take(x)
 
-        return keep
+        return record
 
-    handles = [m.register_forward_hook(hook(cycle(own))) for m, own in places.items()]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for module, indices in places.items():
+            hooks.callback(module.register_forward_hook(hook(cycle(indices))).remove)
+        yield outputs
 
 
 @contextmanager

@@ -79,23 +79,15 @@ def record_values(model: Transformer) -> Iterator[dict[str, StackValues]]:
     input and output of the last norm of the sublayer.
     """
     seen = {side: StackValues() for side in model.stacks}
-    undo: list[Callable[[], None]] = []
-    plain = ExitStack()
-    for layer in model.layers:
-        # the gradients and the gain and epsilon of norms are needed
-        plain.enter_context(layer.unfused())
-        stack_values = seen[layer.scheme.place.side]
-        layer.scheme.tap = SublayerTap(stack_values)
-        for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
-            undo += record_entropies(module, stack_values.entropy.setdefault(name, []))
-    try:
-        yield seen
-    finally:
-        plain.close()
+    with ExitStack() as block:
         for layer in model.layers:
-            layer.scheme.tap = None
-        for restore in undo:
-            restore()
+            # the gradients and the gain and epsilon of norms are needed
+            block.enter_context(layer.unfused())
+            values = seen[layer.scheme.place.side]
+            block.enter_context(tapped([layer.scheme], SublayerTap(values)))
+            for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
+                block.callback(record_entropies(module, values.entropy.setdefault(name, [])))
+        yield seen
 
 
 @contextmanager
@@ -118,7 +110,8 @@ class SublayerTap(Tap):
 
     def _record_gradient(self, name: str, y: Tensor) -> None:
         if y.requires_grad:
-            hook(self.here.deltas, name, y)
+            deltas = self.here.deltas  # without `self`, which has tensors with a graph
+            y.register_hook(lambda g: deltas.update({name: torch.linalg.vector_norm(g)}))
             self.seen.nodes.append(y.grad_fn)
 
     def enter(self, x: Tensor) -> None:
@@ -159,32 +152,26 @@ class SublayerTap(Tap):
         del self.x, self.here, self.branch_inputs, self.norm_input, self.norm_output
 
 
-def hook(deltas: dict[str, Tensor], name: str, x: Tensor) -> None:
-    """Make the backward pass store the norm of the gradient by x as deltas[name]."""
-    x.register_hook(lambda gradient: deltas.update({name: torch.linalg.vector_norm(gradient)}))
-
-
-def record_entropies(module: nn.Module, entropies: list[Tensor]) -> list[Callable[[], None]]:
-    """Make an attention append the mean entropy of its weights; return functions that undo it.
+def record_entropies(module: nn.Module, entropies: list[Tensor]) -> Callable[[], None]:
+    """Make an attention append the mean entropy of its weights; return a function that undoes it.
 
     The weights come from the q and k, or the logits, that the forward pass itself computes.
     """
     if not isinstance(module, (Attention, CrossAttention, MergedAttention)):
-        return []
+        return lambda: None
     causal = isinstance(module, Attention) and module.causal
-    if "logits" in module.slots:
 
-        def after_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
-            entropies.append(mean_entropy(output[0].detach(), causal))
+    def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
+        entropies.append(mean_entropy(output[0].detach(), causal))
 
-        return [module.slots["logits"].register_forward_hook(after_logits).remove]
-
-    def record_entropy(q: Tensor, k: Tensor) -> None:
+    def record_product(q: Tensor, k: Tensor) -> None:
         logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
         entropies.append(mean_entropy(logits, causal))
 
-    module.listener = record_entropy
-    return [partial(setattr, module, "listener", None)]
+    if "logits" in module.slots:
+        return module.slots["logits"].register_forward_hook(record_logits).remove
+    module.listener = record_product
+    return partial(setattr, module, "listener", None)
 
 
 def mean_entropy(logits: Tensor, causal: bool) -> Tensor:

@@ -24,8 +24,9 @@ from deepstack.theory.claim import (
     means,
 )
 from deepstack.theory.claim_stack import Trial, flat_part, growth
-from deepstack.theory.draws import exponents, gather, normals, random, repeats, seeds
+from deepstack.theory.draws import normals, random, repeats, seeds
 from deepstack.theory.sources import ADD_AND_NORM
+from deepstack.theory.statistics import exponents, gather
 
 Joined = Callable[[Tensor, nn.Module], Tensor]
 

@@ -26,17 +26,9 @@ from deepstack.theory.claim import (
     means,
 )
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import (
-    agreement,
-    exponents,
-    gather,
-    normals,
-    power,
-    random,
-    repeats,
-    seeds,
-)
+from deepstack.theory.draws import normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
+from deepstack.theory.statistics import agreement, exponents, gather, sweep
 
 FP32 = 1e-5  # relative rounding error of a chain of products in fp32
 
@@ -106,8 +98,7 @@ def saturation(seed: int) -> Finding:
             }
         return values
 
-    by_size = [gather(sample(d) for _ in range(draws)) for d in sizes]
-    drawn = {name: torch.stack([of[name] for of in by_size], dim=1) for name in by_size[0]}
+    drawn = sweep(sizes, draws, sample)
 
     def gradient(d: int) -> float:
         # given q, its products with independent keys are independent N(0, ‖q‖²)

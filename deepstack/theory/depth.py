@@ -13,8 +13,9 @@ from deepstack.diagnostics.signals import grad_norm_predicted
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, beside, claim
 from deepstack.theory.claim_stack import Trial, flat_part, growth
-from deepstack.theory.draws import F64, gather, random, seeds
+from deepstack.theory.draws import F64, random, seeds
 from deepstack.theory.sources import LAYER_CAKE
+from deepstack.theory.statistics import gather
 
 GROUPS = {
     "matrices": MATRICES,

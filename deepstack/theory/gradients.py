@@ -14,8 +14,9 @@ from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import F64, agreement, gather, normals, random, seeds
+from deepstack.theory.draws import F64, normals, random, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
+from deepstack.theory.statistics import agreement, gather
 
 WORDS = {
     "attention": "self-attention",

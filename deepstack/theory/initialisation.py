@@ -15,18 +15,9 @@ from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import (
-    F64,
-    ROUNDING,
-    agreement,
-    gather,
-    normals,
-    power,
-    random,
-    repeats,
-    seeds,
-)
+from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
+from deepstack.theory.statistics import agreement, gather
 
 
 @claim("C18", READING_NOTES)

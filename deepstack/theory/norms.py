@@ -28,18 +28,10 @@ from deepstack.theory.claim import (
     means,
 )
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import (
-    ROUNDING,
-    agreement,
-    gather,
-    normals,
-    random,
-    repeats,
-    seeds,
-    slopes,
-)
+from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
+from deepstack.theory.statistics import agreement, gather, slopes
 
 
 @claim("C17", NORM_THEN_LINEAR)

@@ -15,8 +15,9 @@ from deepstack.diagnostics.bound import bound, terms
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, descend, flat_part, growth
-from deepstack.theory.draws import exponents, gather, seeds
+from deepstack.theory.draws import seeds
 from deepstack.theory.sources import LAYER_CAKE
+from deepstack.theory.statistics import exponents, gather
 
 # schemes of the form x <- LN(alpha x + G(x))
 OF_THE_THEOREM = ("post_ln", "post_ln_init", "ds_init", "admin", "deepnorm", "deepnorm_adam")

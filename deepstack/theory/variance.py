@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch import Tensor
 from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
 from deepstack.theory.claim_stack import Trial
-from deepstack.theory.draws import F64, exponents, gather, normals, power, random, repeats, seeds
+from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
+from deepstack.theory.statistics import exponents, gather, sweep
 
 # alpha, v, w: Post-LN's, DeepNorm's at N = 6 with v = w = beta, and three different numbers
 COEFFICIENTS = {
@@ -109,16 +111,12 @@ def attention_keeps_the_size(seed: int) -> Finding:
         ratio = (s @ X).norm(dim=1) / math.sqrt(d)
         return {"norm": X.norm(dim=1).mean() / math.sqrt(d), "ratio": ratio, "flat": s.norm(dim=1)}
 
-    drawn = [gather(sample(n) for _ in range(draws)) for n in sizes]
-    norm = torch.cat([of_size["norm"] for of_size in drawn])
-    # (spreads, draws, sizes)
-    ratio, flat = (
-        torch.stack([of[k] for of in drawn], dim=-1).transpose(0, 1) for k in ("ratio", "flat")
-    )
+    norm, ratio, flat = sweep(sizes, draws, sample).values()
+    ratio, flat = ratio.movedim(2, 0), flat.movedim(2, 0)  # (spreads, draws, sizes)
     labels = [f"spread {spread}" for spread in spreads.tolist()]
     largest = "largest ‖softmax(q)X‖/√d of all draws"
     parts = [
-        Part.mean("‖x_i‖/√d", 1.0, norm, tolerance=1e-9),
+        Part.mean("‖x_i‖/√d", 1.0, norm.t(), tolerance=1e-9),
         Part(largest, 1.0, ratio.max().item(), 0.0, relation="<="),
         *(
             Part.mean(f"exponent of ‖softmax(q)X‖ in n, {label}", 0.0, exponents(sizes, values))
@@ -257,20 +255,19 @@ def step_of_the_weights(seed: int) -> Finding:
         }
 
     random_step = gather(ratios(16, independent=True) for _ in range(draws))
-    steps = [gather(ratios(count, independent=False) for _ in range(draws)) for count in tokens]
+    steps = sweep(tokens, draws, partial(ratios, independent=False))
     parts = [
         Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, random_step["equal"]),
         at_most("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, random_step["bound"]),
     ]
-    for count, step in zip(tokens, steps, strict=True):
+    for count, step in zip(tokens, steps["bound"].t(), strict=True):
         words = f"{count} token{'s' * (count > 1)}"
-        parts.append(at_most(f"the same, a gradient step on {words}", 1.0, step["bound"]))
+        parts.append(at_most(f"the same, a gradient step on {words}", 1.0, step))
     long = "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"
-    parts.append(beside(long, math.sqrt(M), steps[0]["by V"].sqrt(), tolerance=0.05))
-    first, total = (torch.stack([s[k] for s in steps], dim=1) for k in ("by V", "bound"))
+    parts.append(beside(long, math.sqrt(M), steps["by V"][:, 0].sqrt(), tolerance=0.05))
     lines = [
-        Line.mean("first term, over w²‖ΔV‖²", tokens, first),
-        Line.mean("both, over (v² + w²)‖Δθ‖²", tokens, total),
+        Line.mean("first term, over w²‖ΔV‖²", tokens, steps["by V"]),
+        Line.mean("both, over (v² + w²)‖Δθ‖²", tokens, steps["bound"]),
         Line("the bound", tokens, [1.0] * len(tokens), False),
     ]
     return Finding(

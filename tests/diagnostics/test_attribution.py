@@ -148,7 +148,7 @@ def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
     for is_role in (True, False):
         for bank in moved.banks:
             zero, one = torch.zeros_like(bank.values()), torch.ones_like(bank.values())
-            parts = [part for part in moved.parts if part.is_role == is_role]
+            parts = [part for part in moved.parts if (part.role is not None) == is_role]
             assert torch.equal(sum((p.put_in(bank, zero, one) for p in parts), zero), one)
 
 
@@ -172,7 +172,7 @@ def test_first_order_of_every_norm_and_of_small_changes(kind: str) -> None:
     exact, linear = few.measured(), few.linear()
     for name, value in exact.items():
         assert linear[name] == pytest.approx(value, rel=0.02, abs=1e-6), name
-    assert linear["whole"] < sum(linear[part.name] for part in few.parts if part.is_role)
+    assert linear["whole"] < sum(linear[part.name] for part in few.parts if part.role)
     many = Moved(size=1e-1, model__norm__kind=kind, model__activation="gelu").linear()
     for name, value in linear.items():  # the same noise a hundred times as long
         assert many[name] == pytest.approx(100 * value, rel=1e-3, abs=1e-5), name
@@ -185,7 +185,7 @@ def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
     for is_role in (True, False):  # as vectors, of which the norms are written down
         total = copy.deepcopy(moved.first).double()
         h = 1e-5
-        for part in (p for p in moved.parts if p.is_role == is_role):
+        for part in (p for p in moved.parts if (p.role is not None) == is_role):
             shifted = dict(moved.literally(part.name, h).named_parameters())
             start = dict(moved.first.named_parameters())
             for name, value in total.named_parameters():

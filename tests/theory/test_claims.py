@@ -15,8 +15,8 @@ from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory.claim import sure
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import agreement, exponents, slopes
 from deepstack.theory.norms import fold, stream_powers, unit_branches
+from deepstack.theory.statistics import agreement, exponents, slopes
 from deepstack.training import mean_loss
 
 LONG = ("C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35")
