@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -152,10 +151,14 @@ class RandomValues(Tap):
     """Replace the outputs of sublayers and norms by random numbers and fit α of each sublayer."""
 
     def __init__(self, d_model: int, device: torch.device) -> None:
-        random = torch.Generator().manual_seed(0)
-        self.draw = partial(draw, d_model, random, device)
+        self.d_model, self.device = d_model, device
+        self.random = torch.Generator().manual_seed(0)
         self.alphas: list[float] = []
         self.expected = self.draw()  # the stream that the next sublayer should read
+
+    def draw(self) -> Tensor:
+        """Draw a stream of two tokens, (1, 2, d_model), without the global random state."""
+        return torch.randn(1, 2, self.d_model, generator=self.random).to(self.device)
 
     def enter(self, x: Tensor) -> None:
         self.g, self.out = self.draw(), self.draw()
@@ -196,8 +199,3 @@ def ratio(z: Tensor, x: Tensor, g: Tensor) -> float:
         return math.nan
     c1, c2 = coefficients.tolist()
     return c1 / c2 if abs(c2) > 1e-6 * abs(c1) else math.inf
-
-
-def draw(d_model: int, random: torch.Generator, device: torch.device) -> Tensor:
-    """Draw a stream of two tokens, (1, 2, d_model), without using the global random state."""
-    return torch.randn(1, 2, d_model, generator=random).to(device)
