@@ -191,21 +191,15 @@ def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tens
     NaN where a scheme has no such value or does not call `residual` once per sublayer.
     count: the number of sublayers of a layer.
     """
-    sublayers, first = seen.sublayers, seen.states[0]
+    sublayers = seen.sublayers
     if len(sublayers) != count * depth:
-        nothing = first.new_full(first.shape[:2], float("nan")).flatten()
-        by_token = {name: nothing.expand(depth, count, -1) for name in BY_TOKEN}
-        return by_token | {name: nothing[:1].expand(depth, count) for name in BY_BATCH}
+        sublayers = [Sublayer(torch.full_like(seen.states[0], float("nan")))] * (count * depth)
     starts = range(0, len(sublayers), SUBLAYERS_AT_A_TIME)
     parts = [stack_sublayers(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
     return {
         name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
         for name in parts[0]
     }
-
-
-BY_TOKEN = ("entering", "branch", "branch_variance", "norm_input", "norm_variance", "norm_slope")
-BY_BATCH = ("alpha", *(f"delta_{name}" for name in DELTAS))
 
 
 def stack_sublayers(sublayers: list[Sublayer]) -> dict[str, Tensor]:
