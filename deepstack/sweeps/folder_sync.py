@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from deepstack.records import RunFolder, files
-
-CHECKSUMS = "checksums.json"
+from deepstack.records import CHECKSUMS, RunFolder, files
 
 
 @dataclass
@@ -38,8 +35,7 @@ class Source:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._sent: dict[str, tuple[int, str]] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._sent: dict[str, tuple[int, int, str]] = {}  # size, time of change, sha256
         self._kept: list[int] = []
 
     def changes(self) -> FolderChanges:
@@ -53,28 +49,26 @@ class Source:
         known = [step for step in steps if step in self._kept or step in changes.checkpoints]
         if known != self._kept:
             changes.kept = self._kept = known
-        for path in plain_files(self.folder):
+        # layers/steps.npy before other layers
+        for path in sorted(plain_files(self.folder), key=lambda p: (p.name != "steps.npy", p)):
             self._compare(path, changes)
         return changes
 
     def _compare(self, path: Path, changes: FolderChanges) -> None:
         name = path.relative_to(self.folder.path).as_posix()
+        size, changed_at, digest = self._sent.get(name, (0, 0, ""))
         try:
             stat = path.stat()
-            stamp = (stat.st_size, stat.st_mtime_ns)
-            if self._stamps.get(name) == stamp:
+            if (size, changed_at) == (stat.st_size, stat.st_mtime_ns):
                 return
             data = path.read_bytes()
         except FileNotFoundError:
             return
-        self._stamps[name] = stamp
-        size, digest = self._sent.get(name, (0, ""))
-        if name in self._sent and hashlib.sha256(data[:size]).hexdigest() == digest:
-            if len(data) > size:
-                changes.grown[name] = (size, data[size:])
-        else:
+        if hashlib.sha256(data[:size]).hexdigest() != digest:
             changes.whole[name] = data
-        self._sent[name] = (len(data), hashlib.sha256(data).hexdigest())
+        elif len(data) > size:
+            changes.grown[name] = (size, data[size:])
+        self._sent[name] = (len(data), stat.st_mtime_ns, hashlib.sha256(data).hexdigest())
 
 
 def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
@@ -83,7 +77,7 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
     Logs come before the checkpoints that refer to their rows; meta.json and status.json come last.
     Raises ResourceError when the disk refuses, ValueError for a name outside of the folder.
     """
-    last = {path.name for path in (folder.meta_path, folder.status_path)}
+    last = {folder.meta_path.name, folder.status_path.name} & set(changes.whole)
     for name, (size, data) in changes.grown.items():
         path = inside(folder, name)
         with files.trouble(path), open(path, "r+b") as file:
@@ -94,7 +88,7 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
         files.replace(inside(folder, name), changes.whole[name])
     for step, parts in changes.checkpoints.items():
         write_checkpoint(folder, step, parts)
-    for name in sorted(set(changes.whole) & last):
+    for name in sorted(last):
         files.replace(inside(folder, name), changes.whole[name])
     if changes.kept is not None:
         for step in set(folder.checkpoints()) - set(changes.kept):
@@ -106,8 +100,7 @@ def write_checkpoint(folder: RunFolder, step: int, parts: dict[str, bytes]) -> N
     target = folder.checkpoint_path(int(step))
     draft = target.with_name(f".draft-{step}")
     shutil.rmtree(draft, ignore_errors=True)
-    for name, data in parts.items():
-        files.replace(draft / PurePosixPath(name).name, data)
+    files.replace_all(draft, [(PurePosixPath(name).name, data) for name, data in parts.items()])
     with files.trouble(target):
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
@@ -123,16 +116,9 @@ def inside(folder: RunFolder, name: str) -> Path:
 
 
 def plain_files(folder: RunFolder) -> list[Path]:
-    """Return the visible files outside of checkpoints, layers/steps.npy before other layers."""
-    paths: list[Path] = []
-    for where, folders, names in os.walk(folder.path):  # ignores folders that vanish meanwhile
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and Path(where, name) != folder.checkpoint_dir
-        ]
-        paths += [Path(where, name) for name in names if not name.startswith(".")]
-    return sorted(paths, key=lambda path: (path.name != "steps.npy", path))
+    """Return the visible files outside of checkpoints."""
+    paths = (path for place in ("", "layers/", "aside/") for path in folder.path.glob(f"{place}*"))
+    return [path for path in paths if path.is_file() and not path.name.startswith(".")]
 
 
 def read_checkpoint(folder: RunFolder, step: int) -> dict[str, bytes]:

@@ -58,28 +58,24 @@ class ForkServer:
 
     def __init__(self, here: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="deepstack-"))
+        # As under `deepstack`, nothing is imported from the present folder.
+        code = (
+            "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; "
+            "from deepstack.sweeps.fork_server import serve; serve(sys.argv[1])"
+        )
         self._server = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                # As under `deepstack`, nothing is imported from the present folder.
-                "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[2]]; "
-                "from deepstack.sweeps.fork_server import serve; serve(sys.argv[1])",
-                str(self.folder),
-                str(Path(__file__).parents[2]),
-            ],
+            [sys.executable, "-c", code, str(self.folder), str(Path(__file__).parents[2])],
             cwd=here if here is not None and os.path.isdir(here) else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A Ctrl-C on the terminal reaches only the sweep, which passes it on once.
             start_new_session=True,
         )
-        assert self._server.stdout is not None
-        self._answers = LineReader(self._server.stdout.fileno())
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._requests, self._output = self._server.stdin, self._server.stdout
+        self._answers = LineReader(self._output.fileno())
         self._count = 0
-        self._exit_codes: dict[int, int] = {}
-        self._closed = False
-        self._imported = False
+        self._exit_codes: dict[int | None, int] = {}
 
     def __enter__(self) -> ForkServer:
         return self
@@ -90,14 +86,12 @@ class ForkServer:
     @property
     def is_alive(self) -> bool:
         """True if the server can start runs."""
-        return not self._closed and self._server.poll() is None
+        return self._server.poll() is None
 
     @property
     def is_ready(self) -> bool:
         """True if a run would begin at once: the imports are done, or there is no server left."""
-        if self.is_alive and not self._imported:
-            self._receive()
-        return self._imported or not self.is_alive
+        return not self.is_alive or self.exit_code(None) is not None
 
     def start(
         self,
@@ -124,16 +118,18 @@ class ForkServer:
 
     def send(self, **request: Any) -> None:
         """Send a request to the server; `exit_code` reports a server that has died."""
-        assert self._server.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
-            self._server.stdin.flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
 
-    def exit_code(self, number: int) -> int | None:
-        """Return the exit code of a run, negative for a signal; None while it runs."""
-        dead = self._server.poll() is not None
-        if not self._closed:
-            self._receive()
+    def exit_code(self, number: int | None) -> int | None:
+        """Return the exit code of a run, negative for a signal; None while it runs.
+
+        number: None is the imports.
+        """
+        dead = not self.is_alive
+        if not self._output.closed:
+            self._exit_codes.update(self._answers.read())
         if dead and number not in self._exit_codes:
             # The kernel has sent SIGTERM to the runs; nobody collects their exit codes.
             return 128 + signal.SIGTERM
@@ -141,33 +137,24 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and with it the remaining runs."""
-        if self._closed:
+        if self._output.closed:
             return
-        assert self._server.stdin is not None and self._server.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._server.stdin.close()
+            self._requests.close()
         self._server.wait()
-        self._receive()
-        self._server.stdout.close()
-        self._closed = True
+        self._exit_codes.update(self._answers.read())
+        self._output.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _receive(self) -> None:
-        for number, code in self._answers.read():
-            if number is None:
-                self._imported = True
-            else:
-                self._exit_codes[number] = code
 
 
 class Process:
     """A run that a `ForkServer` started."""
 
     def __init__(
-        self, server: ForkServer, number: int, errors: Path, arguments: Sequence[str] = ()
+        self, server: ForkServer, number: int, errors: Path, arguments: Sequence[str]
     ) -> None:
         self._server, self._number, self._errors = server, number, errors
-        self._config = arguments[1] if len(arguments) > 1 else None
+        self._arguments = arguments
 
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that ended it; None while it runs."""
@@ -179,7 +166,7 @@ class Process:
             text = self._errors.read_text(errors="replace")
         except FileNotFoundError:  # its process could not even be started
             return ""
-        return re.sub(rf"{re.escape(self._config)}(:\d+)*: ", "", text) if self._config else text
+        return re.sub(rf"{re.escape(self._arguments[1])}(:\d+)*: ", "", text)
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended; never to another process of the same id."""
@@ -239,11 +226,8 @@ def serve(folder: str) -> NoReturn:
             deadline = time.monotonic() + GRACE_SECONDS
         if time.monotonic() > deadline:
             send_signals(runs, signal.SIGKILL)
-        while runs:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            report(runs.pop(pid), os.waitstatus_to_exitcode(status))
+        while runs and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            report(runs.pop(ended[0]), os.waitstatus_to_exitcode(ended[1]))
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
@@ -279,10 +263,11 @@ def fork(
     try:
         os.setsid()
         end_with_parent(server)
+        read, write = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         for number, path, flags in (
-            (0, os.devnull, os.O_RDONLY),
-            (1, os.devnull, os.O_WRONLY),
-            (2, errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (0, os.devnull, read),
+            (1, os.devnull, write),
+            (2, errors, write),
         ):
             opened = os.open(path, flags, 0o644)
             os.dup2(opened, number)

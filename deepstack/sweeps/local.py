@@ -11,14 +11,14 @@ from deepstack.records import trouble
 from deepstack.sweeps.fork_server import ForkServer, Process
 from deepstack.sweeps.launcher import Launcher, train_arguments
 from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.resources import Gpu, Reservation, Resources, memory_budget, visible_gpus
+from deepstack.sweeps.resources import Reservation, Resources, memory_budget, visible_gpus
 from deepstack.training import choose_device, choose_threads, cores
 
 
 class Local(Launcher):
     """Starts one process a run on this machine, forked from one that has imported everything.
 
-    budget, gpus: as for `local_resources`.  Raises ResourceError if a run asks for a GPU and there
+    budget: as for `local_resources`.  Raises ResourceError if a run asks for a GPU and there
     is none.
     """
 
@@ -30,10 +30,9 @@ class Local(Launcher):
         workers: int,
         *,
         budget: int | None = None,
-        gpus: Sequence[Gpu] | None = None,
     ) -> None:
         self.study, self.out = study, out
-        self.resources = local_resources(cells, workers, budget=budget, gpus=gpus)
+        self.resources = local_resources(cells, workers, budget=budget)
         self._reserved: dict[Process, Reservation] = {}
         self._server: ForkServer | None = None
         self._started = 0
@@ -45,10 +44,16 @@ class Local(Launcher):
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._server is not None and not self._server.is_ready:
             return False  # the time of a run that waits for the imports would count
-        return self.resources.reserve(cell, self._taken()) is not None
+        return self._reserve(cell) is not None
+
+    def _reserve(self, cell: Cell) -> Reservation | None:
+        """Return a reservation beside those of the runs that have not ended."""
+        working = {p: taken for p, taken in self._reserved.items() if p.poll() is None}
+        self._reserved = working
+        return self.resources.reserve(cell, list(working.values()))
 
     def start(self, cell: Cell) -> Process:
-        reservation = self.resources.reserve(cell, self._taken())
+        reservation = self._reserve(cell)
         assert reservation is not None, "call has_capacity before start"
         if self._server is None or not self._server.is_alive:
             self.close()
@@ -59,21 +64,14 @@ class Local(Launcher):
         with trouble(config):
             config.write_text(conf.to_yaml(cell.config), encoding="utf-8")
             errors.touch()
-        process = self._server.start(
-            train_arguments(config, out=self.out, study=self.study),
-            errors,
-            {} if reservation.gpu is None else {"CUDA_VISIBLE_DEVICES": reservation.gpu},
-            memory=reservation.memory if reservation.limited else None,
-        )
+        arguments = train_arguments(config, out=self.out, study=self.study)
+        if reservation.gpu is None:
+            process = self._server.start(arguments, errors, {}, memory=reservation.memory)
+        else:  # no limit: CUDA maps much more host memory than it uses
+            gpu = {"CUDA_VISIBLE_DEVICES": reservation.gpu}
+            process = self._server.start(arguments, errors, gpu)
         self._reserved[process] = reservation
         return process
-
-    def _taken(self) -> list[Reservation]:
-        """Return the reservations of the runs that have not ended."""
-        self._reserved = {
-            p: reservation for p, reservation in self._reserved.items() if p.poll() is None
-        }
-        return list(self._reserved.values())
 
     def close(self) -> None:
         if self._server is not None:
@@ -81,27 +79,16 @@ class Local(Launcher):
         self._reserved.clear()
 
 
-def local_resources(
-    cells: Sequence[Cell],
-    workers: int,
-    *,
-    budget: int | None = None,
-    gpus: Sequence[Gpu] | None = None,
-) -> Resources:
-    """Return the resources of this machine for these runs.
+def local_resources(cells: Sequence[Cell], workers: int, *, budget: int | None = None) -> Resources:
+    """Return the resources of this machine for these runs, with the GPUs that they would use.
 
-    budget: bytes of memory for all runs together, by default most of the free memory; gpus: those
-    to share, by default the visible ones.
+    budget: bytes of memory for all runs together, by default most of the free memory.  Raises
+    ResourceError if a run requires a GPU and there is none.
     """
-    if gpus is None:
-        gpus = visible_gpus() if uses_gpu(cells) else []
-    return Resources(workers, memory_budget() if budget is None else budget, gpus)
-
-
-def uses_gpu(cells: Sequence[Cell]) -> bool:
-    """Return whether any run would use a GPU here; ResourceError if it requires a missing one."""
     runtimes = {repr(cell.config.runtime): cell.config.runtime for cell in cells}
-    return any([choose_device(runtime).type == "cuda" for runtime in runtimes.values()])
+    devices = {choose_device(runtime).type for runtime in runtimes.values()}
+    gpus = visible_gpus() if "cuda" in devices else []
+    return Resources(workers, memory_budget() if budget is None else budget, gpus)
 
 
 def default_workers(cells: Sequence[Cell]) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +92,7 @@ def expand(
     Raises ConfigError for an empty list of values, a value that is not allowed, or more than
     conf.MAX_RUNS cells.
     """
-    return [config for config, _, _ in _cells(base, grid)]
+    return [config for config, _, _ in _cells(base, grid, CellCache())]
 
 
 def axis(key: str, values: object) -> list[Any]:
@@ -106,7 +105,7 @@ def axis(key: str, values: object) -> list[Any]:
 
 
 def _cells(
-    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None
+    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None, cache: CellCache
 ) -> list[tuple[conf.Config, str, conf.Combination]]:
     """Return configuration, name of the run and swept values of every cell, equal ones once."""
     if isinstance(base, conf.Config):
@@ -122,16 +121,15 @@ def _cells(
         )
     cells: list[tuple[conf.Config, str, conf.Combination]] = []
     by_name: dict[str, list[conf.Config]] = {}  # two cells may share the six digits of a hash
-    strip = OptionStripper()
     for combination in base.combinations():
         with named_in_errors(combination):
             config = conf.with_overrides(base.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
-        stripped = strip(config)
-        name = conf.run_name(stripped)
+        plain = cache.without_defaults(config)
+        name = conf.run_name(plain)
         same_name = by_name.setdefault(name, [])
-        if not any(conf.same_experiment(stripped, other) for other in same_name):
-            same_name.append(stripped)
+        if not any(conf.same_experiment(plain, other) for other in same_name):
+            same_name.append(plain)
             cells.append((config, name, combination))
     return cells
 
@@ -149,23 +147,6 @@ def named_in_errors(combination: conf.Combination) -> Iterator[None]:
         raise ConfigError(f"{where}{error}", key=error.key) from None
 
 
-class OptionStripper:
-    """Calls `without_defaults` once for every distinct task, scheme and options."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, conf.Config] = {}
-
-    def __call__(self, config: conf.Config) -> conf.Config:
-        # the options without defaults depend on nothing else
-        task, model = config.task, config.model
-        key = f"{task!r} {model.scheme} {json.dumps(model.scheme_options, sort_keys=True)}"
-        if key not in self._known:
-            self._known[key] = without_defaults(config)
-        stripped = self._known[key]
-        model = model.model_copy(update={"scheme_options": stripped.model.scheme_options})
-        return config.model_copy(update={"task": stripped.task, "model": model})
-
-
 def plan(
     base: conf.Config | conf.Study,
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -177,19 +158,19 @@ def plan(
 
     base: a study, or a configuration together with a grid, {dotted key: values}.
     """
-    estimates = Estimates()
+    cache = CellCache()
     existing = names_in(out / study)
     cells = []
     used_names: set[str] = set()
-    for config, name, combination in _cells(base, grid):
+    for config, name, combination in _cells(base, grid, cache):
         state = "new"
         with named_in_errors(combination):
-            vocab_size = estimates.vocab_size(config)
-            parameters = estimates.parameters(config, vocab_size)
+            vocab_size = cache.vocab_size(config)
+            parameters = cache.parameters(config, vocab_size)
         if name in existing:
             try:
                 refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, estimates.task(config), used_names)
+                folder = choose_folder(config, out / study, cache.task(config), used_names)
                 state = Run(folder.path).state if folder.exists() else "new"
             except ResourceError:
                 folder, state = RunFolder(out / study / name), "damaged"
@@ -219,46 +200,49 @@ def names_in(study: Path) -> set[str]:
     return {*names, *(re.sub(r"-\d+$", "", name) for name in names)}
 
 
-class Estimates:
-    """Caches tasks and numbers of parameters that cells share."""
+class CellCache:
+    """Computes the values that cells share once: tasks, plain options, numbers of parameters."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, Task] = {}
-        self._vocabularies: dict[str, int] = {}
-        self._shapes: dict[str, tuple[int, int, int]] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def _once(self, key: tuple[object, ...], compute: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+    def without_defaults(self, config: conf.Config) -> conf.Config:
+        """Return the configuration without options equal to their defaults."""
+        task, model = config.task, config.model
+        key = ("options", repr(task), model.scheme, repr(sorted(model.scheme_options.items())))
+        plain: conf.Config = self._once(key, lambda: without_defaults(config))
+        model = model.model_copy(update={"scheme_options": plain.model.scheme_options})
+        return config.model_copy(update={"task": plain.task, "model": model})
 
     def task(self, config: conf.Config) -> Task:
         """Return the task of a configuration."""
-        key = f"{config.task!r} {config.seed} {config.model.family}"
-        if key not in self._tasks:
-            self._tasks[key] = task_of(config)
-        return self._tasks[key]
+        key = ("task", repr(config.task), config.seed, config.model.family)
+        task: Task = self._once(key, lambda: task_of(config))
+        return task
 
     def vocab_size(self, config: conf.Config) -> int:
         """Return the size of the task's vocabulary, which does not depend on the seed."""
-        key = f"{config.task!r} {config.model.family}"
-        if key not in self._vocabularies:
-            self._vocabularies[key] = self.task(config).vocab_size
-        return self._vocabularies[key]
+        key = ("vocabulary", repr(config.task), config.model.family)
+        return int(self._once(key, lambda: self.task(config).vocab_size))
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.
 
         It is linear in depth, or quadratic if a layer has a weight for each earlier layer.
         """
-        shape = _shape(config, vocab_size)
-        if shape not in self._shapes:
-            one, two, three = (count_parameters(config, vocab_size, depth) for depth in (1, 2, 3))
-            self._shapes[shape] = one, two, three
-        one, two, three = self._shapes[shape]
+        model = config.model.model_copy(update={"depth": 1})
+        key = (repr(model), vocab_size, config.task.seq_len, config.train.trainable)
+        one, two, three = self._once(
+            key, lambda: [count_parameters(config, vocab_size, depth) for depth in (1, 2, 3)]
+        )
         more = config.model.depth - 1
-        return one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
-
-
-def _shape(config: conf.Config, vocab_size: int) -> str:
-    """Return a key for all settings that change the number of parameters, except the depth."""
-    model = config.model.model_copy(update={"depth": 1})
-    return f"{model!r} {vocab_size} {config.task.seq_len} {config.train.trainable}"
+        count: int = one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
+        return count
 
 
 def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from deepstack.errors import ResourceError
-from deepstack.records import ENDED, Run, RunFolder
+from deepstack.records import ENDED, Run
 from deepstack.sweeps.launcher import Launcher, Process
 from deepstack.sweeps.plan import Cell, is_wanted
 
@@ -82,21 +82,28 @@ class Pool:
 
         A request to stop is sent to the running processes, which save and end.
         """
-        waiting = [p for p in self.progress if self._wanted(p)]
-        for entry in waiting:
-            entry.state = "waiting"
+        for entry in self.progress:
+            if entry.state in ENDED:
+                self._read(entry)
+        waiting = [entry for entry in self.progress if is_wanted(entry.cell, self.retry)]
         if not waiting:
             return self.progress
+        for entry in waiting:
+            entry.state = "waiting"
         began, stopping = time.monotonic(), False
         with self.launcher:
             try:
                 while waiting or self._running():
-                    number = self.stop() or self._time_is_up(began)
-                    if number and not stopping:
+                    number = self.stop()
+                    if self.max_seconds is not None:
+                        self.out_of_time |= time.monotonic() - began >= self.max_seconds
+                    if (number or self.out_of_time) and not stopping:
                         stopping = True
-                        self._release(waiting)
+                        for entry in waiting:
+                            entry.state = entry.cell.state
+                        waiting.clear()
                         for entry in self._running():
-                            self._end(entry, number, STOP_GRACE_SECONDS)
+                            self._end(entry, number or signal.SIGTERM, STOP_GRACE_SECONDS)
                     while waiting and self._has_capacity(waiting[0]):
                         self._start(waiting.pop(0))
                     time.sleep(POLL_SECONDS)
@@ -109,28 +116,11 @@ class Pool:
                     entry.process.send_signal(signal.SIGKILL)
         return self.progress
 
-    def _wanted(self, entry: Progress) -> bool:
-        if entry.state in ENDED:
-            self._read(entry)
-        return is_wanted(entry.cell, self.retry)
-
-    def _time_is_up(self, began: float) -> int | None:
-        if self.max_seconds is None or time.monotonic() - began < self.max_seconds:
-            return None
-        self.out_of_time = True
-        return signal.SIGTERM
-
     def _running(self) -> list[Progress]:
         return [p for p in self.progress if p.process is not None]
 
     def _has_capacity(self, entry: Progress) -> bool:
         return self.launcher.has_capacity(entry.cell, [p.cell for p in self._running()])
-
-    def _release(self, waiting: list[Progress]) -> None:
-        """Give the waiting cells their former state back."""
-        for entry in waiting:
-            entry.state = entry.cell.state
-        waiting.clear()
 
     def _start(self, entry: Progress) -> None:
         self._read(entry)
@@ -177,25 +167,22 @@ class Pool:
             return
         if entry.state == "out_of_memory":
             entry.message = message
-            return
-        if entry.late:
+        elif entry.late:
             self._fail(entry, f"took longer than --run-timeout, {self.run_timeout:g} s")
         elif entry.kill_at is not None or stopped:
             entry.state = "interrupted" if entry.state == "running" else entry.state
         elif code < 0:
             self._fail(entry, f"killed by {signal.Signals(-code).name}")
-        elif code in REFUSED:
+        elif code in REFUSED or entry.state == "failed":  # the folder says why
             entry.message = message
             entry.state = entry.state if exists else "failed"
         else:  # also with code 0: something ended it before its last step
-            self._fail(entry, message, recorded=entry.state == "failed")
+            self._fail(entry, message)
 
-    def _fail(self, entry: Progress, why: str, recorded: bool = False) -> None:
+    def _fail(self, entry: Progress, why: str) -> None:
         """Record the failure in the run's folder too, unless another process holds the folder."""
         entry.state, entry.message = "failed", why
         folder = entry.cell.folder
-        if recorded:
-            return
         try:
             with folder.lock():
                 entry.cell.write_config()
@@ -205,8 +192,10 @@ class Pool:
 
     def _read(self, entry: Progress) -> None:
         """Read step, loss and model update from the last row on disk, which needs no lock."""
-        with contextlib.suppress(ValueError, ResourceError):
-            entry.step, entry.loss, entry.model_update = last_row(entry.cell.folder)
+        with contextlib.suppress(ValueError, ResourceError, KeyError):
+            row = entry.cell.folder.last_row()
+            loss, update = float(row["loss"]), float(row["model_update"])
+            entry.step, entry.loss, entry.model_update = int(row["step"]), loss, update
 
 
 def error_line(stderr: str) -> str:
@@ -220,11 +209,3 @@ def error_line(stderr: str) -> str:
     after_traceback = indented[-1] + 1 if any(line.startswith("Traceback") for line in lines) else 0
     first = max(messages[-1:], default=after_traceback or len(lines) - 1)
     return "; ".join(line.strip() for line in lines[max(first, 0) :] if line.strip())
-
-
-def last_row(folder: RunFolder) -> tuple[int, float, float]:
-    """Return step, loss and model update of the last whole row of steps.csv; ValueError if none."""
-    row = folder.last_row()
-    if not {"loss", "model_update"} <= row.keys():
-        raise ValueError(f"{folder.steps_path}: no whole row")
-    return int(row["step"]), float(row["loss"]), float(row["model_update"])

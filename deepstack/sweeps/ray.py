@@ -8,14 +8,15 @@ had sent back go along, and the run resumes from them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +35,7 @@ from deepstack.sweeps.ray_cluster import (
     task,
 )
 from deepstack.sweeps.ray_node import Order
-from deepstack.sweeps.requirements import Requirements, config_yaml, requirements_of
+from deepstack.sweeps.resources import config_yaml, requirements_of
 from deepstack.training import run_name
 
 COLLECT_SECONDS = 0.3
@@ -42,6 +43,8 @@ NODES_SECONDS = 2.0
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
 TOKEN = ".ray-"
+# The names of resources: as options of a task, and of a node.
+RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
 
 class OnRay(Launcher):
@@ -61,11 +64,13 @@ class OnRay(Launcher):
     ) -> None:
         self.study, self.out, self._limit = study, out.absolute(), workers
         self._plugins = plugin_files()
-        self.ray, self._ours = connect(address)
-        self._holding = contextlib.ExitStack()
+        self._at_end = ExitStack()
+        self.ray, was_unconnected = connect(address)
+        if was_unconnected:
+            self._at_end.callback(self.ray.shutdown)
         self._messages: dict[str, list[dict[str, Any]]] = {}
         self._collected = self._asked_nodes = 0.0
-        self._started = 0
+        self._numbers = count(1)
         self._known: list[dict[str, Any]] = []
         try:
             with self.cluster():
@@ -76,26 +81,24 @@ class OnRay(Launcher):
             raise
 
     def __enter__(self) -> Self:
-        with self.cluster():
-            self._begin()
-        return self
-
-    def _begin(self) -> None:
         """Create the mailbox on the sweep's node and the token by which nodes know its folder.
 
         The token is a locked file; unlocked ones of killed sweeps are removed.
         """
-        here = self.ray.get_runtime_context().get_node_id()
-        self._mailbox = self.ray.remote(mailbox_class()).options(
-            num_cpus=0, scheduling_strategy=pinned(here)
-        ).remote()  # fmt: skip
-        self._task = self.ray.remote(task(metadata.version("deepstack")))
+        with self.cluster():
+            here = self.ray.get_runtime_context().get_node_id()
+            self._mailbox = self.ray.remote(mailbox_class()).options(
+                num_cpus=0, scheduling_strategy=pinned(here)
+            ).remote()  # fmt: skip
+            self._task = self.ray.remote(task(metadata.version("deepstack")))
         folder = self.out / self.study
         for leftover in folder.glob(f"{TOKEN}*"):
             if files.holder(leftover) is None:
                 leftover.unlink(missing_ok=True)
         self._token = folder / f"{TOKEN}{secrets.token_hex(16)}"
-        self._holding.enter_context(files.locked(self._token))
+        self._at_end.enter_context(files.locked(self._token))
+        self._at_end.callback(self._token.unlink, missing_ok=True)
+        return self
 
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._limit is not None:
@@ -103,8 +106,6 @@ class OnRay(Launcher):
         return not running or self._fits([*running, cell])
 
     def start(self, cell: Cell) -> Process:
-        required, share = self.requirements_of(cell)
-        self._started += 1
         order = Order(
             config=config_yaml(cell),
             folder=cell.folder.name,
@@ -114,47 +115,42 @@ class OnRay(Launcher):
             here=os.getcwd(),
             token=(str(self._token), self._token.read_text()),
             plugins=self._plugins,
-            cores=required.cores,
-            memory=required.memory,
-            gpu=share > 0,
+            resources=self.resources_of(cell),
         )
-        resources = {"num_cpus": required.cores, "num_gpus": share, "memory": required.memory}
-        return Process(self, cell.folder, order, resources, self._started)
+        return Process(self, cell.folder, order, next(self._numbers))
 
     def close(self) -> None:
-        if hasattr(self, "_token"):
-            self._token.unlink(missing_ok=True)
-        self._holding.close()
-        if self._ours:
-            self._ours = False
-            self.ray.shutdown()
+        self._at_end.close()
 
-    def requirements_of(self, cell: Cell) -> tuple[Requirements, float]:
-        """Return a run's cores and memory, and its share of a GPU: 0, 1, or less if small."""
-        required = requirements_of(cell, has_gpu=self._largest("GPU") > 0)
-        share = share_of_gpu(required.gpu_memory, self._gpu_bytes) if required.gpu_memory else 0.0
-        # Ray would wait for ever for a node with more memory than any has.
-        return replace(required, memory=int(min(required.memory, self._largest("memory")))), share
+    def resources_of(self, cell: Cell) -> dict[str, float]:
+        """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small."""
+        required = requirements_of(cell, has_gpu=max(self._on_nodes("GPU"), default=0) > 0)
+        gpu = required.gpu_memory
+        return {
+            "num_cpus": required.cores,
+            "num_gpus": share_of_gpu(gpu, self._gpu_bytes) if gpu else 0,
+            # Ray would wait for ever for a node with more memory than any has.
+            "memory": int(min(required.memory, max(self._on_nodes("memory"), default=0))),
+        }
 
     def too_large(self, resources: dict[str, float]) -> str | None:
         """Return why no node can ever hold a run, None if one may."""
-        for name, key, text in (
-            ("num_cpus", "CPU", "cores; fewer with runtime.threads=…"),
-            ("num_gpus", "GPU", "GPU; without one: runtime.device=cpu"),
+        for name, text in (
+            ("num_cpus", "cores; fewer with runtime.threads=…"),
+            ("num_gpus", "GPU; without one: runtime.device=cpu"),
         ):
-            if resources[name] > self._largest(key):
+            if resources[name] > max(self._on_nodes(RESOURCES[name]), default=0):
                 return f"no node of the Ray cluster has {resources[name]:g} {text}"
         return None
 
-    def submit(self, order: Order, resources: dict[str, float], key: str) -> Any:
+    def submit(self, order: Order, key: str) -> Any:
         """Submit a run to Ray; max_retries=0 because the sweep itself submits it again."""
         options = {
             "max_retries": 0, "scheduling_strategy": "SPREAD", "name": f"deepstack {order.folder}"
         }  # fmt: skip
         with self.cluster():
-            return self._task.options(**options, **resources).remote(
-                vars(order), self._mailbox, key
-            )
+            submitted = self._task.options(**options, **order.resources)
+            return submitted.remote(vars(order), self._mailbox, key)
 
     def send(self, key: str, message: dict[str, Any]) -> None:
         """Put a message for a task into the mailbox."""
@@ -171,7 +167,7 @@ class OnRay(Launcher):
             self._collected = time.monotonic()
         return self._messages.pop(key, [])
 
-    @contextlib.contextmanager
+    @contextmanager
     def cluster(self) -> Iterator[None]:
         """Turn the loss of the whole cluster into a ResourceError."""
         try:
@@ -187,52 +183,35 @@ class OnRay(Launcher):
             self._asked_nodes = time.monotonic()
         return self._known
 
-    def _largest(self, key: str) -> float:
-        """Return the most of a resource that one node has."""
-        return max((node["Resources"].get(key, 0) for node in self._nodes()), default=0)
-
-    def _total(self, key: str) -> float:
-        """Return the sum of a resource over the nodes."""
-        return sum(node["Resources"].get(key, 0) for node in self._nodes())
+    def _on_nodes(self, key: str) -> list[float]:
+        """Return how much of a resource each node has."""
+        return [node["Resources"].get(key, 0) for node in self._nodes()]
 
     def _fits(self, cells: Sequence[Cell]) -> bool:
-        required = [self.requirements_of(cell) for cell in cells]
-        return (
-            sum(run.cores for run, _ in required) <= self._total("CPU")
-            and sum(run.memory for run, _ in required) <= self._total("memory")
-            and sum(share for _, share in required) <= self._total("GPU") + 1e-6
+        required = [self.resources_of(cell) for cell in cells]
+        return all(
+            sum(run[name] for run in required) <= sum(self._on_nodes(key)) + 1e-6
+            for name, key in RESOURCES.items()
         )
 
     def _capacity(self, cells: Sequence[Cell]) -> int:
         """Return how many of the cells, the largest first, fit into the cluster at a time."""
-        count = 0
-        for cell in reversed(cells):
-            if not self._fits([*cells[len(cells) - count :], cell]):
-                break
-            count += 1
-        return count
+        numbers = range(1, len(cells) + 1)
+        return len(list(takewhile(lambda number: self._fits(cells[-number:]), numbers)))
 
 
 class Process:
     """A run on the cluster, submitted again when its node is lost."""
 
-    def __init__(
-        self,
-        cluster: OnRay,
-        folder: RunFolder,
-        order: Order,
-        resources: dict[str, float],
-        number: int,
-    ) -> None:
-        self._cluster, self._folder, self._order = cluster, folder, order
-        self._resources, self._number = resources, number
-        self._lock = contextlib.ExitStack()
+    def __init__(self, cluster: OnRay, folder: RunFolder, order: Order, number: int) -> None:
+        self._cluster, self._folder = cluster, folder
+        self._order, self._number = order, number
+        self._lock = ExitStack()
         self._synced = False
-        self._begun = False
         self._signal = 0
         self._code: int | None = None
         self._stderr = ""
-        if problem := cluster.too_large(resources):
+        if problem := cluster.too_large(order.resources):
             self._end(ResourceError.exit_code, problem)
         else:
             self._submit()
@@ -249,7 +228,9 @@ class Process:
             if ended:
                 self._take_result()
         except DeepstackError as error:  # the folder is locked, the disk full, the cluster lost
-            self._refuse(error)
+            with suppress(ResourceError):
+                self.send_signal(signal.SIGTERM)
+            self._end(error.exit_code, str(error))
         return self._code
 
     def send_signal(self, number: int) -> None:
@@ -271,38 +252,31 @@ class Process:
 
     def _submit(self) -> None:
         self._begun = False
-        self._task = self._cluster.submit(self._order, self._resources, self._key)
+        self._task = self._cluster.submit(self._order, self._key)
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if "shared" in message:
-            content = None
-            if not message["shared"]:
-                if not self._synced:
-                    self._lock.enter_context(self._folder.lock())
-                    self._synced = True
-                if self._folder.exists():
-                    content = vars(Source(self._folder).changes())
-            self._begun = True
-            self._cluster.send(self._key, {"begin": content})
-        if "changes" in message and self._synced:
+        if "changes" in message:
             write_changes(self._folder, FolderChanges(**message["changes"]))
-
-    def _refuse(self, error: DeepstackError) -> None:
-        """End the run because of an error on the side of the sweep."""
-        with contextlib.suppress(ResourceError):
-            self.send_signal(signal.SIGTERM)
-        self._end(error.exit_code, str(error))
+            return
+        content = None
+        if not message["shared"]:
+            if not self._synced:
+                self._lock.enter_context(self._folder.lock())
+                self._synced = True
+            if self._folder.exists():
+                content = vars(Source(self._folder).changes())
+        self._begun = True
+        self._cluster.send(self._key, {"begin": content})
 
     def _take_result(self) -> None:
         ray = self._cluster.ray
-        errors = ray.exceptions
         try:
             self._end(*ray.get(self._task))
-        except errors.TaskCancelledError:
+        except ray.exceptions.TaskCancelledError:
             self._end(128 + (self._signal or signal.SIGTERM), "")
-        except errors.RayTaskError as error:
+        except ray.exceptions.RayTaskError as error:
             self._end(1, str(error))
-        except errors.RayError as error:
+        except ray.exceptions.RayError as error:
             if self._signal:
                 self._end(128 + self._signal, "")
             elif self._order.lost >= LOST_AT_MOST:

@@ -23,22 +23,18 @@ def task(version: str) -> Callable[..., tuple[int, str]]:
     """Return the function that Ray calls on a node; sent by value to report a missing deepstack."""
 
     def run_deepstack(order: dict[str, Any], mailbox: Any, key: str) -> tuple[int, str]:
+        import socket
+        import sys
         from importlib import import_module, metadata
 
         ray = import_module("ray")
         try:
-            installed = metadata.version("deepstack")
-            if installed != version:
+            if (installed := metadata.version("deepstack")) != version:
                 raise ImportError(f"found {installed}")
             node = import_module("deepstack.sweeps.ray_node")
         except ImportError as error:
-            import socket
-            import sys
-
-            return 2, (
-                f"{socket.gethostname()}: deepstack {version} is needed for {sys.executable}: "
-                f"{error}"
-            )
+            where = f"{socket.gethostname()}: deepstack {version} is needed for {sys.executable}"
+            return 2, f"{where}: {error}"
 
         def exchange(message: dict[str, Any]) -> Any:
             return ray.get(mailbox.exchange.remote(key, message))
@@ -128,10 +124,10 @@ def check_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
         import socket
         import subprocess
         import sys
-        from importlib import metadata, util
+        from importlib import metadata
 
         try:
-            installed = metadata.version("deepstack") if util.find_spec("deepstack") else "none"
+            installed = metadata.version("deepstack")
         except ImportError:
             installed = "none"
         try:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.records import RunFolder
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
-from deepstack.sweeps.fork_server import ForkServer, Process
+from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.launcher import train_arguments
 from deepstack.training import cores
 
@@ -43,7 +42,7 @@ class Order:
     config: YAML.  folder: its name in the sweep's study.  name: its name in a folder that is not
     shared.  study, out: as for the sweep.  here: its working directory.
     token: a file of the sweep and its content.  plugins: name, sha256 and content of each.
-    cores, memory in bytes, gpu: its share of the node.  lost: how often its node was lost.
+    resources: its share of the node, as options of a Ray task.  lost: how often its node was lost.
     """
 
     config: str
@@ -54,9 +53,7 @@ class Order:
     here: str
     token: tuple[str, str]
     plugins: list[tuple[str, str, bytes]] = field(default_factory=list)
-    cores: int = 1
-    memory: int = 0
-    gpu: bool = False
+    resources: dict[str, float] = field(default_factory=dict)
     lost: int = 0
 
 
@@ -67,12 +64,12 @@ Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
 def work(order: Order, exchange: Exchange) -> tuple[int, str]:
     """Train a run and return its exit code and stderr.
 
-    The first message is {"shared", "node"}; the sweep answers {"begin": content of its folder, or
-    None}.  Later messages are {"changes"}, if the folder is not shared.  The sweep may send
+    The first message is {"shared"}; the sweep answers {"begin": content of its folder, or None}.
+    Later messages are {"changes"}, if the folder is not shared.  The sweep may send
     {"signal": number}.
     """
     shared = is_shared(order)
-    messages = exchange({"shared": shared, "node": socket.gethostname()})
+    messages = exchange({"shared": shared})
     while not any("begin" in message for message in messages):
         if number := next((m["signal"] for m in messages if "signal" in m), 0):
             return 128 + number, ""
@@ -88,33 +85,46 @@ def work(order: Order, exchange: Exchange) -> tuple[int, str]:
                 write_changes(folder, FolderChanges(**content))
             source = Source(folder)
             source.changes()  # the sweep has sent these; they need not go back
-        elif order.lost:
-            wait_until_free(folder)
-        arguments = arguments_of(order, scratch, out)
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
-        process = start(order, arguments, scratch / "stderr.txt", {"CUDA_VISIBLE_DEVICES": gpus})
-        try:
-            return supervise(process, source, exchange), process.stderr_text()
-        finally:
-            if process.poll() is None:  # Ray ends this process, or the sweep has died
-                process.send_signal(signal.SIGTERM)
-                while process.poll() is None:
-                    time.sleep(POLL_SECONDS)
+        elif order.lost:  # it may still be saving, if only its connection was lost
+            deadline = time.monotonic() + FREE_SECONDS
+            while folder.holder() is not None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        return supervise(order, arguments_of(order, scratch, out), scratch, source, exchange)
 
 
-def supervise(process: Process, source: Source | None, exchange: Exchange) -> int:
-    """Send changes to the sweep and its signals to the run until the run ends; its exit code."""
+def supervise(
+    order: Order, arguments: list[str], scratch: Path, source: Source | None, exchange: Exchange
+) -> tuple[int, str]:
+    """Start the run; send changes to the sweep and its signals to the run until the run ends."""
+    global _server  # lives as long as this process of Ray, which trains several runs
+    if _server is None or not _server.is_alive:
+        _server = ForkServer(order.here)  # relative paths in a configuration are the sweep's
+    gpu = order.resources.get("num_gpus")
+    # Other runs may use the rest of this node.
+    share = conf.machine_memory() * int(order.resources.get("num_cpus", 1)) // cores()
+    process = _server.start(
+        arguments,
+        scratch / "stderr.txt",
+        {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpu else ""},
+        memory=None if gpu else max(int(order.resources.get("memory", 0)), share),
+    )
     exchanged = 0.0
-    while True:
-        code = process.poll()
-        if code is not None or time.monotonic() - exchanged > EXCHANGE_SECONDS:
-            exchanged = time.monotonic()
-            for message in exchange({} if source is None else {"changes": vars(source.changes())}):
-                if "signal" in message:
-                    process.send_signal(message["signal"])
-        if code is not None:
-            return code
-        time.sleep(POLL_SECONDS)
+    try:
+        while True:
+            code = process.poll()
+            if code is not None or time.monotonic() - exchanged > EXCHANGE_SECONDS:
+                exchanged = time.monotonic()
+                changes = {} if source is None else {"changes": vars(source.changes())}
+                for message in exchange(changes):
+                    if "signal" in message:
+                        process.send_signal(message["signal"])
+            if code is not None:
+                return code, process.stderr_text()
+            time.sleep(POLL_SECONDS)
+    finally:
+        process.send_signal(signal.SIGTERM)  # Ray ends this process, or the sweep has died
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
 
 
 def is_shared(order: Order) -> bool:
@@ -130,13 +140,6 @@ def is_shared(order: Order) -> bool:
             return path.read_text() == content
     except OSError:
         return False
-
-
-def wait_until_free(folder: RunFolder) -> None:
-    """Wait for a lost run that may still be saving, if only its connection was lost."""
-    deadline = time.monotonic() + FREE_SECONDS
-    while folder.holder() is not None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
 
 
 def arguments_of(order: Order, scratch: Path, out: Path) -> list[str]:
@@ -155,18 +158,6 @@ def arguments_of(order: Order, scratch: Path, out: Path) -> list[str]:
         path.write_bytes(content)
         arguments += ["--plugin", str(path)]
     return arguments
-
-
-def start(order: Order, arguments: list[str], errors: Path, environment: dict[str, str]) -> Process:
-    """Start the run from the fork server of this process, which lives as long as the process."""
-    global _server
-    if _server is None or not _server.is_alive:
-        # Relative paths in a configuration are those of the sweep.
-        _server = ForkServer(order.here)
-    # Other runs may use the rest of this node.
-    share = conf.machine_memory() * order.cores // cores()
-    memory = None if order.gpu else max(order.memory, share)
-    return _server.start(arguments, errors, environment, memory=memory)
 
 
 @contextmanager

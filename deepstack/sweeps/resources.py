@@ -1,4 +1,4 @@
-"""The memory and GPUs of this machine, and their reservation for runs beside each other."""
+"""The cores, memory and GPUs that runs require, and their reservation on this machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,53 @@ from dataclasses import dataclass
 from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.requirements import requirements_of
+from deepstack.training import choose_threads
 
+# An estimate is between 0.7 and 1.5 of the memory that is used.
+MARGIN = 1.5
+# The host memory of CUDA, its libraries and torch beside the tensors on the GPU.
+GPU_HOST_BYTES = 4 * 2**30
 # The share of the free memory that all runs together may use.
 SHARE = 0.9
 # The memory that CUDA keeps on a GPU for each process, besides its tensors.
 CONTEXT_BYTES = 600 * 2**20
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{prefix}B": 10 ** (3 * i) for i, prefix in enumerate("KMGT", start=1)}
-_UNITS |= {f"{prefix}IB": 2 ** (10 * i) for i, prefix in enumerate("KMGT", start=1)}
+_UNITS = {"": 1, "B": 1} | {
+    unit: size
+    for power, prefix in enumerate("KMGT", start=1)
+    for unit, size in ((f"{prefix}B", 1000**power), (f"{prefix}IB", 1024**power))
+}
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """cores: a number; memory: bytes of the host; gpu_memory: bytes of one GPU, 0 without one."""
+
+    cores: int
+    memory: int
+    gpu_memory: int = 0
+
+
+def requirements_of(cell: Cell, *, has_gpu: bool) -> Requirements:
+    """Return the requirements of a cell on a machine with or without a GPU.
+
+    On a GPU the estimate is of the GPU's memory; the host keeps θ_0 beside the memory of torch.
+    """
+    cores, estimate = choose_threads(cell.config), int(MARGIN * cell.memory)
+    device = cell.config.runtime.device
+    if device == "cuda" or (device == "auto" and has_gpu):
+        return Requirements(cores, GPU_HOST_BYTES + int(MARGIN * 4 * cell.parameters), estimate)
+    return Requirements(cores, estimate)
+
+
+def config_yaml(cell: Cell) -> str:
+    """Return the cell's configuration as YAML, with the number of threads that it reserves.
+
+    'auto' may mean all cores of the node, and then the numbers would depend on the node.
+    """
+    threads = choose_threads(cell.config)
+    if cell.config.runtime.threads == "auto" and threads > 1:
+        return conf.to_yaml(conf.with_overrides(cell.config, {"runtime.threads": threads}))
+    return conf.to_yaml(cell.config)
 
 
 @dataclass(frozen=True)
@@ -32,18 +70,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Reservation:
-    """The resources of one run: bytes of host memory, a GPU's name, and bytes of that GPU.
-
-    limited: False for a run on a GPU, because CUDA maps much more host memory than it uses.
-    """
+    """The resources of one run: bytes of host memory, a GPU's name, and bytes of that GPU."""
 
     memory: int
     gpu: str | None = None
     gpu_memory: int = 0
-
-    @property
-    def limited(self) -> bool:
-        return self.gpu is None
 
 
 class Resources:
@@ -87,14 +118,16 @@ class Resources:
 
     def _choose_gpu(self, required: int, taken: Sequence[Reservation]) -> Gpu | None:
         """Return the GPU with the most free memory if it suffices, else one without a run."""
-        free: dict[str, int] = {}
-        for gpu in self.gpus:
-            used = [other.gpu_memory for other in taken if other.gpu == gpu.name]
-            free[gpu.name] = (0 if used else 2**62) if gpu.free is None else gpu.free - sum(used)
-        most_free_first = sorted(self.gpus, key=lambda gpu: -free[gpu.name])
-        if free[most_free_first[0].name] >= required:
-            return most_free_first[0]
         busy = {other.gpu for other in taken}
+
+        def free(gpu: Gpu) -> int:
+            if gpu.free is None:
+                return 0 if gpu.name in busy else 2**62
+            return gpu.free - sum(other.gpu_memory for other in taken if other.gpu == gpu.name)
+
+        most_free_first = sorted(self.gpus, key=free, reverse=True)
+        if free(most_free_first[0]) >= required:
+            return most_free_first[0]
         return next((gpu for gpu in most_free_first if gpu.name not in busy), None)
 
 

@@ -75,13 +75,13 @@ def sweep(
 def refuse_local(cells: Sequence[Cell]) -> None:
     """Raise ConfigError for a scheme, task or norm that the processes of the runs do not know."""
     for cell in cells:
-        model, task = cell.config.model, cell.config.task.name
-        for kind, name, owner in (
-            ("scheme", model.scheme, SCHEMES[model.scheme]),
-            ("task", task, TASKS[task]),
-            ("norm", model.norm.kind, NORMS[model.norm.kind]),
+        model, task = cell.config.model, cell.config.task
+        for kind, name, registry in (
+            ("scheme", model.scheme, SCHEMES),
+            ("task", task.name, TASKS),
+            ("norm", model.norm.kind, NORMS),
         ):
-            if not plugins.known_elsewhere(owner):
+            if not plugins.known_elsewhere(registry[name]):
                 raise ConfigError(
                     f"the {kind} {name!r} is known to this process alone, and each run of a sweep "
                     "is another: put it into a file, and call "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shlex
@@ -16,7 +17,7 @@ from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import files
 from deepstack.sweeps.launcher import train_arguments
 from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.requirements import config_yaml, requirements_of
+from deepstack.sweeps.resources import config_yaml, requirements_of
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
@@ -100,44 +101,36 @@ def write_array(
     for cell in cells:
         cell.claim()
         files.replace(folder / f"{cell.folder.name}.yaml", config_yaml(cell).encode())
-    script = free_name(folder)
+    # An earlier array may still be queued.
+    names = (folder / f"array-{number}.sh" for number in itertools.count(1))
+    script = next(path for path in names if not path.exists())
     arguments = [sys.executable, "-m", "deepstack"]
     arguments += train_arguments(CONFIG, out=out.absolute(), study=study)
-    command = " ".join(a if a == CONFIG else shlex.quote(a) for a in arguments)
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
-    limit = f"%{workers}" if workers else ""
     lines = [
         f"--job-name={study}",
-        f"--array=0-{len(cells) - 1}{limit}",
+        f"--array=0-{len(cells) - 1}" + (f"%{workers}" if workers else ""),
         f'--output="{log}"',
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
         *resources(cells),
+        *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
+        *directives,
     ]
-    if hours is not None:
-        lines.append(f"--time={max(1, math.ceil(60 * hours))}")
     text = SCRIPT.substitute(
         count=len(cells),
         study=study,
         script=shlex.quote(str(script)),
-        directives="\n".join(f"#SBATCH {line}" for line in [*lines, *directives]),
+        directives="\n".join(f"#SBATCH {line}" for line in lines),
         runs="\n".join(f"  {shlex.quote(cell.folder.name)}" for cell in cells),
         folder=shlex.quote(str(folder)),
         cwd=shlex.quote(os.getcwd()),
         most=STARTS_AT_MOST,
-        command=command,
+        command=" ".join(a if a == CONFIG else shlex.quote(a) for a in arguments),
     )
     files.replace(script, text.encode())
     return script
-
-
-def free_name(folder: Path) -> Path:
-    """Return an unused name for the script: an earlier array may still be queued."""
-    number = 1
-    while (path := folder / f"array-{number}.sh").exists():
-        number += 1
-    return path
 
 
 def resources(cells: Sequence[Cell]) -> list[str]:

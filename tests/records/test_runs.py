@@ -26,7 +26,6 @@ from deepstack.records import (
     runs_table,
     varying,
 )
-from deepstack.sweeps.pool import last_row
 
 # --- the lock ------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="is no file"), folder.lock():
         pass
     with pytest.raises(ResourceError, match="something that is no file"):
-        last_row(folder)
+        folder.last_row()
     with pytest.raises(ResourceError, match="something that is no file"):
         _ = Run(folder.path).steps
 

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from deepstack.sweeps import plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
 from deepstack.sweeps.ray_node import Order, is_shared, work
-from deepstack.sweeps.requirements import requirements_of
+from deepstack.sweeps.resources import requirements_of
 
 TINY = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 4,
@@ -183,7 +184,7 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
     finally:
         assert ray_node._server is not None
         ray_node._server.close()
-    assert heard[0] == {"shared", "node"} and heard[-1] == {"changes"}
+    assert heard[0] == {"shared"} and heard[-1] == {"changes"}
     run = Run(here.path)
     assert run.state == "done"
     for name in ("steps.csv", "evals.csv"):
@@ -251,7 +252,7 @@ class FakeCluster:
     def too_large(self, resources: dict[str, float]) -> str | None:
         return "too large" if resources.get("num_cpus", 0) > 4 else None
 
-    def submit(self, order: Order, resources: dict[str, float], key: str) -> Any:
+    def submit(self, order: Order, key: str) -> Any:
         self.orders.append((key, order.lost))
         return self.ends.pop(0)
 
@@ -264,8 +265,8 @@ class FakeCluster:
 
 
 def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
-    folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
-    return Process(cluster, folder, order_of(tmp_path), resources, 1)  # type: ignore[arg-type]
+    folder, order = RunFolder(tmp_path / "driver" / "s" / "run-2"), order_of(tmp_path)
+    return Process(cluster, folder, replace(order, resources=resources), 1)  # type: ignore[arg-type]
 
 
 def ended(process: Process) -> int:
@@ -310,7 +311,7 @@ def test_what_no_node_can_hold_is_refused_rather_than_waited_for(tmp_path: Path)
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
     cluster = FakeCluster(None)
     process = process_of(cluster, tmp_path)
-    cluster.messages = [{"shared": False, "node": "n1"}]
+    cluster.messages = [{"shared": False}]
     assert process.poll() is None
     assert cluster.sent == [("1.0", {"begin": None})]
     cluster.messages = [{"changes": vars(FolderChanges(whole={"config.yaml": b"seed: 1\n"}))}]
@@ -325,7 +326,7 @@ def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> No
     cluster = FakeCluster(None)
     process = process_of(cluster, tmp_path)
     with RunFolder(tmp_path / "driver" / "s" / "run-2").lock():
-        cluster.messages = [{"shared": False, "node": "n1"}]
+        cluster.messages = [{"shared": False}]
         assert process.poll() == 5
     assert "in use" in process.stderr_text() and cluster.sent[-1] == ("1.0", {"signal": 15})
 

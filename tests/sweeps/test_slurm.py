@@ -17,7 +17,7 @@ from deepstack.config import Config, load_config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell
-from deepstack.sweeps.requirements import config_yaml
+from deepstack.sweeps.resources import config_yaml
 from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
 from deepstack.training import run_name
 

@@ -25,7 +25,7 @@ from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
 from deepstack.sweeps.fork_server import ForkServer
-from deepstack.sweeps.plan import Estimates
+from deepstack.sweeps.plan import CellCache
 from deepstack.training import run_name
 
 TINY = {
@@ -70,7 +70,7 @@ def test_a_plan_is_cheap_first_and_knows_what_is_done(tmp_path: Path) -> None:
 def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
     config = with_overrides(BASE, {"model.scheme": scheme, "model.head": head, "model.depth": 13})
     counted = sum(build_model(config, vocab_size=31).banks.count().values())
-    assert Estimates().parameters(config, 31) == counted
+    assert CellCache().parameters(config, 31) == counted
 
 
 def test_two_runs_that_are_called_alike_are_two_runs(tmp_path: Path) -> None:

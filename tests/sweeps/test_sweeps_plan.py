@@ -31,7 +31,7 @@ from deepstack.sweeps import (
     seconds_per_run,
     time_estimate,
 )
-from deepstack.sweeps.plan import OptionStripper
+from deepstack.sweeps.plan import CellCache
 from deepstack.training import run_name
 
 STUDY = """
@@ -198,10 +198,10 @@ def test_what_there_is_no_patience_for_is_not_timed(
 )
 def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
     config = with_overrides(Config(), values)
-    strip = OptionStripper()
+    cache = CellCache()
     for seed in (0, 1):
         cell = with_overrides(config, {"seed": seed})
-        assert conf.run_name(strip(cell)) == run_name(cell)
+        assert conf.run_name(cache.without_defaults(cell)) == run_name(cell)
 
 
 @pytest.mark.parametrize(

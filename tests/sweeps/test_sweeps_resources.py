@@ -74,7 +74,7 @@ def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
     for gpu in two.gpus:
         held = [reservation.gpu_memory for reservation in small if reservation.gpu == gpu.name]
         assert sum(held) <= (gpu.free or 0)
-    assert small[0].gpu_memory == 3 * GB + CONTEXT_BYTES and not small[0].limited
+    assert small[0].gpu_memory == 3 * GB + CONTEXT_BYTES
     large = filled(two, [cell(50 * GB)] * 9)
     assert [reservation.gpu for reservation in large] == ["0", "1"]  # each finds out for itself
     assert filled(Resources(8, 100 * GB, [Gpu("MIG-x"), Gpu("MIG-y")]), [cell(GB)] * 9) == [
