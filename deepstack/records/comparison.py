@@ -95,13 +95,17 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
     result: list[Difference | None] = []
     for name in LOGS:
         one, two = read_table(old.path / name), read_table(new.path / name)
-        of_file = [_first_difference(name, one.rows, two.rows, end, row_difference)]
-        for column in dict.fromkeys((*one.columns, *two.columns)):
-            presence = _presence(column in one.columns), _presence(column in two.columns)
-            if one.columns and two.columns and presence[0] != presence[1]:
-                of_file.append(Difference(None, name, f"column {column}", *presence))
-                break
-        result += of_file if any(of_file) else [_lines_difference(name, old, new, end)]
+        rows = _first_difference(name, one.rows, two.rows, end, row_difference)
+        columns = None
+        if one.columns and two.columns:
+            either = dict.fromkeys((*one.columns, *two.columns))
+            both = {*one.columns} & {*two.columns}
+            if column := next((column for column in either if column not in both), None):
+                presence = _presence(column in one.columns)
+                columns = Difference(None, name, f"column {column}", *presence)
+        result += [rows, columns]
+        if not rows and not columns:
+            result.append(_lines_difference(name, old, new, end))
     for name in sorted({*old.layer_names(), *new.layer_names()}):
         result.append(_layers_difference(name, old, new, end))
     result += [_json_difference(name, old, new) for name in COMPARED_KEYS]
@@ -152,12 +156,14 @@ def _flat_json(path: Path) -> dict[str, Any]:
 
 def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
     """Return the first line that differs of logs with equal rows: a row twice, a torn one."""
-    texts = [(read(folder.path / name) or b"").decode("ascii", "replace") for folder in (old, new)]
-    one, two = (text.split("\n") for text in texts)
-    if end < float("inf"):  # the last line may be torn, and one log may go further
-        shared = min(len(one), len(two)) - 1
-        one, two = one[:shared], two[:shared]
-    for number, (was, now) in enumerate(zip_longest(one, two, fillvalue=ABSENT), start=1):
+    one, two = (
+        (read(folder.path / name) or b"").decode("ascii", "replace").split("\n")
+        for folder in (old, new)
+    )
+    # The last line of a killed run may be torn, and one log may go further.
+    shared = None if end == float("inf") else min(len(one), len(two)) - 1
+    lines = zip_longest(one[:shared], two[:shared], fillvalue=ABSENT)
+    for number, (was, now) in enumerate(lines, start=1):
         if was != now:
             return Difference(None, name, f"line {number}", was, now)
     return None
@@ -171,8 +177,7 @@ def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) ->
         try:
             steps, values = folder.read_layers(name)
         except KeyError:
-            there = folder is new
-            return Difference(None, file, "the file", _presence(there), _presence(not there))
+            return Difference(None, file, "the file", *_presence(folder is new))
         except DeepstackError as error:
             return Difference(None, file, "the file", str(error), PRESENT)
         records.append(dict(zip(steps.tolist(), values, strict=True)))
@@ -213,13 +218,13 @@ def _first_difference(
             if cells := differ(old[step], new[step]):
                 return Difference(step, file, *cells)
         elif step <= end:
-            there = step in old
-            return Difference(step, file, "the row", _presence(there), _presence(not there))
+            return Difference(step, file, "the row", *_presence(step in old))
     return None
 
 
-def _presence(there: bool) -> str:
-    return PRESENT if there else ABSENT
+def _presence(in_old: bool) -> tuple[str, str]:
+    """Return the texts of both runs for something that only one of them has."""
+    return (PRESENT, ABSENT) if in_old else (ABSENT, PRESENT)
 
 
 def _number(text: str) -> bool:

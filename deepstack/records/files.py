@@ -34,22 +34,6 @@ LARGE = 2**26
 # Errors that more space on the disk may cure; libraries such as safetensors give no number.
 _OF_SPACE = (None, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
-_lock_descriptors: set[int] = set()
-
-
-def _close_locks_in_child() -> None:
-    """Close inherited lock files: a forked child would keep the lock after its parent ends.
-
-    Required by test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent.
-    """
-    for descriptor in list(_lock_descriptors):
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _lock_descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_close_locks_in_child)
-
 
 @contextlib.contextmanager
 def trouble(path: Path) -> Iterator[None]:
@@ -231,9 +215,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX, path) or not _is_at(descriptor, path):
             if time.monotonic() > deadline:
-                raise LockedError(
-                    f"{path.parent} is in use by {_describe(_read_holder(descriptor))}"
-                )
+                raise LockedError(f"{path.parent} is in use by {_describe_holder(descriptor)}")
             time.sleep(0.02)
             if not _is_at(descriptor, path):  # its folder was moved away meanwhile
                 _close(descriptor)
@@ -248,7 +230,11 @@ def locked(path: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _remove_new_folders(path, new)
+            with contextlib.suppress(OSError):
+                if path.parent in new and os.listdir(path.parent) == [path.name]:
+                    path.unlink()
+                    for folder in new:
+                        folder.rmdir()
             raise
     finally:
         _close(descriptor)
@@ -257,31 +243,38 @@ def locked(path: Path) -> Iterator[None]:
 def _open_lock(path: Path) -> tuple[int, list[Path]]:
     """Open the lock file, making it if missing; return its descriptor and the new folders."""
     with trouble(path):
-        for last in (False, False, True):
+        for attempt in range(3):
             try:
                 new = make_folder(path.parent)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644)
                 break
             except FileNotFoundError:  # another process is removing its empty folder
-                if last:
+                if attempt == 2:
                     raise
     _lock_descriptors.add(descriptor)
     return descriptor, new
-
-
-def _remove_new_folders(path: Path, new: Sequence[Path]) -> None:
-    """Remove the folders made for a lock file if they hold nothing else."""
-    with contextlib.suppress(OSError):
-        if path.parent in new and os.listdir(path.parent) == [path.name]:
-            path.unlink()
-            for folder in new:
-                folder.rmdir()
 
 
 def _close(descriptor: int) -> None:
     if descriptor in _lock_descriptors:
         _lock_descriptors.discard(descriptor)
         os.close(descriptor)
+
+
+_lock_descriptors: set[int] = set()
+
+
+def _close_locks_in_child() -> None:
+    """Close inherited lock files: a forked child would keep the lock after its parent ends.
+
+    Required by test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent.
+    """
+    for descriptor in list(_lock_descriptors):
+        with contextlib.suppress(OSError):
+            _close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -324,7 +317,8 @@ def _read_holder(descriptor: int) -> dict[str, object]:
         return {}
 
 
-def _describe(holder: dict[str, object]) -> str:
+def _describe_holder(descriptor: int) -> str:
+    holder = _read_holder(descriptor)
     if "pid" not in holder:
         return "another process"
     return f"process {holder['pid']} on {holder.get('host', 'an unknown host')}"

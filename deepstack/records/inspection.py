@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,29 +29,38 @@ from deepstack.records.run import find_runs, visible_folders
 SIGNS = ("status.json", "meta.json", "steps.csv")
 
 
-@dataclass
 class Inspection:
     """The result of inspecting every file of a run.
+
+    A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
+    run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
+    checksum are read, and their rows and steps are compared with each other.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
     known: whether an ended run has checksums; those of older versions have none.
     """
 
-    folder: RunFolder
-    state: str = "unknown"
-    files: int = 0
-    problems: list[str] = field(default_factory=list)
-    known: bool = True
-
-    @contextlib.contextmanager
-    def report_unreadable(self, name: str) -> Iterator[None]:
-        """Add the problem that a file cannot be read if the block raises an error."""
-        try:
-            yield
-        except (OSError, ValueError, DeepstackError) as error:
-            why = error.strerror if isinstance(error, OSError) else None
-            self.problems.append(f"{name}: unreadable ({why or error})")
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.state = "unknown"
+        self.files = 0
+        self.problems: list[str] = []
+        self.known = True
+        held = folder.holder() is not None
+        status = self._read_status()
+        if self.state == "running" and not held:
+            self.state = "interrupted"
+        has_sums = (folder.path / CHECKSUMS).exists()
+        # In a run that has not ended, checksums were written just before a kill and are outdated.
+        if has_sums and (self.state in ENDED or not status):
+            self._compare_all(status)
+            return
+        if "checksums" in status:
+            self._add(CHECKSUMS, "missing")
+        self.known = self.state not in ENDED
+        self._read_all()
+        self._compare_checkpoints(held)
 
     @property
     def verdict(self) -> str:
@@ -63,6 +71,152 @@ class Inspection:
             return "so far"
         return "whole" if self.known else "no checksums"
 
+    def _add(self, name: str, problem: str) -> None:
+        self.problems.append(f"{name}: {problem}")
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Add the problem that a file cannot be read if the block raises an error."""
+        try:
+            yield
+        except (OSError, ValueError, DeepstackError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            self._add(name, f"unreadable ({why or error})")
+
+    def _read_status(self) -> dict[str, Any]:
+        """Return status.json, set the state, and add contradictions to the problems."""
+        folder = self.folder
+        row: dict[str, str] = {}
+        with contextlib.suppress(DeepstackError):  # reported where the file is read
+            row = folder.last_row()
+        last = int(row.get("step", "0"))
+        if not folder.status_path.exists():
+            self.state = "interrupted"  # the run was killed before it began
+            if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or last:
+                self._add(STATUS, "missing")
+            return {}
+        status: dict[str, Any] = {}
+        with self._reading(STATUS):
+            status = mapping(folder.status_path)
+            state, step = status.get("state"), status.get("step")
+            if state not in STATES or type(step) is not int:
+                allowed = ", ".join(STATES)
+                self._add(STATUS, f"found state {state!r} at step {step!r}; allowed {allowed}")
+                return status
+            self.state = str(state)
+            reaches_step = step <= last
+            if state in ENDED:
+                with contextlib.suppress(DeepstackError):
+                    reaches_step = folder.ends_at(step)
+            if not reaches_step and state in (*ENDED, "running", "interrupted"):
+                where = f"{state if state in ENDED else 'saved'} at step {step}"
+                self._add(STATUS, f"{where}, but the last row of steps.csv is step {last}")
+            quantity, value = status.get("quantity"), str(status.get("value", "nan"))
+            if state == "diverged" and row.get(str(quantity)) != number_text(float(value)):
+                where = f"diverged with {quantity} = {value}"
+                self._add(STATUS, f"{where}, which is not in the last row of steps.csv")
+        return status
+
+    def _compare_all(self, status: dict[str, Any]) -> None:
+        """Compare every data file with checksums.json, and that with its sha256 in status.json."""
+        folder = self.folder
+        sums = None
+        with self._reading(CHECKSUMS):
+            if status and "checksums" not in status:
+                self._add(STATUS, f"has no sha256 of {CHECKSUMS}")
+            elif status and sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
+                self._add(CHECKSUMS, "changed (its sha256 is not the one in status.json)")
+            sums = mapping(folder.path / CHECKSUMS)
+        if sums is None:
+            return
+        there = data_files(folder)
+        wanted = sums.pop(STATUS, None)  # older versions have none
+        if status and wanted not in (None, status_sum(status)):
+            self._add(STATUS, "changed (sha256 differs)")
+        for name, wanted in sums.items():
+            if not is_data(name):
+                self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
+            elif name not in there:
+                self._add(name, "missing")
+            elif not there[name].is_file():  # reading a pipe would block
+                self._add(name, "unreadable (no file)")
+            else:
+                self.files += 1
+                with self._reading(name):
+                    if sha256(there[name]) != wanted:
+                        self._add(name, "changed (sha256 differs)")
+        # A run killed before it removed its checkpoints still has them, whole and unlisted.
+        listed = {str(PurePosixPath(name).parent) for name in sums}
+        for step in folder.checkpoints():
+            name = f"checkpoint/{step}"
+            if name not in listed and (problem := damage(folder.checkpoint_path(step))):
+                self._add(name, problem)
+        for name in sorted(there.keys() - sums.keys()):
+            parent = str(PurePosixPath(name).parent)
+            if not parent.startswith("checkpoint/") or parent in listed:
+                self._add(name, f"not listed in {CHECKSUMS}")
+
+    def _read_all(self) -> None:
+        """Read files that have no sha256; add unreadable ones and bad rows to the problems."""
+        folder = self.folder
+        for path in (folder.meta_path, folder.columns_path):
+            with self._reading(path.name), contextlib.suppress(FileNotFoundError):
+                mapping(path)
+        if folder.exists():
+            with self._reading("config.yaml"):
+                folder.read_config()
+        else:
+            self._add("config.yaml", "missing")
+        for name, path in data_files(folder).items():
+            if path.suffix not in (".csv", ".npy"):
+                continue
+            with self._reading(name):
+                if not path.is_file():
+                    self._add(name, "unreadable (no file)")
+                elif path.suffix == ".csv":
+                    if problem := _describe_bad_row(path, torn=self.state not in ENDED):
+                        self._add(name, problem)
+                elif (folder.layers_dir / "steps.npy").exists():
+                    folder.read_layers(path.stem)
+                elif any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
+                    # A kill may prevent it only before the first row: it follows the snapshot.
+                    self._add(name, "unreadable (no steps.npy)")
+
+    def _compare_checkpoints(self, held: bool) -> None:
+        """Compare checkpoints with their checksums, and logs with those in the newest whole one."""
+        newest: int | None = None
+        for step in reversed(self.folder.checkpoints()):
+            path = self.folder.checkpoint_path(step)
+            problem = damage(path)
+            if held and not path.is_dir():  # the process that holds the run has just removed it
+                continue
+            if problem:
+                self._add(f"checkpoint/{step}", problem)
+                continue
+            self.files += len(list(path.glob("*")))
+            if newest is None:
+                newest = step
+                self._compare_logs(step)
+
+    def _compare_logs(self, step: int) -> None:
+        """Compare the logs, up to the step of a checkpoint, with the checksums in it."""
+        logs: Any = {}
+        name = f"checkpoint/{step}/{STATE}"
+        # The process that holds the run may just have removed the checkpoint.
+        with self._reading(name), contextlib.suppress(FileNotFoundError):
+            logs = mapping(self.folder.path / name).get("logs", {})
+        if not isinstance(logs, dict):
+            self._add(name, "unreadable (logs is no object)")
+            return
+        for log_name, wanted in logs.items():
+            self.files += 1
+            log = self.folder.log(PurePosixPath(log_name).name, ("step",))
+            with self._reading(log.path.name):
+                if not log.path.exists():
+                    self._add(log.path.name, "missing")
+                elif log.upto(step).sha256 != wanted:
+                    self._add(log.path.name, f"changed (sha256 up to step {step} differs)")
+
 
 def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
     """Return the runs in a run, study or results folder, also those without a config.yaml.
@@ -72,205 +226,24 @@ def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
     root = Path(path)
     children = visible_folders(root)
     below = [root, *children, *(path for study in children for path in visible_folders(study))]
-    without_config = {folder for folder in below if _lacks_config(folder)}
     runs: list[RunFolder] = []
-    try:
-        runs = [run.folder for run in find_runs(root)]
-    except NothingMatchedError:
-        if not without_config:
-            raise
-    return runs + [RunFolder(folder) for folder in sorted(without_config)]
+    for folder in sorted(below):
+        has_files = any((folder / sign).is_file() for sign in SIGNS)
+        if has_files and not RunFolder(folder).exists():
+            runs.append(RunFolder(folder))
+    with contextlib.suppress(*[NothingMatchedError] if runs else []):
+        runs = [run.folder for run in find_runs(root)] + runs
+    return runs
+
+
+def inspect(folder: RunFolder) -> Inspection:
+    """Compare every file of a run with its checksum."""
+    return Inspection(folder)
 
 
 def problems(folder: RunFolder) -> list[str]:
     """Return a line for each problem of the files of a run; empty without problems."""
-    return inspect(folder).problems
-
-
-def inspect(folder: RunFolder) -> Inspection:
-    """Compare every file of a run with its checksum.
-
-    A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
-    run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
-    checksum are read, and their rows and steps are compared with each other.
-    """
-    result = Inspection(folder)
-    held = folder.holder() is not None
-    status = _status(result)
-    if result.state == "running" and not held:
-        result.state = "interrupted"
-    has_sums = (folder.path / CHECKSUMS).exists()
-    # In a run that has not ended, checksums were written just before a kill and are outdated.
-    if has_sums and (result.state in ENDED or not status):
-        _compare_all(result, status)
-    else:
-        if "checksums" in status:
-            result.problems.append(f"{CHECKSUMS}: missing")
-        result.known = result.state not in ENDED
-        _read_all(result)
-        _compare_checkpoints(result, held)
-    return result
-
-
-def _status(result: Inspection) -> dict[str, Any]:
-    """Return status.json, set the state, and add contradictions to the problems."""
-    folder, say = result.folder, result.problems.append
-    row: dict[str, str] = {}
-    with contextlib.suppress(DeepstackError):  # reported where the file is read
-        row = folder.last_row()
-    if not folder.status_path.exists():
-        result.state = "interrupted"  # the run was killed before it began
-        if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or row:
-            say(f"{STATUS}: missing")
-        return {}
-    status = None
-    with result.report_unreadable(STATUS):
-        status = mapping(folder.status_path)
-    if status is None:
-        return {}
-    state, step = status.get("state"), status.get("step")
-    if state not in STATES:
-        say(f"{STATUS}: found state {state!r}; allowed {', '.join(STATES)}")
-        return status
-    result.state = str(state)
-    if not isinstance(step, int) or isinstance(step, bool) or "error" not in status:
-        say(f"{STATUS}: state, step and error are not all there")
-        return status
-    last = int(row.get("step", "0"))
-    reaches_step = False
-    with contextlib.suppress(DeepstackError):
-        reaches_step = folder.ends_at(step)
-    if state in ENDED and not reaches_step:
-        say(f"{STATUS}: {state} at step {step}, but the last row of steps.csv is step {last}")
-    elif state in ("running", "interrupted") and step > last:
-        say(f"{STATUS}: saved at step {step}, but the last row of steps.csv is step {last}")
-    if state == "done" and status["error"] is not None:
-        say(f"{STATUS}: done, with the error {status['error']!r}")
-    if state == "diverged" and not _has_value(row, status.get("quantity"), status.get("value")):
-        say(
-            f"{STATUS}: diverged with {status.get('quantity')} = {status.get('value')}, "
-            "which is not in the last row of steps.csv"
-        )
-    return status
-
-
-def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
-    """Compare every data file with checksums.json, and that with its sha256 in status.json."""
-    folder, say = result.folder, result.problems.append
-    sums = None
-    with result.report_unreadable(CHECKSUMS):
-        if status and "checksums" not in status:
-            say(f"{STATUS}: has no sha256 of {CHECKSUMS}")
-        elif status and sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
-            say(f"{CHECKSUMS}: changed (its sha256 is not the one in status.json)")
-        sums = mapping(folder.path / CHECKSUMS)
-    if sums is None:
-        return
-    there = data_files(folder)
-    wanted = sums.pop(STATUS, None)  # older versions have none
-    if status and wanted not in (None, status_sum(status)):
-        say(f"{STATUS}: changed (sha256 differs)")
-    for name, wanted in sums.items():
-        if not is_data(name):
-            say(f"{CHECKSUMS}: names {name!r}, which is no file of a run")
-        elif name not in there:
-            say(f"{name}: missing")
-        elif not there[name].is_file():  # reading a pipe would block
-            say(f"{name}: unreadable (no file)")
-        else:
-            result.files += 1
-            with result.report_unreadable(name):
-                if sha256(there[name]) != wanted:
-                    say(f"{name}: changed (sha256 differs)")
-    # A run killed before it removed its checkpoints still has them, whole and unlisted.
-    listed = {str(PurePosixPath(name).parent) for name in sums}
-    for step in folder.checkpoints():
-        if f"checkpoint/{step}" not in listed and (wrong := damage(folder.checkpoint_path(step))):
-            say(f"checkpoint/{step}: {wrong}")
-    for name in sorted(there.keys() - sums.keys()):
-        parent = str(PurePosixPath(name).parent)
-        if not parent.startswith("checkpoint/") or parent in listed:
-            say(f"{name}: not listed in {CHECKSUMS}")
-
-
-def _read_all(result: Inspection) -> None:
-    """Read the files that have no sha256; add unreadable ones and bad rows to the problems."""
-    folder, say = result.folder, result.problems.append
-    for path in (folder.meta_path, folder.columns_path):
-        with result.report_unreadable(path.name), contextlib.suppress(FileNotFoundError):
-            mapping(path)
-    if folder.exists():
-        with result.report_unreadable("config.yaml"):
-            folder.read_config()
-    else:
-        say("config.yaml: missing")
-    for path in sorted((*folder.path.glob("*.csv"), *folder.layers_dir.glob("*.npy"))):
-        name = path.relative_to(folder.path).as_posix()
-        if path.name.startswith("."):
-            continue
-        with result.report_unreadable(name):
-            if not path.is_file():
-                say(f"{name}: unreadable (no file)")
-            elif path.suffix == ".csv":
-                if wrong := _describe_bad_row(path, torn=result.state not in ENDED):
-                    say(f"{name}: {wrong}")
-            elif (folder.layers_dir / "steps.npy").exists():
-                folder.read_layers(path.stem)
-            elif any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
-                # A kill may prevent it only before the first row: it follows the first snapshot.
-                say(f"{name}: unreadable (no steps.npy)")
-
-
-def _compare_checkpoints(result: Inspection, held: bool) -> None:
-    """Compare checkpoints with their checksums, and logs with those in the newest whole one."""
-    folder = result.folder
-    newest: int | None = None
-    for step in reversed(folder.checkpoints()):
-        path = folder.checkpoint_path(step)
-        wrong = damage(path)
-        if held and not path.is_dir():  # the process that holds the run has just removed it
-            continue
-        if wrong:
-            result.problems.append(f"checkpoint/{step}: {wrong}")
-            continue
-        result.files += len(list(path.glob("*")))
-        if newest is None:
-            newest = step
-            _compare_logs(result, step)
-
-
-def _compare_logs(result: Inspection, step: int) -> None:
-    """Compare the logs, up to the step of a checkpoint, with the checksums in it."""
-    folder, say = result.folder, result.problems.append
-    logs: Any = {}
-    name = f"checkpoint/{step}/{STATE}"
-    # The process that holds the run may just have removed the checkpoint.
-    with result.report_unreadable(name), contextlib.suppress(FileNotFoundError):
-        logs = mapping(folder.path / name).get("logs", {})
-    if not isinstance(logs, dict):
-        say(f"{name}: unreadable (logs is no object)")
-        return
-    for log_name, wanted in logs.items():
-        result.files += 1
-        log = folder.log(PurePosixPath(log_name).name, ("step",))
-        with result.report_unreadable(log.path.name):
-            if not log.path.exists():
-                say(f"{log.path.name}: missing")
-            elif log.upto(step).sha256 != wanted:
-                say(f"{log.path.name}: changed (sha256 up to step {step} differs)")
-
-
-def _lacks_config(path: Path) -> bool:
-    """Return whether a folder looks like a run but has no config.yaml."""
-    return not RunFolder(path).exists() and any((path / sign).is_file() for sign in SIGNS)
-
-
-def _has_value(row: dict[str, str], quantity: object, value: object) -> bool:
-    """Return whether a row has this value of this quantity."""
-    try:
-        return row.get(str(quantity)) == number_text(float(str(value)))
-    except ValueError:
-        return False
+    return Inspection(folder).problems
 
 
 def _describe_bad_row(path: Path, torn: bool) -> str | None:

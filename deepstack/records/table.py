@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import ResourceError
+from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (
     EVALS_COLUMNS,
     STEPS_COLUMNS,
-    TIMING_COLUMNS,
     damage_error,
     last_rows,
 )
@@ -29,8 +31,6 @@ ALWAYS = ("model.scheme", "model.depth", "seed")
 LOGGED = (
     "step", "loss", "grad_norm", "model_update", "val_loss", "val_loss_masked", "step_ms"
 )  # fmt: skip
-# Above this size pandas, slow to import, reads timing.csv in less memory.
-LARGE = 2**20
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def summarize(run: Run) -> Summary:
             **{name: step.get(name) for name in ("loss", "grad_norm", "model_update")},
             "val_loss": evaluation.get("loss"),
             "val_loss_masked": evaluation.get("loss_masked"),
-            "step_ms": _median_ms(run),
+            "step_ms": _median_ms(folder.timing_path),
         }
     except ResourceError as error:
         return Summary(path, "damaged", {}, dict.fromkeys(LOGGED), str(error))
@@ -152,40 +152,29 @@ def _last_row(path: Path, columns: Sequence[str]) -> dict[str, float]:
 
     Raises ResourceError if a row among those read at the end of the file holds no numbers.
     """
-    names, rows = _rows(path, columns)
-    values = [_number(path, cell) for row in rows for cell in row]
-    return dict(zip(names, values[-len(names) :], strict=False))
+    names, rows = last_rows(path)
+    if names and (missing := [name for name in columns[:2] if name not in names]):
+        raise damage_error(path, f"has no column {missing[0]}")
+    values: list[float] = []
+    for row in rows:
+        if len(row) != len(names) or not row[0].isdecimal():
+            raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
+        values = [_number(path, cell) for cell in row]
+    return dict(zip(names, values, strict=False))
 
 
-def _median_ms(run: Run) -> float | None:
+def _median_ms(path: Path) -> float | None:
     """Return the median of the latest time of each step; None without a step."""
-    path = run.folder.timing_path
-    try:
-        if path.stat().st_size > LARGE:
-            return float(Run(run.path).timing["step_ms"].median())
-    except OSError:
-        return None
-    names, rows = _rows(path, TIMING_COLUMNS, LARGE)
-    at = names.index("step_ms") if rows else 0
-    latest = {row[0]: _number(path, row[at]) for row in rows}
+    latest: dict[str, float] = {}
+    with trouble(path), suppress(FileNotFoundError), open_file(path) as file:
+        lines = (line.decode("ascii", "replace") for line in file if line.endswith(b"\n"))
+        for row in csv.DictReader(lines):
+            latest[row.get("step", "")] = _number(path, row.get("step_ms"))
     times = [time for time in latest.values() if not math.isnan(time)]
     return statistics.median(times) if times else None
 
 
-def _rows(
-    path: Path, columns: Sequence[str], size: int = 1024
-) -> tuple[list[str], list[list[str]]]:
-    """Return `last_rows` of a log with these columns; ResourceError where rows differ in form."""
-    names, rows = last_rows(path, size)
-    if names and (missing := [name for name in columns[:2] if name not in names]):
-        raise damage_error(path, f"has no column {missing[0]}")
-    for row in rows:
-        if len(row) != len(names) or not row[0].isdecimal():
-            raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
-    return names, rows
-
-
-def _number(path: Path, cell: str) -> float:
+def _number(path: Path, cell: str | None) -> float:
     """Return the number in a cell, NaN for an empty one."""
     try:
         return float(cell or "nan")

@@ -79,11 +79,8 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
             with suppress(FileNotFoundError):
                 size += (Path(folder) / name).lstat().st_size
     with trouble(trash):
-        for child in trash.iterdir():
-            if child.is_dir() and not child.is_symlink():
-                shutil.rmtree(child)
-            else:
-                child.unlink()
+        shutil.rmtree(trash)
+        trash.mkdir()
     return runs, size
 
 
