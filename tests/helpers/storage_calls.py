@@ -21,19 +21,9 @@ from pathlib import Path
 
 WATCH, KILL_BEFORE, KILL_AMID, FAIL_ONCE, FAIL_ON, SHORT = range(6)
 KINDS = (
-    "",
-    "create",
-    "empty",
-    "write",
-    "resize",
-    "rename",
-    "unlink",
-    "rmdir",
-    "mkdir",
-    "sync",
-    "mark",
+    "", "create", "empty", "write", "resize", "rename", "unlink", "rmdir", "mkdir", "sync", "mark",
     "unknown",
-)
+)  # fmt: skip
 HEAD = struct.Struct("=iiqqIIII")
 
 MISSING = ""

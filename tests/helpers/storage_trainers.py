@@ -23,18 +23,10 @@ from helpers.storage_calls import mark
 
 STEPS, INTERVAL = 6, 2
 SETTINGS = {
-    "model.depth": 2,
-    "model.d_model": 8,
-    "task.seq_len": 8,
-    "train.batch_size": 2,
-    "train.steps": STEPS,
-    "train.eval_every": 3,
-    "train.eval_batches": 1,
-    "log.probe_sequences": 1,
-    "log.layers_every": 3,
-    "log.attribution_every": 3,
-    "runtime.device": "cpu",
-}
+    "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
+    "train.steps": STEPS, "train.eval_every": 3, "train.eval_batches": 1, "log.probe_sequences": 1,
+    "log.layers_every": 3, "log.attribution_every": 3, "runtime.device": "cpu",
+}  # fmt: skip
 # Every diagnostic is written by the same call: three files of them are enough, and soon written.
 KEPT_DIAGNOSTICS = ("param_norm", "grad_norm", "stream_norm")
 
@@ -125,12 +117,8 @@ def prepare_training() -> None:
     DIAGNOSTICS._objects = kept
     # Git's own processes would not survive the watcher of system calls.
     vars(meta)["git_state"] = dict
-    begin, record, save, finish = (
-        TrainingRun.begin,
-        TrainingRun.record,
-        TrainingRun.save,
-        TrainingRun.finish,
-    )
+    begin, record = TrainingRun.begin, TrainingRun.record
+    save, finish = TrainingRun.save, TrainingRun.finish
 
     def due(self: TrainingRun, step: int) -> bool:
         return step % INTERVAL == 0 and step < self.config.train.steps
@@ -142,8 +130,11 @@ def prepare_training() -> None:
     def recorded(self: TrainingRun, step: int, measured: Any) -> None:
         record(self, step, measured)
         time.sleep(float(os.environ.get("STORAGE_PAUSE", "0")))
-        for number in signals_at(step):
-            os.kill(os.getpid(), number)
+        # The signals that the process sends to itself after a step: STORAGE_SIGNALS=4:2,4:2.
+        for pair in filter(None, os.environ.get("STORAGE_SIGNALS", "").split(",")):
+            at, number = map(int, pair.split(":"))
+            if at == step:
+                os.kill(os.getpid(), number)
 
     def saved(self: TrainingRun, step: int) -> None:
         save(self, step)
@@ -160,12 +151,6 @@ def prepare_training() -> None:
     }  # fmt: skip
     for name, method in changed.items():
         setattr(TrainingRun, name, method)
-
-
-def signals_at(step: int) -> list[int]:
-    """The signals that the process sends to itself after a step: STORAGE_SIGNALS=4:2,4:2."""
-    found = [pair.split(":") for pair in os.environ.get("STORAGE_SIGNALS", "").split(",") if pair]
-    return [int(number) for at, number in found if int(at) == step]
 
 
 def write_config(path: Path) -> None:

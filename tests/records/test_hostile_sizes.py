@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.ended_runs import copied, train_three, verify
+from helpers.ended_runs import copied, verify
 from helpers.record_runs import end
 from typer.testing import CliRunner
 
@@ -19,11 +19,6 @@ from deepstack.cli import app
 from deepstack.records import Run, RunFolder, problems
 
 TERABYTE = 10**12
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return train_three(tmp_path_factory.mktemp("runs"))
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.ended_runs import TINY, copied, flip, train_three, verify
+from helpers.ended_runs import TINY, copied, flip, verify
 from helpers.record_runs import end, make_run
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.records import (
     EVALS_COLUMNS,
-    Run,
     RunFolder,
     damage,
     problems,
@@ -42,17 +41,6 @@ def small_run(path: Path) -> RunFolder:
     return end(folder)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run that is done, one that diverged and one that was interrupted, once for all tests."""
-    found = train_three(tmp_path_factory.mktemp("runs"))
-    for state in ("done", "diverged"):
-        status = RunFolder(found[state]).read_status()
-        status = {k: v for k, v in status.items() if k not in ("error", "checksums")}
-        end(RunFolder(found[state]), **status)
-    return found
-
-
 # --- what is whole is said to be ---------------------------------------------------------------
 
 
@@ -64,10 +52,11 @@ def test_an_untouched_run_is_whole(state: str, trained: dict[str, Path]) -> None
     assert row["state"] == state and row["problems"] == []
     assert row["verdict"] == ("so far" if state == "interrupted" else "whole")
     listed = json.loads((trained["done"] / "checksums.json").read_text())
+    assert listed.pop("status.json")
     wanted = {"config.yaml", "meta.json", "columns.json", "steps.csv", "evals.csv", "timing.csv"}
     wanted |= {"attribution.csv", "layers/steps.npy", "checkpoint/6/weights.safetensors"}
     assert wanted | {"checkpoint/6/state.json", "checkpoint/6/checksums.json"} <= listed.keys()
-    assert not listed.keys() & {"log.txt", ".lock", "status.json", "checksums.json"}
+    assert not listed.keys() & {"log.txt", ".lock", "checksums.json"}
     if state == "done":
         assert row["files"] == len(listed)
 
@@ -121,17 +110,11 @@ def flips(folder: RunFolder, each: int | None) -> dict[str, list[tuple[str, int]
     return found
 
 
-def test_a_flipped_bit_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
-    found = flips(small_run(tmp_path / "s" / "r"), 30)
+@pytest.mark.parametrize("each", [30, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_flipped_bit_of_a_finished_run_is_noticed(each: int | None, tmp_path: Path) -> None:
+    found = flips(small_run(tmp_path / "s" / "r"), each)
     assert found["silent"] == []
     # Of two files that do not fit, status.json and checksums.json or steps.csv, the other is named.
-    assert {name for name, _ in found["unnamed"]} <= {"status.json"}
-
-
-@pytest.mark.slow
-def test_every_flipped_bit_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
-    found = flips(small_run(tmp_path / "s" / "r"), None)
-    assert found["silent"] == []
     assert {name for name, _ in found["unnamed"]} <= {"status.json"}
 
 
@@ -304,9 +287,3 @@ def test_damage_of_a_checkpoint(trained: dict[str, Path], tmp_path: Path) -> Non
         (path / "checksums.json").write_text(json.dumps(wrong))
         assert damage(path), wrong
     assert "No such file" in str(damage(path / "none"))
-
-
-def test_a_verified_run_is_the_run_that_was_trained(trained: dict[str, Path]) -> None:
-    """The numbers are there: verify is no reason that they should not be."""
-    run = Run(trained["done"])
-    assert len(run.steps) == 6 and run.layer_names()

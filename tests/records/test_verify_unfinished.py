@@ -7,17 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.ended_runs import TINY, copied, flip, train_three, verify
+from helpers.ended_runs import TINY, copied, flip, verify
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.records import files, find_runs, inspect, problems, write_checksums
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One that is done, one that diverged and one that was interrupted, once for all tests."""
-    return train_three(tmp_path_factory.mktemp("runs"))
 
 
 def test_flips_in_an_interrupted_run_are_noticed(trained: dict[str, Path], tmp_path: Path) -> None:

@@ -26,16 +26,17 @@ FEW: dict[str, Trials] = {
     "refusals": lambda harness: trials.refusals(harness, 150, kinds=trials.REFUSALS[1:3]),
     "power cuts": lambda harness: trials.power_cuts(harness, every=180),
 }
-ALL: dict[str, Trials] = {
-    "kills": trials.kills,
-    "kills again": lambda harness: trials.kills_again(harness, 100),
-    "kills at the end": trials.kills_at_the_end,
-    "random kills": lambda harness: trials.random_kills(harness, 200),
-    "refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
+MANY: dict[str, Trials] = {
+    "all kills": trials.kills,
+    "many kills again": lambda harness: trials.kills_again(harness, 100),
+    "all kills at the end": trials.kills_at_the_end,
+    "many random kills": lambda harness: trials.random_kills(harness, 200),
+    "all refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
     "more refusals": lambda harness: trials.refusals(harness, every=12),
-    "power cuts": trials.power_cuts,
+    "all power cuts": trials.power_cuts,
     "power cuts after a kill": lambda harness: trials.power_cuts(harness, after=150),
 }
+KINDS = [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +44,11 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     return Harness(the_server(), tmp_path_factory.mktemp("command"), "command")
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_as_if_nothing_had_been(kind: str, harness: Harness) -> None:
-    assert list(FEW[kind](harness)) == []
-    assert harness.trials > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ALL)
-def test_training_goes_on_as_if_nothing_had_been_everywhere(kind: str, harness: Harness) -> None:
-    assert list(ALL[kind](harness)) == []
+    before = harness.trials
+    assert list((FEW | MANY)[kind](harness)) == []
+    assert harness.trials > before
 
 
 # --- signals --------------------------------------------------------------------------------
@@ -73,28 +69,20 @@ def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     assert harness.go_on(out, ended.promised) == []
 
 
-def signalled(harness: Harness, trials: int) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_signals_at_any_moment(times: int, harness: Harness) -> None:
     """One signal or two at random times; what comes before the handlers is not told apart."""
     random, length = Random(0), harness.alone.seconds
-    for _ in range(trials):
+    for _ in range(times):
         out, number = harness.new(), random.choice((2, 15))
         first, gap = random.uniform(0, length), random.choice((None, 0.0, 0.01))
-        times = [first] if gap is None else [first, first + gap]
-        ended = harness.run(out, signals=[[seconds, number] for seconds in times])
-        where = f"signal {number} after {times}"
+        sent = [first] if gap is None else [first, first + gap]
+        ended = harness.run(out, signals=[[seconds, number] for seconds in sent])
+        where = f"signal {number} after {sent}"
         if ended.first not in (None, STEPS + 1):  # training had begun
             assert ended.code in (0, 128 + number), f"{where}: exit {ended.code}: {ended.said}"
         wrong = harness.wrong_now(out) + harness.go_on(out, ended.promised)
         assert wrong == [], where
-
-
-def test_signals_at_any_moment(harness: Harness) -> None:
-    signalled(harness, 2)
-
-
-@pytest.mark.slow
-def test_many_signals_at_any_moment(harness: Harness) -> None:
-    signalled(harness, 100)
 
 
 # --- one folder, several processes ----------------------------------------------------------
@@ -137,7 +125,7 @@ def test_one_of_several_works_and_the_others_are_told_in_two_seconds(harness: Ha
 
 @pytest.mark.slow
 def test_one_of_twenty_works_and_nineteen_change_nothing(harness: Harness) -> None:
-    print(f"the last was refused after {max(compete(harness, 20, 20)):.1f} s")
+    compete(harness, 20, 20)
 
 
 # --- a disk that is full ---------------------------------------------------------------------

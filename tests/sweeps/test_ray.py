@@ -9,7 +9,6 @@ import itertools
 import shutil
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.ended_runs import TINY
 
 import deepstack
 from deepstack import config as conf
@@ -31,11 +31,7 @@ from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
 from deepstack.sweeps.ray_node import Order, is_shared, work
 from deepstack.sweeps.resources import requirements_of
 
-TINY = {
-    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 4,
-    "train.eval_batches": 1, "log.probe_sequences": 1, "model.depth": 2, "log.layers_every": 2,
-}  # fmt: skip
-BASE = with_overrides(Config(), TINY)
+BASE = with_overrides(Config(), TINY | {"train.steps": 4})
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -77,15 +73,8 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
     changes = pair.send()
     assert changes.grown == {"steps.csv": (8, b"\n3\n")} and not changes.whole
     assert pair.send() == FolderChanges()
-
-
-def test_what_was_cut_and_grew_again_is_sent_whole(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.node.path.mkdir()
-    pair.node.timing_path.write_bytes(b"step\n1\n2,to")
-    pair.send()
-    pair.node.timing_path.write_bytes(b"step\n1\n2,made again\n")
-    assert set(pair.send().whole) == {"timing.csv"}
+    pair.node.steps_path.write_bytes(b"step\n1\n2,cut and made again\n")
+    assert set(pair.send().whole) == {"steps.csv"}
 
 
 def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
@@ -130,12 +119,12 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> N
     assert pair.here.exists()
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
-def test_no_name_leads_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
+def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
     target = RunFolder(tmp_path / "run")
-    for changes in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
-        with pytest.raises(ValueError, match="no file of a run folder"):
-            write_changes(target, changes)
+    for name in ("/etc/x", "../x", "a/../../x", ""):
+        for changes in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
+            with pytest.raises(ValueError, match="no file of a run folder"):
+                write_changes(target, changes)
     write_changes(target, FolderChanges(checkpoints={3: {"../../../x": b"x"}}))
     assert list(tmp_path.rglob("x")) == [tmp_path / "run" / "checkpoint" / "3" / "x"]
 
@@ -214,7 +203,7 @@ def test_a_plugin_must_arrive_as_it_was_sent(tmp_path: Path) -> None:
 
 
 class RayError(Exception):
-    """The base of Ray's errors in `FakeRay`."""
+    """The base of Ray's errors in `FakeCluster`."""
 
 
 class TaskCancelledError(RayError):
@@ -232,11 +221,9 @@ class FakeCluster:
         self.ends, self.sent, self.orders = list(ends), [], []
         self.messages: list[dict[str, Any]] = []
         self.cancelled: list[Any] = []
-        errors = SimpleNamespace(
-            RayError=RayError, TaskCancelledError=TaskCancelledError, RayTaskError=RayTaskError
-        )
+        errors = (RayError, TaskCancelledError, RayTaskError)
         self.ray = SimpleNamespace(
-            exceptions=errors,
+            exceptions=SimpleNamespace(**{error.__name__: error for error in errors}),
             wait=lambda tasks, timeout: ([t for t in tasks if t is not None], []),
             get=self._get,
             cancel=self.cancelled.append,
@@ -260,8 +247,8 @@ class FakeCluster:
         self.sent.append((key, message))
 
     def receive(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
-        found, self.messages = self.messages, []
-        return found
+        messages, self.messages = self.messages, []
+        return messages
 
 
 def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
@@ -269,24 +256,20 @@ def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Proc
     return Process(cluster, folder, replace(order, resources=resources), 1)  # type: ignore[arg-type]
 
 
-def ended(process: Process) -> int:
-    for _ in range(100):
-        if (code := process.poll()) is not None:
-            return code
-    raise AssertionError("it never ends")
-
-
 def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
     cluster = FakeCluster(RayError("node died"), RayError("node died"), (0, "said"))
     process = process_of(cluster, tmp_path)
-    assert ended(process) == 0 and process.stderr_text() == "said"
+    assert [process.poll() for _ in range(3)] == [None, None, 0]
+    assert process.stderr_text() == "said"
     assert cluster.orders == [("1.0", 0), ("1.1", 1), ("1.2", 2)]
 
 
 def test_a_run_that_is_always_lost_is_interrupted_in_the_end(tmp_path: Path) -> None:
-    cluster = FakeCluster(*[RayError("node died\nand pages")] * (LOST_AT_MOST + 1))
-    process = process_of(cluster, tmp_path)
-    assert ended(process) == 143 and process.stderr_text().endswith("last: node died")
+    process = process_of(
+        FakeCluster(*[RayError("node died\nand pages")] * (LOST_AT_MOST + 1)), tmp_path
+    )
+    assert [process.poll() for _ in range(LOST_AT_MOST + 1)] == [None] * LOST_AT_MOST + [143]
+    assert process.stderr_text().endswith("last: node died")
 
 
 @pytest.mark.parametrize("end", [TaskCancelledError(), RayError("node died")])
@@ -295,15 +278,12 @@ def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: 
     process = process_of(cluster, tmp_path)
     process.send_signal(2)
     assert cluster.cancelled and cluster.sent == [("1.0", {"signal": 2})]
-    assert ended(process) == 130
+    assert process.poll() == 130
 
 
-def test_an_error_in_the_task_is_said(tmp_path: Path) -> None:
+def test_errors_of_a_task_and_what_no_node_can_hold_end_the_run(tmp_path: Path) -> None:
     process = process_of(FakeCluster(RayTaskError("no space")), tmp_path)
-    assert ended(process) == 1 and process.stderr_text() == "no space"
-
-
-def test_what_no_node_can_hold_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    assert process.poll() == 1 and process.stderr_text() == "no space"
     process = process_of(FakeCluster(), tmp_path, num_cpus=5)
     assert process.poll() == 5 and process.stderr_text() == "too large"
 
@@ -362,22 +342,22 @@ def test_small_runs_share_a_gpu(needed: int, there: int | None, share: float) ->
     assert share_of_gpu(needed, there) == share
 
 
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> Callable[..., Any]:
-        raise ImportError(name)
-
-    monkeypatch.setattr(ray_cluster, "import_module", refuse)
-    with pytest.raises(ResourceError, match="pip install"):
-        ray_cluster.connect(None)
-
-
-def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
+def test_without_ray_or_without_a_cluster_it_is_said_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ResourceError, match="ray start --head"):
         ray_cluster.refuse_silent(where, "start one with `ray start --head`")
     ray_cluster.refuse_silent("auto", "")
+
+    def refuse(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(ray_cluster, "import_module", refuse)
+    with pytest.raises(ResourceError, match="pip install"):
+        ray_cluster.connect(None)
 
 
 @pytest.mark.parametrize(

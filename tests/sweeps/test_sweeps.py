@@ -26,7 +26,6 @@ from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
 from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import CellCache
-from deepstack.training import run_name
 
 TINY = {
     "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 3,
@@ -71,20 +70,6 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
     config = with_overrides(BASE, {"model.scheme": scheme, "model.head": head, "model.depth": 13})
     counted = sum(build_model(config, vocab_size=31).banks.count().values())
     assert CellCache().parameters(config, 31) == counted
-
-
-def test_two_runs_that_are_called_alike_are_two_runs(tmp_path: Path) -> None:
-    base, rates = with_overrides(BASE, {"model.depth": 1}), [0.0809, 0.098]
-    names = {run_name(with_overrides(base, {"train.lr": rate})) for rate in rates}
-    assert len(names) == 1  # found by trying: the six digits are the same
-    runs = deepstack.sweep(base, {"train.lr": rates}, study="s", out=tmp_path, workers=2)
-    assert [(run.state, run.config["train"]["lr"]) for run in runs] == [("done", r) for r in rates]
-    (name,) = names
-    for turned in (rates, rates[::-1]):
-        cells = plan(base, {"train.lr": turned}, study="s", out=tmp_path)
-        assert [cell.state for cell in cells] == ["done", "done"]
-        found = {cell.config.train.lr: cell.folder.name for cell in cells}
-        assert found == {rates[0]: name, rates[1]: f"{name}-2"}
 
 
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:

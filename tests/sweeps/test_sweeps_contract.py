@@ -19,12 +19,8 @@ from helpers.sweep_contract import (
     results_of,
 )
 from helpers.sweep_contract import words as words_of
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.records import find_runs
-
-MISBEHAVING = [MEMORY, KILLED, CRASHED, HUNG]
 
 
 def check_states(out: Path, good: list[int], bad: list[int]) -> None:
@@ -44,50 +40,42 @@ def check_states(out: Path, good: list[int], bad: list[int]) -> None:
         assert status["phase"] == "the training step" and status["limit_mb"] < 2000
 
 
-def test_runs_that_end_badly_leave_the_others_alone(tmp_path: Path) -> None:
-    plugin, bad = bring_plugin(tmp_path), [MEMORY, KILLED, CRASHED]
-    good, out = [0, 1], tmp_path / "a"
-    words = words_of(plugin, out, [*bad, *good], "--memory", "2GB")
-    first = CliRunner().invoke(app, words)
-    assert first.exit_code == 3, first.stderr
-    check_states(out, good, bad)
-    alone = words_of(plugin, tmp_path / "b", good)
-    assert CliRunner().invoke(app, alone).exit_code == 0
-    for seed, run in by_seed(tmp_path / "b").items():
-        assert results_of(run) == results_of(by_seed(out)[seed])
-    again = CliRunner().invoke(app, words)  # what failed is left alone, and still is no success
-    assert again.exit_code == 3
-    (tmp_path / "healed").touch()
-    assert CliRunner().invoke(app, [*words, "--retry", "failed"]).exit_code == 3
-    check_states(out, [*good, KILLED, CRASHED], [MEMORY])
-
-
-@pytest.mark.slow
-def test_twenty_of_twenty_four_runs_are_as_without_the_other_four(tmp_path: Path) -> None:
-    plugin, good = bring_plugin(tmp_path), list(range(20))
-    out, alone, healed = (tmp_path / name for name in ("all", "alone", "healed_runs"))
-    limits = ["--memory", "2GB", "--run-timeout", "60"]
-    words = words_of(plugin, out, [*good, *MISBEHAVING], *limits)
-    ended = contract.sweep(*words)
-    assert ended.returncode == 3, ended.stderr
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ([0, 1], [MEMORY, KILLED, CRASHED]),
+        pytest.param(list(range(20)), [*ENDS], marks=pytest.mark.slow),  # one hangs for a minute
+    ],
+)
+def test_runs_that_end_badly_leave_the_others_alone(
+    good: list[int], bad: list[int], tmp_path: Path
+) -> None:
+    plugin, out = bring_plugin(tmp_path), tmp_path / "all"
+    words = words_of(plugin, out, [*good, *bad], "--memory", "2GB", "--run-timeout", "60")
+    first = contract.sweep(*words)
+    assert first.returncode == 3, first.stderr
     assert contract.processes_with(str(out)) == []
-    check_states(out, good, MISBEHAVING)
-    assert contract.sweep(*words_of(plugin, alone, good)).returncode == 0
-    wanted = {seed: results_of(run) for seed, run in by_seed(alone).items()}
-    found = {seed: results_of(run) for seed, run in by_seed(out).items()}
-    assert len(wanted) == 20 and {seed: found[seed] for seed in good} == wanted
-
+    check_states(out, good, bad)
+    check_results(out, plugin, tmp_path / "alone", good)
+    assert contract.sweep(*words).returncode == 3  # failures are left alone, and are no success
     (tmp_path / "healed").touch()
     kept = {run.path: (run.path / "status.json").stat().st_mtime_ns for run in find_runs(out)}
     assert contract.sweep(*words, "--retry", "failed").returncode == 3
-    changed = {run.path for run in find_runs(out)
-               if (run.path / "status.json").stat().st_mtime_ns != kept[run.path]}  # fmt: skip
-    assert changed == {by_seed(out)[seed].path for seed in (KILLED, CRASHED, HUNG)}
-    check_states(out, [*good, KILLED, CRASHED, HUNG], [MEMORY])
+    changed = {path for path in kept if (path / "status.json").stat().st_mtime_ns != kept[path]}
+    failed = [seed for seed in bad if seed != MEMORY]
+    assert changed == {by_seed(out)[seed].path for seed in failed}
+    check_states(out, [*good, *failed], [MEMORY])
     assert contract.sweep(*words, "--retry", "out_of_memory").returncode == 0
-    assert contract.sweep(*words_of(plugin, healed, MISBEHAVING)).returncode == 0
-    for seed, run in by_seed(healed).items():
-        assert results_of(run) == results_of(by_seed(out)[seed])
+    check_results(out, plugin, tmp_path / "healed_runs", bad)
+
+
+def check_results(out: Path, plugin: Path, alone: Path, seeds: list[int]) -> None:
+    """The runs of these seeds must equal those of a sweep of them alone."""
+    assert contract.sweep(*words_of(plugin, alone, seeds)).returncode == 0
+    runs, wanted = by_seed(out), by_seed(alone)
+    assert sorted(wanted) == sorted(seeds)
+    for seed, run in wanted.items():
+        assert results_of(run) == results_of(runs[seed])
 
 
 def kill_until_done(tmp_path: Path, kills: int, seeds: list[int], steps: int) -> None:

@@ -298,11 +298,6 @@ def test_the_display_says_how_many_are_done_and_how_much_is_left() -> None:
         ("", ["task.name=markof"], "task.name=markof on the command line: unknown"),
         ("task: {name: markof}", [], "study.yaml:1:14: unknown"),
         (
-            "sweep: {grid: {task.name: [markov, markof]}}",
-            [],
-            "study.yaml:1:27: in the run of task.name=markof: unknown",
-        ),
-        (
             "sweep: {zip: [{task.name: [markov, markof], seed: [0, 1]}]}",
             [],
             "study.yaml:1:27: in the run of task.name=markof, seed=1: unknown",

@@ -55,16 +55,24 @@ def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
     assert four.reserve(cell(GB), [Reservation(12 * GB)]) is None
 
 
-def test_what_may_not_hold_a_run_even_alone_is_named() -> None:
-    here = Resources(4, 12 * GB)
-    assert here.too_small(cell(7 * GB)) == ""
-    assert "12,000 MB that all" in here.too_small(cell(9 * GB))
-    two = Resources(4, 12 * GB, [Gpu("0", 10 * GB), Gpu("1", 60 * GB)])
-    assert two.too_small(cell(30 * GB)) == ""  # of the host's memory it takes little
-    assert "60,000 MB that are free on a GPU" in two.too_small(cell(50 * GB))
-    assert "12,000 MB that all" in two.too_small(cell(9 * GB, device="cpu"))
-    assert "4,000 MB that all" in Resources(4, 4 * GB, [Gpu("0")]).too_small(cell(GB))
-    assert Resources(4, 12 * GB, [Gpu("0")]).too_small(cell(500 * GB)) == ""  # nobody could tell
+@pytest.mark.parametrize(
+    ("memory", "device", "budget", "gpus", "said"),
+    [
+        (7, "auto", 12, [], ""),
+        (9, "auto", 12, [], "12,000 MB that all"),
+        (30, "auto", 12, [10, 60], ""),  # of the host's memory it takes little
+        (50, "auto", 12, [10, 60], "60,000 MB that are free on a GPU"),
+        (9, "cpu", 12, [10, 60], "12,000 MB that all"),
+        (1, "auto", 4, [None], "4,000 MB that all"),
+        (500, "auto", 12, [None], ""),  # nobody could tell
+    ],
+)
+def test_what_may_not_hold_a_run_even_alone_is_named(
+    memory: int, device: str, budget: int, gpus: list[int | None], said: str
+) -> None:
+    listed = [Gpu(str(i), free and free * GB) for i, free in enumerate(gpus)]
+    found = Resources(4, budget * GB, listed).too_small(cell(memory * GB, device=device))
+    assert said in found and bool(said) == bool(found)
 
 
 def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
@@ -83,15 +91,11 @@ def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
     ]
 
 
-def test_runs_on_the_cpu_take_no_gpu() -> None:
-    one = Resources(2, 12 * GB, [Gpu("0", GB)])
-    assert one.reserve(cell(GB, device="cpu"), []) == Reservation(6 * GB)
-
-
 def test_the_host_memory_of_runs_on_gpus_counts() -> None:
     one = Resources(16, 20 * GB, [Gpu("0", 1000 * GB)])
     taken = filled(one, [cell(GB)] * 16)
     assert len(taken) == 4 and all(reservation.memory > 4 * GB for reservation in taken)
+    assert one.reserve(cell(GB, device="cpu"), []) == Reservation(int(1.5 * GB))
 
 
 @pytest.mark.parametrize(
@@ -106,15 +110,13 @@ def test_a_budget_is_a_size_or_a_share(
     assert memory_budget(None) == 90
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1e9", "8XB", "1 0"])
-def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(ConfigError, match="--memory: found"):
-        memory_budget(text)
-
-
-@pytest.mark.parametrize("text", ["1.5", "300"])
-def test_a_size_has_a_unit(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean {text}GB"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(text, "--memory: found") for text in ("", "much", "-1GB", "0", "1e9", "8XB", "1 0")]
+    + [(text, f"did you mean {text}GB") for text in ("1.5", "300")],
+)
+def test_what_is_no_budget(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         memory_budget(text)
 
 
