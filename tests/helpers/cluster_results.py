@@ -1,8 +1,12 @@
-"""What runs on a cluster and runs on this machine must agree on: for the tests of Ray and Slurm."""
+"""Waiting for runs, and what those of a cluster and of this machine must agree on."""
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from deepstack.records import Run, find_runs
 
@@ -22,3 +26,19 @@ def results(out: Path, count: int) -> dict[str, dict[str, bytes]]:
         found[run.name] = {str(path.relative_to(run.path)): path.read_bytes() for path in paths}
     assert len(found) == count
     return found
+
+
+def until(
+    come: Callable[[], object],
+    process: subprocess.Popen[Any] | None = None,
+    *,
+    what: str = "end of the wait",
+    seconds: float = 60,
+) -> None:
+    """Wait for something that must come to pass while the process goes on."""
+    deadline = time.monotonic() + seconds
+    while not come():
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
+        assert time.monotonic() < deadline, f"no {what} after {seconds:g} s"
+        time.sleep(0.05)

@@ -1,7 +1,6 @@
 """Slurm on this host for a test: munged, slurmctld and two slurmd from Debian's packages.
 
-`python slurm_cluster.py FOLDER` starts them and waits for Ctrl-C; FOLDER/slurm.conf is what
-SLURM_CONF must name.  All of it lies in the folder; only what was started is ended.
+All of it lies in one folder; only what was started is ended.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from helpers.cluster_results import until
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
-START_SECONDS = 60
 SBIN = os.pathsep.join(("/usr/sbin", "/sbin"))
 
 CONF = """\
@@ -98,17 +96,17 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 
     try:
         start(*munged)
-        until(munge.exists, "munged")
+        until(munge.exists, what="munged")
         start("slurmctld", "-D", "-i", "-f", str(conf))
         for node in ("n1", "n2"):
             start("slurmd", "-D", "-N", node, "-f", str(conf))
-        until(lambda: idle_nodes(environment) == 2, "two idle nodes")
+        until(lambda: idle_nodes(environment) == 2, what="two idle nodes")
         yield environment
     finally:
         if len(started) == 4:  # what a job has started outlives the daemons
             with contextlib.suppress(AssertionError):
                 subprocess.run(["scancel", "--full", "--user=root"], env=environment)
-                until(lambda: not listed(environment), "empty queue")
+                until(lambda: not listed(environment), what="empty queue")
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
             try:
@@ -131,14 +129,6 @@ def listed(environment: dict[str, str]) -> str:
     return subprocess.run(words, env=environment, capture_output=True, text=True).stdout
 
 
-def until(come: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
-    """Wait for something that must come to pass."""
-    deadline = time.monotonic() + seconds
-    while not come():
-        assert time.monotonic() < deadline, f"no {what} after {seconds:g} s"
-        time.sleep(0.2)
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens at now."""
     with contextlib.ExitStack() as stack:
@@ -146,11 +136,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with slurm(Path(sys.argv[1]).absolute()) as environment:
-        print(f"export SLURM_CONF={environment['SLURM_CONF']}", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()

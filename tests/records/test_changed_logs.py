@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small
+from helpers.small_runs import data_of, small, stop_at
 
 import deepstack
-from deepstack.errors import ChangedLogError, DifferenceError
+from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder, inspect
-from deepstack.training import Observer
+from deepstack.training import Observer, checkpoint
+from deepstack.training import run as training_run
 
 LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv", "first_order.csv")
 CONFIG = small(
@@ -127,8 +128,6 @@ def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
 def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepstack.training import run as training_run
-
     def late(folder: RunFolder, *words: object, **more: object) -> None:
         digit(folder.steps_path)
         seal(folder, *words, **more)  # type: ignore[arg-type]
@@ -137,30 +136,6 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     monkeypatch.setattr(training_run, "write_end", late)
     run = deepstack.train(small(), out=tmp_path)
     assert any("steps.csv" in problem for problem in inspect(run.folder).problems)
-
-
-def test_a_log_that_changes_as_its_run_resumes_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the comparison with the checkpoint and the opening of the log."""
-    from deepstack.training import checkpoint
-
-    stop = iter([None, None, None, 15])
-    config = small()
-    with pytest.raises(deepstack.errors.Interrupted):
-        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
-    fitting = checkpoint.fitting
-
-    def changed_after(folder: RunFolder, *words: object) -> checkpoint.Checkpoint | None:
-        found = fitting(folder, *words)  # type: ignore[arg-type]
-        digit(folder.steps_path)
-        return found
-
-    monkeypatch.setattr(checkpoint, "fitting", changed_after)
-    with pytest.raises(ChangedLogError, match=r"steps\.csv: changed while its run resumed"):
-        deepstack.train(config, out=tmp_path)
-    monkeypatch.undo()
-    assert deepstack.train(config, out=tmp_path).state == "done"
 
 
 class Lost(Observer):
@@ -174,38 +149,53 @@ class Lost(Observer):
             raise KeyboardInterrupt
 
 
+def interrupted(out: Path, lost_at: int | None = None) -> Path:
+    """Stop a run after four steps; let it go on, and lose it after the rows of another step."""
+    with pytest.raises(Interrupted):
+        deepstack.train(small(), out=out, stop=stop_at(4))
+    if lost_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            deepstack.train(small(), out=out, observer=Lost(lost_at))
+    (path,) = (out / "runs").iterdir()
+    return path / "steps.csv"
+
+
+def test_a_log_that_changes_as_its_run_resumes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the comparison with the checkpoint and the opening of the log."""
+    steps = interrupted(tmp_path)
+    fitting = checkpoint.fitting
+
+    def changed_after(*words: object) -> checkpoint.Checkpoint | None:
+        newest = fitting(*words)  # type: ignore[arg-type]
+        digit(steps)
+        return newest
+
+    monkeypatch.setattr(checkpoint, "fitting", changed_after)
+    with pytest.raises(ChangedLogError, match=r"steps\.csv: changed while its run resumed"):
+        deepstack.train(small(), out=tmp_path)
+    monkeypatch.undo()
+    assert deepstack.train(small(), out=tmp_path).state == "done"
+
+
 def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_recomputed_one(
     tmp_path: Path,
 ) -> None:
-    config = small()
-    stop = iter([None, None, None, 15])
-    with pytest.raises(deepstack.errors.Interrupted):
-        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
-    with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=tmp_path, observer=Lost(7))
-    (path,) = (tmp_path / "runs").iterdir()
-    steps = path / "steps.csv"
-    lines = steps.read_bytes().splitlines(keepends=True)
-    lines[6] = lines[6].replace(b"6,", b"6,9", 1)
-    steps.write_bytes(b"".join(lines))
+    steps = interrupted(tmp_path, lost_at=7)
+    changed = steps.read_bytes().replace(b"\n6,", b"\n6,9", 1)
+    steps.write_bytes(changed)
     with pytest.raises(DifferenceError, match=r"on disk: 6,9\S+\n +now: +6,") as caught:
-        deepstack.train(config, out=tmp_path)
-    assert caught.value.exit_code == 6 and steps.read_bytes() == b"".join(lines)
+        deepstack.train(small(), out=tmp_path)
+    assert caught.value.exit_code == 6 and steps.read_bytes() == changed
 
 
 def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
     """They lie there when the run resumes, and no row is written in their place."""
-    config = small()
-    stop = iter([None, None, None, 15])
-    with pytest.raises(deepstack.errors.Interrupted):
-        deepstack.train(config, out=tmp_path, stop=lambda: next(stop))
-    with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=tmp_path, observer=Lost(12))
-    (path,) = (tmp_path / "runs").iterdir()
-    with open(path / "steps.csv", "ab") as file:
+    with open(interrupted(tmp_path, lost_at=12), "ab") as file:
         file.write(b"13,1.0,1.0,1.0,1.0,1.0,1.0,1.0\n")
     with pytest.raises(ChangedLogError, match=r"steps\.csv: has 31 bytes too many after line 13 "):
-        deepstack.train(config, out=tmp_path)
+        deepstack.train(small(), out=tmp_path)
 
 
 def test_a_sweep_leaves_the_failed_run_until_it_is_asked_to_retry(tmp_path: Path) -> None:

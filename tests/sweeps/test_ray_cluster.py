@@ -14,15 +14,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers.cluster_results import results, runs_of
+from helpers.cluster_results import until as until_within
 
 from deepstack.records import Run, find_runs
 
 pytestmark = pytest.mark.ray
+
+until = partial(until_within, seconds=400)
 
 STEPS = int(os.environ.get("CLUSTER_STEPS", "4000"))  # some seconds a run
 SETTINGS = {
@@ -215,16 +219,3 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError):
             if b"ray" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-
-
-def until(
-    come: Callable[[], object],
-    process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None,
-) -> None:
-    """Wait for something that must come to pass while the process goes on."""
-    deadline = time.monotonic() + 400
-    while not come():
-        if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -7,11 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers.cluster_results import until
 
 from deepstack.config import Config, load_config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
@@ -57,10 +57,12 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
     assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
 
 
-def test_a_task_finds_the_folder_that_the_array_calls_its_own(tmp_path: Path) -> None:
-    names = [run_name(Config()), f"{run_name(Config())}-2"]
-    cells = [cell_of(tmp_path, name) for name in names]
-    write_array(cells, "s", tmp_path)
+def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritten(
+    tmp_path: Path,
+) -> None:
+    cells = [cell_of(tmp_path, run_name(Config()) + number) for number in ("", "-2")]
+    names = [write_array(cells, "s", tmp_path).name for _ in range(3)]
+    assert names == ["array-1.sh", "array-2.sh", "array-3.sh"]
     assert [cell.folder.exists() for cell in cells] == [False, True]
 
 
@@ -68,12 +70,6 @@ def test_a_gpu_is_asked_for_where_a_run_uses_one(tmp_path: Path) -> None:
     cells = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", runtime__device="cuda")]
     assert "--gres=gpu:1" not in directives(write_array(cells[:1], "s", tmp_path))
     assert "--gres=gpu:1" in directives(write_array(cells, "s", tmp_path))
-
-
-def test_a_script_that_may_still_wait_is_not_overwritten(tmp_path: Path) -> None:
-    cells = [cell_of(tmp_path, "a")]
-    names = [write_array(cells, "s", tmp_path).name for _ in range(3)]
-    assert names == ["array-1.sh", "array-2.sh", "array-3.sh"]
 
 
 @pytest.mark.parametrize("line", ["partition=x", "--x\nrm -rf /", ""])
@@ -88,16 +84,11 @@ def test_threads_are_those_that_the_run_was_given_cores_for(tmp_path: Path) -> N
     assert "threads: auto" in config_yaml(cell_of(tmp_path, "b"))
 
 
-def test_without_sbatch_it_is_said_where_to_type_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match=r"sbatch '/a b/x\.sh'") as raised:
-        submit(Path("/a b/x.sh"))
+        submit(Path("/a b/x.sh"))  # there is none: it is said where to type what
     assert raised.value.exit_code == 5
-
-
-def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     program(tmp_path / "sbatch", 'echo "17;cluster"')
     assert submit(tmp_path / "x.sh") == "17"
@@ -149,10 +140,7 @@ time.sleep(60)
 
 def ready(node: Node) -> subprocess.Popen[str]:
     process = node.start()
-    deadline = time.monotonic() + 20
-    while not (node.folder / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until((node.folder / "ready").exists, seconds=20)
     return process
 
 
@@ -170,25 +158,21 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
     assert shlex.quote("second one") in node.script.read_text()
 
 
+@pytest.mark.parametrize("sender", ["script", "group"])
 def test_before_its_time_is_up_the_run_saves_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sender: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slurm signals the script then; when it ends a task, it signals all of it."""
     node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"))
     process = ready(node)
-    process.send_signal(signal.SIGUSR1)
+    if sender == "script":
+        process.send_signal(signal.SIGUSR1)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "saved\n"
     # by the task's number: that of the job is, for one of the tasks, that of the whole array
-    assert (process.returncode, node.requeued()) == (143, "requeue 7_1\n")
-
-
-def test_when_slurm_ends_it_the_script_waits_for_the_run_and_leaves_the_rest_to_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"))
-    process = ready(node)
-    os.killpg(process.pid, signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "saved\n"
-    assert (process.returncode, node.requeued()) == (143, "")
+    wanted = "requeue 7_1\n" if sender == "script" else ""
+    assert (process.returncode, node.requeued()) == (143, wanted)
 
 
 def test_a_run_that_fails_is_not_queued_again(

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from helpers.cluster_results import results, runs_of
-from helpers.slurm_cluster import missing, slurm, until
+from helpers.cluster_results import until as until_within
+from helpers.slurm_cluster import missing, slurm
 
 from deepstack.records import Run, find_runs
 
 pytestmark = pytest.mark.slurm
 
-SECONDS = 900.0
+until = partial(until_within, seconds=900.0)
 STEPS = int(os.environ.get("CLUSTER_STEPS", "3000"))  # some seconds a run
 SETTINGS = {
     "model.depth": 2, "model.scheme": "deepnorm", "model.d_model": 8, "task.seq_len": 8,
@@ -62,12 +63,12 @@ def test_an_array_of_eight_ends_equal_whatever_slurm_does(
     def strike(*words: str) -> Run:
         """Do something to a task that runs; its run, which has saved and ended before its time."""
         while True:
-            until(lambda: running(20), "task that runs", SECONDS)
+            until(lambda: running(20), what="task that runs")
             task, run = running(20)[0]
             node = ask("squeue", "--noheader", f"--jobs={task}", "--format=%N")
             said = [word.format(task=task, node=node) for word in words]
             subprocess.run(said, env=cluster, check=False, capture_output=True)
-            until(partial(ended, run), "run that ended", SECONDS)
+            until(partial(ended, run), what="run that ended")
             if ended(run) == "interrupted":  # else it was just done
                 assert run.folder.checkpoints()
                 return run
@@ -88,7 +89,7 @@ def test_an_array_of_eight_ends_equal_whatever_slurm_does(
                 subprocess.run(words, env=cluster, capture_output=True)
         return not waiting
 
-    until(over, "end of the array", SECONDS)
+    until(over, what="end of the array")
     assert results(out, 8) == results(local, 8)
     resumed = {run.name for run in find_runs(out) if "resumed" in run.meta}
     assert resumed == {run.name for run in struck}

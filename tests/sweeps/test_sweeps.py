@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cluster_results import until
 from helpers.sampling import some
 
 import deepstack
@@ -255,11 +254,3 @@ def words_of(out: Path, steps: int) -> list[str]:
 def steps_made(out: Path) -> list[int]:
     """Rows of every run's log of steps so far."""
     return [log.read_text().count("\n") - 1 for log in out.glob("*/*/steps.csv")]
-
-
-def until(come: Callable[[], bool]) -> None:
-    """Wait for something that must come to pass."""
-    deadline = time.monotonic() + 60
-    while not come():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import sweep_contract as contract
+from helpers.cluster_results import until
 from helpers.sweep_contract import (
     CRASHED,
     ENDS,
@@ -96,17 +97,13 @@ def kill_until_done(tmp_path: Path, kills: int, seeds: list[int], steps: int) ->
         finally:
             process.kill()
             process.wait()
-    deadline = time.monotonic() + 300
     # a run that is still saving holds its folder: the sweep then says so, and is given again
-    while contract.sweep(*words).returncode != 0:
-        assert time.monotonic() < deadline
+    until(lambda: contract.sweep(*words).returncode == 0, seconds=300)
     wanted = {seed: results_of(run) for seed, run in by_seed(whole).items()}
     assert {seed: results_of(run) for seed, run in by_seed(killed).items()} == wanted
     for run in find_runs(killed):
         assert list(run.steps["step"]) == list(range(1, steps + 1))
-    while contract.processes_with(str(killed)):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not contract.processes_with(str(killed)), seconds=300)
 
 
 def states_of(out: Path) -> dict[int, str]:
@@ -128,16 +125,12 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(tmp_path: Path)
 def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(tmp_path: Path) -> None:
     plugin, out = bring_plugin(tmp_path), tmp_path / "out"
     process = contract.start(*words_of(plugin, out, [HUNG, 0]))
-    deadline = time.monotonic() + 600
+    states = {HUNG: "running", 0: "done"}
     try:
-        while states_of(out) != {HUNG: "running", 0: "done"} or rows_in(out) < 2 + 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        until(lambda: states_of(out) == states and rows_in(out) >= 2 + 4, seconds=300)
     finally:
         process.kill()
         process.wait()
     assert contract.processes_with(str(out))
-    while contract.processes_with(str(out)):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    until(lambda: not contract.processes_with(str(out)), seconds=300)
     assert by_seed(out)[HUNG].state == "interrupted"
