@@ -198,15 +198,6 @@ def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
         deepstack.train(small(), out=tmp_path)
 
 
-def test_a_sweep_leaves_the_failed_run_until_it_is_asked_to_retry(tmp_path: Path) -> None:
-    with pytest.raises(ChangedLogError):
-        deepstack.train(CONFIG, study="s", out=tmp_path, observer=Change(digit, "steps.csv"))
-    (left,) = deepstack.sweep(CONFIG, study="s", out=tmp_path, workers=1)
-    assert left.state == "failed"
-    (again,) = deepstack.sweep(CONFIG, study="s", out=tmp_path, workers=1, retry="failed")
-    assert again.state == "done" and (again.path / "aside" / "1-steps.csv").exists()
-
-
 def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))

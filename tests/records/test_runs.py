@@ -315,12 +315,3 @@ def test_layers_that_are_none_give_no_unsafe_advice(tmp_path: Path) -> None:
         assert "pickle" not in str(caught.value)
     assert Run(folder.path).damage() is None
     assert "grad_norm.npy" in str(Run(folder.path).damage(layers=True))
-
-
-def test_records_import_neither_torch_nor_pandas() -> None:
-    code = (
-        "import sys, deepstack.records; print({'torch', 'pandas', 'matplotlib'} & set(sys.modules))"
-    )
-    process = python(code)
-    assert process.communicate()[0].strip() == "set()"
-    assert process.returncode == 0

@@ -151,20 +151,6 @@ def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
 
 
 @pytest.mark.slow
-def test_a_sweep_refuses_a_plugin_that_has_changed(tmp_path: Path) -> None:
-    file = tmp_path / "brings.py"
-    file.write_text(PLUGIN)
-    words = ["sweep", "model.scheme=whole", "--depths", "1,2", "--out", str(tmp_path), "--plugin"]
-    words += [str(file), *(f"{key}={value}" for key, value in TINY.items())]
-    command = [sys.executable, "-m", "deepstack", *words]
-    first = subprocess.run(command, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
-    file.write_text(PLUGIN + "# changed\n")
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert second.returncode == 2 and "brings.py" in second.stderr
-
-
-@pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
     settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 700}).items()]
     command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]
