@@ -121,12 +121,13 @@ def _new_folder(out: Path) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     with trouble(trash):
         trash.mkdir(exist_ok=True)
-        for number in range(1, 10_000):
+        number = 1
+        while True:
             folder = trash / (stamp if number == 1 else f"{stamp}-{number}")
             with suppress(FileExistsError):
                 folder.mkdir()
                 return folder
-    raise ConfigError(f"{trash}: too many folders of one second")
+            number += 1
 
 
 @contextmanager

@@ -51,7 +51,7 @@ IMPORTED = ("deepstack.training", "deepstack.cli", "deepstack.cli.display", "dee
 class ForkServer:
     """Starts `deepstack <arguments>` in processes forked from one that has imported it already.
 
-    `close` or the end of a `with` block ends it and the remaining runs, which save.
+    `close` ends it and the remaining runs, which save.
     folder: temporary files of the runs, removed with the server.
     here: the working directory of the runs, if that folder exists; default the present one.
     """
@@ -76,12 +76,6 @@ class ForkServer:
         self._answers = LineReader(self._output.fileno())
         self._count = 0
         self._exit_codes: dict[int | None, int] = {}
-
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @property
     def is_alive(self) -> bool:
@@ -262,21 +256,27 @@ def fork(
     code = 1
     try:
         os.setsid()
-        end_with_parent(server)
+        if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != server:
+                os.kill(os.getpid(), signal.SIGTERM)
         read, write = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        for number, path, flags in (
-            (0, os.devnull, read),
-            (1, os.devnull, write),
-            (2, errors, write),
-        ):
-            opened = os.open(path, flags, 0o644)
+        for number, path in enumerate((os.devnull, os.devnull, errors)):
+            opened = os.open(path, write if number else read, 0o644)
             os.dup2(opened, number)
             os.close(opened)
         os.environ.update(environment)
         if memory is not None:
             limit_memory(memory)
         sys.argv = ["deepstack", *arguments]
-        code = run_command_line()
+        runpy.run_module("deepstack", run_name="__main__")
+        code = 0
+    except SystemExit as stop:
+        code = 1
+        if isinstance(stop.code, int | None):
+            code = stop.code or 0
+        else:
+            print(stop.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -305,23 +305,3 @@ def limit_memory(memory: int) -> None:
     remaining = max(memory - used["VmRSS"], LEAST_BYTES)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used["VmData"] + remaining, hard))
-
-
-def run_command_line() -> int:
-    """Execute `python -m deepstack` with sys.argv and return its exit code."""
-    try:
-        runpy.run_module("deepstack", run_name="__main__")
-    except SystemExit as stop:
-        if isinstance(stop.code, int | None):
-            return stop.code or 0
-        print(stop.code, file=sys.stderr)
-        return 1
-    return 0
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to send SIGTERM to this process when its parent dies (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 
@@ -220,7 +221,7 @@ def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     logs = [tmp_path / name for name in ("missing", "killed", "plan")]
     missing = tmp_path / "missing.yaml"
-    with ForkServer(str(tmp_path)) as server:
+    with closing(ForkServer(str(tmp_path))) as server:
         first = server.start(["train", str(missing)], logs[0], {})
         second = server.start([*words_of(tmp_path, 100_000)], logs[1], {})
         until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
