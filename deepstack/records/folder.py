@@ -93,20 +93,15 @@ class RunFolder:
         """Return the holder of the lock, {pid, host, since}; None if it is free."""
         return files.holder(self.lock_path)
 
-    def write_text(self, path: Path, text: str) -> None:
-        """Replace one file atomically (UTF-8). Raises ResourceError when the disk refuses."""
-        files.replace(path, text.encode("utf-8"))
-
     def write_json(self, path: Path, value: object) -> None:
         """Replace one JSON file atomically; NaN and infinities are refused (ValueError)."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
         # A path need not be UTF-8; write the surrogates that Python has for such bytes as escapes.
-        text = text.encode("utf-8", "backslashreplace").decode()
-        self.write_text(path, text + "\n")
+        files.replace(path, text.encode("utf-8", "backslashreplace") + b"\n")
 
     def write_config(self, text: str) -> None:
         """Write the fully resolved config, as YAML."""
-        self.write_text(self.config_path, text)
+        files.replace(self.config_path, text.encode("utf-8"))
 
     def write_meta(self, meta: dict[str, Any]) -> None:
         """Write the machine, time and versions with which the run was made."""

@@ -24,7 +24,7 @@ from deepstack.records.checksums import (
 )
 from deepstack.records.files import read
 from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
-from deepstack.records.run import find_runs, visible_folders
+from deepstack.records.run import find_runs, folders_below
 
 SIGNS = ("status.json", "meta.json", "steps.csv")
 
@@ -224,10 +224,8 @@ def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
     Raises NothingMatchedError when there is none.
     """
     root = Path(path)
-    children = visible_folders(root)
-    below = [root, *children, *(path for study in children for path in visible_folders(study))]
     runs: list[RunFolder] = []
-    for folder in sorted(below):
+    for folder in sorted(folders_below(root)):
         has_files = any((folder / sign).is_file() for sign in SIGNS)
         if has_files and not RunFolder(folder).exists():
             runs.append(RunFolder(folder))

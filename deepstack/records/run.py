@@ -169,7 +169,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     Raises NothingMatchedError when there is none.
     """
     root = Path(path)
-    folders = [root] if RunFolder(root).exists() else list(_folders_with_runs(root))
+    folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
         raise NothingMatchedError(f"{root} {reason}: expected a run, a study or a results folder")
@@ -210,15 +210,10 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return result
 
 
-def _folders_with_runs(root: Path) -> Iterator[Path]:
-    """Yield the run folders one or two levels below, without hidden ones."""
-    if not root.is_dir():
-        return
-    for child in visible_folders(root):
-        if RunFolder(child).exists():
-            yield child
-        else:
-            yield from (below for below in visible_folders(child) if RunFolder(below).exists())
+def folders_below(root: Path) -> list[Path]:
+    """Return a folder and the visible ones one and two levels below it."""
+    children = visible_folders(root)
+    return [root, *children, *(path for child in children for path in visible_folders(child))]
 
 
 def visible_folders(folder: Path) -> list[Path]:

@@ -131,18 +131,17 @@ def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
     Scheme, depth and seed count also if they vary between studies.  Schemes differ in every option,
     so an option counts only if it varies among a study's runs of one scheme.
     """
-    studies: dict[Path, list[Mapping[str, Any]]] = {}
-    schemes: dict[tuple[Path, Any], list[Mapping[str, Any]]] = {}
-    for one in summaries:
-        studies.setdefault(one.path.parent, []).append(one.config)
-        scheme = str(one.config.get("model.scheme"))
-        schemes.setdefault((one.path.parent, scheme), []).append(one.config)
-    options = OPEN_SECTIONS[0]
     keys = {key for key in differing_keys([one.config for one in summaries]) if key in ALWAYS}
-    for configs in studies.values():
-        keys.update(key for key in differing_keys(configs) if not key.startswith(options))
-    for configs in schemes.values():
-        keys.update(key for key in differing_keys(configs) if key.startswith(options))
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for one in summaries:
+        study, scheme = one.path.parent, str(one.config.get("model.scheme"))
+        for group in ((study,), (study, scheme)):
+            groups.setdefault(group, []).append(one.config)
+    for names, configs in groups.items():
+        of_scheme = len(names) == 2
+        for key in differing_keys(configs):
+            if key.startswith(OPEN_SECTIONS[0]) == of_scheme:
+                keys.add(key)
     order = dict.fromkeys(key for one in summaries for key in one.config)
     return [key for key in order if key in keys]
 

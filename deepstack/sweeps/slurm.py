@@ -140,9 +140,11 @@ def resources(cells: Sequence[Cell]) -> list[str]:
     # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
     has_gpu = torch.cuda.is_available()
     required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
-    memory = math.ceil(max(run.memory for run in required) / 2**20)
-    options = [f"--cpus-per-task={max(run.cores for run in required)}", f"--mem={memory}M"]
-    return [*options, "--gres=gpu:1"] if any(run.gpu_memory for run in required) else options
+    return [
+        f"--cpus-per-task={max(run.cores for run in required)}",
+        f"--mem={math.ceil(max(run.memory for run in required) / 2**20)}M",
+        *(["--gres=gpu:1"] if any(run.gpu_memory for run in required) else []),
+    ]
 
 
 def submit(script: Path) -> str:

@@ -197,10 +197,9 @@ def test_what_there_is_no_patience_for_is_not_timed(
     ],
 )
 def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
-    config = with_overrides(Config(), values)
     cache = CellCache()
     for seed in (0, 1):
-        cell = with_overrides(config, {"seed": seed})
+        cell = with_overrides(Config(), values | {"seed": seed})
         assert conf.run_name(cache.without_defaults(cell)) == run_name(cell)
 
 

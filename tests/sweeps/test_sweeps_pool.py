@@ -84,6 +84,7 @@ ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: -int(signal.SIGSEGV)}, "running", "failed", "killed by SIGSEGV"),
     ({0: 1}, "failed", "failed", None),  # it has said so itself
     ({0: 1}, "running", "failed", "RuntimeError: broken"),
+    ({0: 0}, "running", "failed", "RuntimeError: broken"),  # it leaves in the midst
     ({0: 5}, "running", "interrupted", None),  # a full disk: the same command goes on
 ]
 
@@ -99,20 +100,18 @@ def test_the_sweep_and_the_folder_say_alike_how_a_run_ended(
     assert is_wanted(again) == (state == "interrupted")
 
 
-def test_a_run_that_takes_too_long_is_asked_then_killed_and_has_failed(tmp_path: Path) -> None:
-    stage = Stage({KILL: -KILL})
+@pytest.mark.parametrize(
+    ("script", "signals"), [({KILL: -KILL}, [TERM, KILL]), ({TERM: 143}, [TERM])]
+)
+def test_a_run_that_takes_too_long_is_asked_then_killed_and_has_failed(
+    script: dict[int, int], signals: list[int], tmp_path: Path
+) -> None:
+    stage = Stage(script)
     (entry,) = Pool(cells_of(tmp_path), stage, run_timeout=0.05).run()
-    assert stage.actors[0].signals == [TERM, KILL]
+    assert stage.actors[0].signals == signals
     status = Run(entry.cell.folder.path).status
     assert entry.state == status["state"] == "failed"
     assert status["error"] == entry.message == "took longer than --run-timeout, 0.05 s"
-
-
-def test_a_late_run_that_saves_in_time_has_failed_too(tmp_path: Path) -> None:
-    stage = Stage({TERM: 143})
-    (entry,) = Pool(cells_of(tmp_path), stage, run_timeout=0.05).run()
-    assert stage.actors[0].signals == [TERM] and entry.state == "failed"
-    assert Run(entry.cell.folder.path).state == "failed"
 
 
 def test_a_run_that_cannot_be_told_apart_from_a_working_one_is_left_alone(tmp_path: Path) -> None:
@@ -136,15 +135,10 @@ def test_after_max_hours_nothing_starts_and_what_runs_is_interrupted(
 
 
 def test_a_stop_request_is_handed_on_once_and_its_kills_are_no_failures(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def stop() -> int:
-        asked.append(1)
-        return signal.SIGINT
-
+    shown: list[int] = []
     stage = Stage({KILL: -KILL}, workers=2)
-    sweep = Pool(cells_of(tmp_path, seeds=3), stage, stop=lambda: (asked and stop()) or None)
-    sweep.show = lambda progress: asked.append(1)
+    sweep = Pool(cells_of(tmp_path, seeds=3), stage, stop=lambda: signal.SIGINT if shown else None)
+    sweep.show = lambda progress: shown.append(1)
     assert [entry.state for entry in sweep.run()] == ["interrupted", "interrupted", "new"]
     assert [actor.signals for actor in stage.actors] == [[signal.SIGINT, KILL]] * 2
 
@@ -207,11 +201,6 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 def test_the_error_line_of_a_run_are_its_error_whole(said: str) -> None:
     assert error_line(said) == SAID[said]
-
-
-def test_a_run_that_leaves_in_the_midst_without_an_error_has_failed(tmp_path: Path) -> None:
-    (entry,) = Pool(cells_of(tmp_path), Stage({0: 0}, "running")).run()
-    assert entry.state == Run(entry.cell.folder.path).state == "failed"
 
 
 LEAVES = '''
