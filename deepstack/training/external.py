@@ -22,7 +22,7 @@ from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
-from deepstack.training.intervals import snapshot_steps
+from deepstack.training.intervals import is_due
 from deepstack.training.layer_records import LayerRecords
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
@@ -31,7 +31,6 @@ from deepstack.training.recorder import Recorder, sync_logs
 
 Interval = int | Literal["log"]
 
-LOG_STEPS = frozenset(snapshot_steps("log", 10**12))
 LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
 OWN_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
@@ -148,7 +147,7 @@ class Probe:
             columns = ("step", *self.groups, "whole", "unexplained")
             self._attribution = folder.log("attribution", columns).open()
             self._start = subject.state()
-        if self._is_due(self.layers_every, 0):
+        if is_due(self.layers_every, 0):
             self._take_snapshot()
         self._prepare()
         self._recorder.pause()
@@ -172,9 +171,9 @@ class Probe:
         if value.numel() != 1:
             raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
-        row = self.at == 1 or self._is_due(self.every, self.at)
-        snapshot = self._is_due(self.layers_every, self.at)
-        part = self._is_due(self.attribution_every, self.at)
+        row = self.at == 1 or is_due(self.every, self.at)
+        snapshot = is_due(self.layers_every, self.at)
+        part = is_due(self.attribution_every, self.at)
         if recorder.divergence is None:
             if row:
                 self._row(recorder, value.reshape(()), norm_of(gradients))
@@ -190,7 +189,7 @@ class Probe:
                 recorder.pause()
         self._prepare()
         if not row:  # the next row needs F_{t-1} and the time of its step
-            if self._is_due(self.every, self.at + 1) and recorder.divergence is None:
+            if is_due(self.every, self.at + 1) and recorder.divergence is None:
                 self._previous = self.subject.hidden()
             recorder.pause()
 
@@ -268,14 +267,9 @@ class Probe:
 
     def _prepare(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""
-        due = self._is_due(self.layers_every, self.at + 1)
+        due = is_due(self.layers_every, self.at + 1)
         inside = [p for layer in self.subject.layers for p in layer.parameters()]
         self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
-
-    def _is_due(self, every: Interval, step: int) -> bool:
-        if every == "log":
-            return step in LOG_STEPS
-        return every > 0 and step % every == 0
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of config.yaml: the known settings of the run, nested by section."""

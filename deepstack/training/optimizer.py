@@ -125,4 +125,6 @@ def load_optimizer_state(
         else:
             parts = bank.parts(joined)
         for p, value in zip(bank.parameters, parts, strict=True):
+            if value.ndim and value.shape != p.shape:
+                raise ValueError(f"its optimizer is not this run's ({key})")
             optimizer.state[p][name] = value.to(p.device, copy=True)
