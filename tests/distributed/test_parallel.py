@@ -23,7 +23,7 @@ from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError
 from deepstack.records import Run
-from deepstack.training.preflight import refuse_batch_norm
+from deepstack.training.preflight import refuse_cut_settings
 
 SCRIPT = str(TESTS / "helpers" / "parallel_runs.py")
 PATH = os.pathsep.join([str(TESTS), str(ROOT)])
@@ -203,4 +203,4 @@ def test_batch_norm_needs_one_process() -> None:
     ranks = RankGroup()
     ranks.size = 2
     with pytest.raises(ConfigError, match="found batch, which needs one process"):
-        refuse_batch_norm(with_overrides(Config(), {"model.norm.kind": "batch"}), ranks)
+        refuse_cut_settings(with_overrides(Config(), {"model.norm.kind": "batch"}), ranks)

@@ -18,7 +18,7 @@ from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
-from deepstack.training.preflight import refuse_sharded_matrices
+from deepstack.training.preflight import refuse_cut_settings
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 
@@ -194,7 +194,7 @@ def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
     for setting in ({"train.optimizer": "muon"}, {"train.spectral_penalty": 0.1}):
         sharded = with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting})
         with pytest.raises(ConfigError, match=r"needs whole matrices.*runtime\.parallel=data"):
-            refuse_sharded_matrices(sharded, ranks)
+            refuse_cut_settings(sharded, ranks)
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
         parse_config("train: {muon: {momentum: 0.9}}")
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=muon; allowed 0\.0, or"):
