@@ -114,11 +114,13 @@ def instead(name: str, make: Callable[[Path], None]) -> Harm:
     return harm
 
 
-def sparse(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(10 * GIGABYTE)
-
-
+SUBSTITUTES: dict[str, Callable[[Path], None]] = {
+    "nothing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10 * GIGABYTE),
+}
 HARMS: dict[str, tuple[Harm, str]] = {
     "a pickle": (lambda f: weights_of(pickle.dumps(Planted(f)))(f), "weights.safetensors"),
     "what torch.save writes": (saved_by_torch, "weights.safetensors"),
@@ -148,18 +150,11 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
     "another type": (changed(lambda held: {k: v.double() for k, v in held.items()}), "float64"),
     "other shapes": (changed(lambda held: {k: v[..., None] for k, v in held.items()}), "1)"),
-    "a link to a device": (
-        instead("weights.safetensors", lambda path: path.symlink_to("/dev/zero")),
-        "weights.safetensors"),
-    "a FIFO for the weights": (instead("weights.safetensors", os.mkfifo), "weights.safetensors"),
-    "a FIFO for the state": (instead("state.json", os.mkfifo), "state.json"),
-    "a FIFO for the checksums": (instead("checksums.json", os.mkfifo), "checksums.json"),
-    "a folder for the state": (instead("state.json", Path.mkdir), "state.json"),
-    "ten sparse gigabytes of weights": (
-        instead("weights.safetensors", sparse), "weights.safetensors"),
-    "ten sparse gigabytes of state": (instead("state.json", sparse), "state.json"),
-    "ten sparse gigabytes of checksums": (instead("checksums.json", sparse), "checksums.json"),
-    "nothing for the state": (lambda folder: (folder / "state.json").unlink(), "state.json"),
+    **{
+        f"{kind} for {name}": (instead(name, make), name)
+        for name in ("weights.safetensors", "state.json", "checksums.json")
+        for kind, make in SUBSTITUTES.items()
+    },
     "deep checksums": (text_in("checksums.json", "[" * 100_000), "checksums.json"),
     "checksums in a list": (text_in("checksums.json", "[1]"), "checksums.json"),
     "checksums that are nothing": (text_in("checksums.json", "null"), "checksums.json"),

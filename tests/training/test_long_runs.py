@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from deepstack.errors import DifferenceError
 from deepstack.records import AppendLog, RunFolder
-from deepstack.training.layer_records import LayerRecords
+from deepstack.training.snapshot_writer import LayerRecords
 
 
 class Counting(RunFolder):
