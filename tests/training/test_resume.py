@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +11,9 @@ from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, reseal, small, stop_at
 
 import deepstack
-from deepstack.config import to_yaml, with_overrides
+from deepstack.config import with_overrides
 from deepstack.errors import Interrupted
-from deepstack.records import Run, RunFolder
+from deepstack.records import RunFolder
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -30,32 +27,6 @@ def test_interrupted_and_continued_is_uninterrupted(
     assert folder.read_state() == "interrupted"
     assert data_of(whole)["steps.csv"].startswith(folder.steps_path.read_bytes())
     assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
-
-
-@pytest.mark.slow
-def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
-    """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
-    config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
-    whole = deepstack.train(config, out=tmp_path / "a")
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(config))
-    command = [sys.executable, "-m", "deepstack", "train", str(file), "--quiet"]
-    command += ["--out", str(tmp_path / "b"), "--study", "runs"]
-    steps = tmp_path / "b" / "runs" / whole.name / "steps.csv"
-    wanted = data_of(whole)["steps.csv"]
-    for number in range(6):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        seen = len(steps.read_bytes()) if steps.exists() else 0
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if steps.exists() and len(steps.read_bytes()) > seen + 100 * number:
-                break
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        assert wanted.startswith(steps.read_bytes())
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert data_of(Run(steps.parent)) == data_of(whole)
 
 
 def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
