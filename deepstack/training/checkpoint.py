@@ -49,9 +49,12 @@ class Checkpoint:
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, verify it, then remove all but the newest two.
 
+    A checkpoint of this step that exists stays: it was verified when it was written or loaded.
     Raises ResourceError when writing fails; earlier checkpoints are then unharmed.
     """
     target = folder.checkpoint_path(checkpoint.step)
+    if target.exists():
+        return
     draft = target.with_name(f".draft-{checkpoint.step}")
     parts = {
         name: {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
@@ -74,9 +77,6 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
-        if target.exists():  # of this step: kept until the new one is verified
-            shutil.rmtree(path_aside(target), ignore_errors=True)
-            target.rename(path_aside(target))
         draft.rename(target)
         sync_folder(folder.checkpoint_dir)
         # The sha256 only describes the files; this compares them with the values in memory.
@@ -84,7 +84,6 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
             raise OSError(f"read back wrong: {STATE}")
         for name, tensors in parts.items():
             verify_tensors(target / f"{name}.safetensors", tensors)
-        shutil.rmtree(path_aside(target), ignore_errors=True)
         for step in folder.checkpoints()[:-CHECKPOINTS]:
             discard(folder.checkpoint_path(step))
 
@@ -100,21 +99,6 @@ def verify_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
                     raise OSError(f"read back wrong: {name} in {path.name}")
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
-
-
-def restore_moved(folder: RunFolder) -> None:
-    """Restore each checkpoint that was moved aside and whose replacement is missing."""
-    for aside in folder.checkpoint_dir.glob(".old-*"):
-        target = folder.checkpoint_dir / aside.name.removeprefix(".old-")
-        if target.name.isdigit() and not target.exists():
-            with trouble(target):
-                aside.rename(target)
-                sync_folder(folder.checkpoint_dir)
-
-
-def path_aside(target: Path) -> Path:
-    """Return the temporary path of a checkpoint while another of its step replaces it."""
-    return target.with_name(f".old-{target.name}")
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -225,7 +209,6 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     checkpoint, or after a log changed during the run, training restarts from step 0.
     Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
-    restore_moved(folder)
     damaged: list[str] = []
     changed: dict[str, None] = {}  # an ordered set of log files
     checkpoint: Checkpoint | None = None

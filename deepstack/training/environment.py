@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
 from deepstack.errors import ResourceError
 from deepstack.fast import FastPaths, triton_version
-from deepstack.training.fingerprint import numeric_path
+from deepstack.training.fingerprint import VARIABLES, cpu, fingerprint
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # time than it saves (measured on two cores; see choose_threads).
@@ -133,7 +133,9 @@ def environment_of(
     on_gpu = device.type == "cuda"
     return {
         **versions(device),
-        **numeric_path(device, config.train.precision == "bf16"),
+        **cpu(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "fingerprint": fingerprint(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "deterministic": config.runtime.deterministic,

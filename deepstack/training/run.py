@@ -75,12 +75,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        prepared: Prepared,
-        progress: Progress,
-        resources: ExitStack,
-        *,
-        measures: bool,
+        self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
     ) -> None:
         self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
         self.task = prepared.task
