@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, interrupted, small
+from helpers.small_runs import small
 from torch import Tensor
 
 import deepstack
@@ -169,15 +169,6 @@ def test_nothing_moves_after_divergence(tmp_path: Path) -> None:
     optimizer.step()
     assert all(torch.equal(value, before[key]) for key, value in built.banks.state().items())
     assert all(torch.equal(optimizer.state[p]["momentum_buffer"], b) for p, b in kept.items())
-
-
-def test_an_interrupted_run_goes_on_byte_for_byte(tmp_path: Path) -> None:
-    config = small(train__optimizer="muon")
-    whole = deepstack.train(config, out=tmp_path / "a")
-    interrupted(config, tmp_path / "b", at=7)
-    plain = with_overrides(config, {"runtime.banks": False})
-    resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
-    assert data_of(resumed) == data_of(whole)
 
 
 def test_only_norms_trained_is_adamw() -> None:

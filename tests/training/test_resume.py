@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.sampling import some
@@ -15,18 +16,27 @@ from deepstack.config import with_overrides
 from deepstack.errors import Interrupted
 from deepstack.records import RunFolder
 
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"model__dropout": 0.1},
+    {"train__optimizer": "muon"},
+    {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
+]
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
 @pytest.mark.parametrize("at", some([4, 1, 7, 11], 4))
 def test_interrupted_and_continued_is_uninterrupted(
-    at: int, dropout: float, tmp_path: Path
+    at: int, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = small(model__dropout=dropout)
+    config = small(**settings)
     whole = deepstack.train(config, out=tmp_path / "a")
     folder = interrupted(config, tmp_path / "b", at)
     assert folder.read_state() == "interrupted"
     assert data_of(whole)["steps.csv"].startswith(folder.steps_path.read_bytes())
-    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
+    plain = with_overrides(config, {"runtime.banks": False})  # another storage, equal numbers
+    resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
+    assert len(resumed.meta["resumed"]) == 1 and data_of(resumed) == data_of(whole)
 
 
 def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
