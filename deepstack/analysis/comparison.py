@@ -12,17 +12,17 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.captions import depth_words
-from deepstack.analysis.losses import final_value, has_mask_loss
+from deepstack.analysis.losses import final_value, loss_column
 from deepstack.analysis.outcomes import loss_and_floor, outcome
-from deepstack.analysis.series import Series, one_run_per_seed, split_series
+from deepstack.analysis.series import one_run_per_seed, split_series
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
     SEED,
     depth_of,
-    determines,
     owner_of,
     setting_value,
+    undetermined,
     varying_settings,
 )
 from deepstack.analysis.statistics import Spread, spread_of, update_column, value_at
@@ -132,7 +132,7 @@ def comparison(
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study."""
     chosen = [
-        (label_of(s), choice)
+        (s.label.replace("\u00a0", " "), choice)
         for s in split_series(runs, but=best)[0]
         for depth in s.depths
         for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
@@ -142,7 +142,7 @@ def comparison(
     measure = update_column(runs)
     rows = []
     for label, choice in chosen:
-        there, column = choice.runs, column_of(choice.runs)
+        there, column = choice.runs, loss_column(choice.runs)
         done = [run for run in there if run.state == "done"] if choice.whole else []
         loss = loss_of(done, column)
         row: dict[str, Any] = {
@@ -190,7 +190,7 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     groups = {values: one_run_per_seed(members) for values, members in groups.items()}
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
-    column = column_of(runs)
+    column = loss_column(runs)
     losses = {
         values: loss_of(members, column).mean
         for values, members in groups.items()
@@ -209,11 +209,6 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
         ):
             edges.append("lowest" if compared == min(tried) else "highest")
     return Choice(best, {k: setting_value(best[0], k) for k in keys}, ", ".join(edges))
-
-
-def column_of(runs: Sequence[Run]) -> str:
-    """Return the column of the validation loss: on [MASK] only, if all runs have it."""
-    return "loss_masked" if has_mask_loss(runs) else "loss"
 
 
 def loss_of(runs: Sequence[Run], column: str) -> Spread:
@@ -249,10 +244,7 @@ class Baseline:
         if value not in words:
             raise ConfigError(f"against: {unknown(self.key, value, words)}")
         keys = [k for k in varying if k != self.key and owner_of(k) != self.key]
-        for k in reversed(keys.copy()):
-            if determines([self.key, DEPTH, *(other for other in keys if other != k)], k, runs):
-                keys.remove(k)
-        self.keys = [DEPTH, SEED, *keys]
+        self.keys = [DEPTH, SEED, *undetermined(keys, [self.key, DEPTH], runs)]
         self.runs = {
             self.place(run): run
             for run in runs
@@ -280,11 +272,6 @@ class Baseline:
             "diff_high": finite(spread.mean + half_width(spread)),
             "pairs": spread.n,
         }
-
-
-def label_of(series: Series) -> str:
-    """Return a series' label with plain spaces."""
-    return series.label.replace("\u00a0", " ")
 
 
 def outcomes_of(runs: Sequence[Run]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepstack.analysis.statistics import Spread, has_diverged, last_row, spread_of
+from deepstack.analysis.statistics import last_row
 from deepstack.records import Run
 
 ON_MASK = " on [MASK]"
@@ -16,6 +16,11 @@ def has_mask_loss(runs: Sequence[Run]) -> bool:
     return bool(measured) and all(
         last_row(run.evals, ["loss_masked"]) is not None for run in measured
     )
+
+
+def loss_column(runs: Sequence[Run]) -> str:
+    """Return the column of the validation loss: on [MASK] only, if all runs have it."""
+    return "loss_masked" if has_mask_loss(runs) else "loss"
 
 
 def mask_note(runs: Sequence[Run]) -> str:
@@ -44,12 +49,6 @@ def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
 def final_value(run: Run, column: str) -> float | None:
     """Return the last finite validation loss."""
     return last_row(run.evals, [column])
-
-
-def final_loss(runs: Sequence[Run], column: str) -> Spread:
-    """Return the mean final loss over seeds that did not diverge."""
-    finals = [final_value(run, column) for run in runs if not has_diverged(run)]
-    return spread_of([loss for loss in finals if loss is not None])
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,11 @@ from deepstack.analysis.settings import (
     depth_of,
     determines,
     hashable,
-    owner_of,
-    owners_to_label,
+    label_of,
+    order_of,
     scheme_label,
-    setting_label,
     setting_value,
+    undetermined,
     varying_settings,
 )
 from deepstack.records import ENDED, Run
@@ -56,6 +55,10 @@ class Series:
         members = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
         return sorted(members, key=lambda run: int(run.get(SEED, 0)))
 
+    @property
+    def by_depth(self) -> dict[float, list[Run]]:
+        return {depth: self.at(depth) for depth in self.depths}
+
 
 def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
     """Return one run per seed: the last finished one, or else the last one.
@@ -80,37 +83,22 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
         if not determines(independent, key, runs):
             independent.append(key)
     dependent = [key for key in keys if key not in independent and key != "model.d_ff"]
-    depth_settings: list[str] = []
-    for key in reversed(independent.copy()):
-        known = [DEPTH, *(other for other in independent if other != key)]
-        if not key.startswith(NEVER_DEPTH_SETTINGS) and determines(known, key, runs):
-            independent.remove(key)
-            depth_settings.append(key)
-    owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
+    fixed = [key for key in independent if key.startswith(NEVER_DEPTH_SETTINGS)]
+    free = [key for key in independent if key not in fixed]
+    kept = {*fixed, *undetermined(free, [DEPTH, *fixed], runs)}
+    depth_settings = [key for key in reversed(independent) if key not in kept]
+    independent = [key for key in independent if key in kept]
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         values = tuple(hashable(setting_value(run, key)) for key in independent)
         groups.setdefault(values, []).append(run)
     series = []
-    for values in sorted(groups, key=lambda values: [_order(value) for value in values]):
+    for values in sorted(groups, key=lambda values: [order_of(value) for value in values]):
         members = groups[values]
-        first = members[0]
-        labelled = [
-            key
-            for key in (*independent, *dependent)
-            if key not in owners or first.get(str(owner_of(key))) in owners[key]
-        ]
-        parts = [scheme_label(first) if k == SCHEME else setting_label(first, k) for k in labelled]
         number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
-        label = ", ".join(parts) or scheme_label(first)
+        label = label_of(members[0], [*independent, *dependent], runs) or scheme_label(members[0])
         series.append(Series(label, tuple(members), number))
     return series, depth_settings
-
-
-def _order(value: Any) -> tuple[int, float, str]:
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return (1, float(value), "")
-    return (0 if value is None else 2, 0.0, str(value))
 
 
 def is_ordered(series: Sequence[Series]) -> bool:

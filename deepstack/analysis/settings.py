@@ -8,12 +8,14 @@ An option belongs to a scheme or a task: only labels of its owner name it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from deepstack.errors import NothingMatchedError
 from deepstack.records import Run, varying
 
-DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
+DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
 
 
 # Not a key of the config: the data of a task, which can vary like a setting.
@@ -26,6 +28,14 @@ OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 
 def depth_of(run: Run) -> int:
     return int(run.get(DEPTH, 0))
+
+
+def depths_of(runs: Sequence[Run], kind: str = "runs") -> list[int]:
+    """Return the depths of runs.  Raises NothingMatchedError for fewer than two."""
+    depths = sorted({depth_of(run) for run in runs})
+    if len(depths) < 2:
+        raise NothingMatchedError(f"needs {kind} of two depths or more; all have N = {depths[0]}")
+    return depths
 
 
 def scheme_label(run: Run) -> str:
@@ -82,13 +92,26 @@ def owners_to_label(key: str, runs: Sequence[Run]) -> set[Any]:
 
 def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
     """Return whether runs that are equal in `keys` are equal in `key`."""
-    seen: dict[tuple[Any, ...], Any] = {}
-    for run in runs:
-        known = tuple(hashable(setting_value(run, k)) for k in keys)
-        value = hashable(setting_value(run, key))
-        if seen.setdefault(known, value) != value:
-            return False
-    return True
+    known = {tuple(hashable(setting_value(run, k)) for k in keys) for run in runs}
+    return len(known) == len(
+        {tuple(hashable(setting_value(run, k)) for k in (*keys, key)) for run in runs}
+    )
+
+
+def undetermined(keys: Sequence[str], known: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Return `keys` without those that `known` and the others determine, from the last one on."""
+    kept = list(keys)
+    for key in reversed(keys):
+        if determines([*known, *(k for k in kept if k != key)], key, runs):
+            kept.remove(key)
+    return kept
+
+
+def order_of(value: Any) -> tuple[int, float, str]:
+    """Return a key that sorts None first, then numbers by size, then everything else."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return (1, float(value), "")
+    return (0 if value is None else 2, 0.0, str(value))
 
 
 def hashable(value: Any) -> Any:
@@ -98,9 +121,18 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def setting_label(run: Run, key: str) -> str:
-    """Return a setting as part of a label: `lr 0.001`."""
-    return f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
+def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return the values of a run among `runs` as a label: `DeepNorm, lr 0.001`.
+
+    An option is named for its scheme or task only, where not all of its runs have the default.
+    """
+    owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
+    shown = [k for k in keys if k not in owners or run.get(str(owner_of(k))) in owners[k]]
+    return ", ".join(
+        scheme_label(run) if key == SCHEME
+        else f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
+        for key in shown
+    )  # fmt: skip
 
 
 def short_key(key: str) -> str:

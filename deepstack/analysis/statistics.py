@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,16 +35,6 @@ class Spread(NamedTuple):
     def standard_error(self) -> float:
         """Standard error of the mean; NaN for fewer than two seeds."""
         return (self.mean - self.low) / math.sqrt(max(self.n, 1))
-
-
-@dataclass(frozen=True)
-class Point:
-    """The seeds of one series at one depth: statistics, mark, and finite values by seed."""
-
-    depth: int
-    value: Spread
-    mark: str
-    by_seed: dict[int, float] = field(default_factory=dict)
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -85,35 +74,36 @@ def shared_steps(runs: Sequence[Run]) -> list[int]:
 
 
 def points_of(
-    depths: Sequence[int],
-    members: Callable[[int], list[Run]],
+    members: Mapping[float, Sequence[Run]],
     value: Callable[[Run], float | None],
     ceiling: Callable[[Run], float] = lambda _: math.inf,
     gone: Callable[[Run], bool] = has_diverged,
-) -> list[Point]:
-    """Return the mean over the seeds of each depth that are not `gone`, without None values.
+) -> pd.DataFrame:
+    """Return a row (x, y, low, high, n, mark, by_seed) for the seeds at each x that are not `gone`.
 
-    A point is marked if some seeds are gone, and saturated if it lies above `ceiling`.  If all are
-    gone, it is marked diverged and shows the mean of the values that `value` returns for them.
+    members: the runs at each x.  A point is marked if some seeds are gone, and saturated if it lies
+    above `ceiling`.  If all are gone, it is marked diverged and shows the mean of the values that
+    `value` returns for them.  A point without a finite value is left out.
     """
+    import pandas as pd
+
     points = []
-    for depth in depths:
-        there = members(depth)
+    for x, there in members.items():
         converged = [run for run in there if not gone(run)]
-        values = [(run, v) for run in converged or there if (v := value(run)) is not None]
-        mean = spread_of([v for _, v in values])
-        if not mean.n:
+        values = {run: v for run in converged or there if (v := value(run)) is not None}
+        mean, low, high, n = spread_of(list(values.values()))
+        if not n:
             continue
         mark = ""
         if not converged:
-            mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
+            low, high, mark = math.nan, math.nan, "diverged"
         elif len(converged) < len(there):
             mark = SOME_DIVERGED
-        elif mean.mean > float(np.mean([ceiling(run) for run, _ in values])):
+        elif mean > float(np.mean([ceiling(run) for run in values])):
             mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in values if math.isfinite(v)}
-        points.append(Point(depth, mean, mark, by_seed))
-    return points
+        by_seed = {int(run.get("seed", 0)): v for run, v in values.items() if math.isfinite(v)}
+        points.append((x, mean, low, high, n, mark, by_seed))
+    return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
 def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:

@@ -237,7 +237,7 @@ def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
 def bring_reference(path: Path, study: Path) -> None:
     """Copy `<file>.reference.csv` from beside a study's file into the study.
 
-    Charts draw these published values over those of the study (see `deepstack.plots.draw`).
+    Charts draw these published values over those of the study (see `deepstack.plots.files`).
     """
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.fit import Fit, exponent_title, fit_points
-from deepstack.analysis.series import split_series
-from deepstack.analysis.settings import depth_of, scheme_label
+from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
-    Point,
     has_diverged,
     has_diverged_by,
     points_of,
@@ -25,28 +22,18 @@ from deepstack.analysis.statistics import (
     with_steps,
 )
 from deepstack.errors import NothingMatchedError
-from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import Panel, draw_curves
-from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.style import GREY, depth_axis, log_axis
-from deepstack.plots.values import (
-    ALL_DIVERGED,
-    DASHED,
-    add_points,
-    deviation_handle,
-    draw_level,
-    draw_points,
-    line_styles,
-    log_extent,
-    mark_handles,
-)
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.curves import draw_curves
+from deepstack.plots.draw import Drawing, level, points
+from deepstack.plots.page import Handle, typeset
+from deepstack.plots.style import GREY, depth_axis
 from deepstack.records import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RIGHT = "right-hand side"
-RATIO = "right-hand side / measured"
+RIGHT, RATIO = "right-hand side", "right-hand side / measured"
+EQUAL = ("equal", "equal: below it is no bound")
 
 
 def right_hand_side(run: Run) -> pd.DataFrame | None:
@@ -100,31 +87,19 @@ def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     return tables
 
 
-def left_out(runs: Sequence[Run], used: Sequence[Run]) -> list[str]:
-    """A note on the runs of which the theorem does not speak."""
-    count = len(runs) - len(used)
-    return [f"{count} of {len(runs)} runs are not of the theorem's form"] if count else []
-
-
 @chart("bound_vs_measured")
 def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
     tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
     if not tables:
         raise NothingMatchedError("no run has two snapshots after a step")
-
-    def prepare(panel: Panel) -> None:
-        draw_level(panel.axes, 1.0, "equal", panel.name, panel.table)
-
     return draw_curves(
         list(tables),
         "ratio",
-        chart="bound_vs_measured",
         title="Theorem 4.2: right-hand side over measured model update",
         y_label="right-hand side / ‖ΔF‖",
         options=options,
-        prepare=prepare,
-        handles=[Line2D([], [], **DASHED, label="equal: below it is no bound")],
+        prepare=lambda panel: level(panel, 1.0, *EQUAL),
         source=lambda run: tables[run],
     )
 
@@ -154,77 +129,61 @@ def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    step, chosen = last_step(tables) if options.at_step is None else (options.at_step, [])
+    step, notes = last_step(tables) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
         raise NothingMatchedError(f"no run has a snapshot at step {step}")
-    depths = sorted({depth_of(run) for run in used})
-    if len(depths) < 2:
-        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
+    depths = depths_of(used)
 
     def value(run: Run, column: str) -> float | None:
         values = tables[run][tables[run]["step"] == step][column]
         return float(values.iloc[0]) if len(values) else None
 
+    def ceiling(run: Run) -> float:
+        return SATURATED * unrelated_distance(run, "model_update")
+
     diverged_by = partial(has_diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
-    series, depth_settings = split_series(list(tables))
-    table = Table()
-    page = Page(1, 2, height=1.9)
-    both, quotient = page.axes
-    both.set_title(f"both, step {step}")
-    quotient.set_title(f"ratio, step {step}")
+    drawing = Drawing(list(tables), options)
+    titles = [f"both, step {step}", f"ratio, step {step}"]
+    right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
+    measured = replace(right, name="measured")
     entries: list[Handle] = []
     fitted: list[Fit | None] = []
-    drawn: dict[str, list[Point]] = {RIGHT: [], "measured": [], RATIO: []}
-    for s, line in zip(series, line_styles(series, options.runs), strict=True):
+    for s, line in zip(drawing.series, drawing.styles, strict=True):
         style = line | {"linestyle": "-"}  # dotted is the other side
-        measured = points_of(
-            s.depths,
-            s.at,
-            partial(value, column="measured"),
-            lambda run: SATURATED * unrelated_distance(run, "model_update"),
-            diverged_by,
-        )
-        if not measured:
+        rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
+        if rows.empty:
             continue
-        marks = {point.depth: point.mark for point in measured}
-        by_quantity = {"measured": measured}
-        for name, column in ((RIGHT, "bound"), (RATIO, "ratio")):
-            points = points_of(s.depths, s.at, partial(value, column=column), gone=diverged_by)
-            by_quantity[name] = [replace(p, mark=marks[p.depth]) for p in points]
-        draw_points(both, measured, style)
-        x, y = zip(*((p.depth, p.value.mean) for p in by_quantity[RIGHT]), strict=True)
-        both.plot(x, y, color=style["color"], ls=":", lw=1.0, marker=style["marker"], ms=1.8)
-        draw_points(quotient, by_quantity[RATIO], style)
-        fits = {name: fit_points(points) for name, points in by_quantity.items()}
-        fitted += fits.values()
-        for name, points in by_quantity.items():
-            drawn[name] += points
-            add_points(table, name, s.label, points, fits[name])
-        label = f"{s.label}: {fits['measured'] or 'no fit'}, dotted {fits[RIGHT] or 'no fit'}"
+        fits = []
+        for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
+            part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
+            part["mark"] = rows["mark"]
+            if panel is right:
+                dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
+                panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
+                panel.add(part, series=s.label, kind="point")
+            else:
+                points(panel, s.label, part, style)
+            fits.append(fit_points(part))
+            panel.add_fit(s.label, fits[-1])
+        fitted += fits
+        label = f"{s.label}: {fits[0] or 'no fit'}, dotted {fits[1] or 'no fit'}"
         entries.append(Line2D([], [], **style, label=label))
-    both.set_ylabel(typeset("‖ΔF‖ and the right-hand side"))
-    quotient.set_ylabel("right-hand side / ‖ΔF‖")
-    quotient.axhline(1.0, zorder=1.5, **DASHED)
-    ratios = [row for row in table.rows if row["panel"] == RATIO]
-    log_axis(both, "y", *log_extent([row for row in table.rows if row["panel"] != RATIO]))
-    log_axis(quotient, "y", *log_extent([{"y": 1.0}, *ratios]))
-    for axes in page.axes:
-        depth_axis(axes, depths)
-    page.legend_below(0, entries, exponent_title(fitted).replace("exponent", "exponents", 1))
-    handles: list[Handle] = [
-        Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem"),
-        Line2D([], [], **DASHED, label="equal: below it is no bound"),
-    ]
-    handles += mark_handles({p.mark for p in drawn["measured"]}, gone=ALL_DIVERGED)
-    handles += deviation_handle(p.value.n for p in drawn["measured"])
-    title = "Theorem 4.2 and the measured model update against depth"
-    notes = left_out(runs, list(tables)) + chosen + caption_of(used, depth_settings)
+    level(ratio, 1.0, None, EQUAL[1])
+    drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
+    drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
+    for panel in (right, ratio):
+        depth_axis(panel.axes, depths)
+    title = exponent_title(fitted).replace("exponent", "exponents", 1)
+    drawing.page.legend_below(0, entries, title)
+    handles = [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
+    if left := len(runs) - len(tables):
+        notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    if any(p.mark for p in drawn["measured"]):
-        notes.append("hollow points are left out of the fits")
-    figure = page.finish(title, title_of(used, series), notes, handles)
-    return Chart(figure, table.frame(), title)
+    notes += ["hollow points are left out of the fits"] if drawing.marks else []
+    drawing.runs = used
+    title = "Theorem 4.2 and the measured model update against depth"
+    return drawing.finish(title, notes, handles)

@@ -27,7 +27,7 @@ from deepstack.analysis.studies import find_studies
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.draw import csv_bytes, read_reference, render, try_chart
+from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
 from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
