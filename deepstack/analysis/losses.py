@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from deepstack.analysis.statistics import last_row
@@ -46,9 +47,10 @@ def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     return unigram if same or not levels else levels
 
 
-def final_value(run: Run, column: str) -> float | None:
-    """Return the last finite validation loss."""
-    return last_row(run.evals, [column])
+def final_value(run: Run, column: str) -> float:
+    """Return the last finite validation loss; NaN if there is none."""
+    value = last_row(run.evals, [column])
+    return math.nan if value is None else value
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:

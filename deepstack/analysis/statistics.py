@@ -31,20 +31,12 @@ class Spread(NamedTuple):
     high: float
     n: int
 
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean; NaN for fewer than two seeds."""
-        return (self.mean - self.low) / math.sqrt(max(self.n, 1))
-
 
 def spread_of(values: Sequence[float]) -> Spread:
-    finite = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
-    if not len(finite):
-        return Spread(math.nan, math.nan, math.nan, 0)
-    mean = float(finite.mean())
-    if len(finite) == 1:
-        return Spread(mean, math.nan, math.nan, 1)
-    deviation = float(finite.std(ddof=1))
+    """Return the statistics of those values that are finite."""
+    finite = np.array([v for v in values if math.isfinite(v)])
+    mean = float(finite.mean()) if len(finite) else math.nan
+    deviation = float(finite.std(ddof=1)) if len(finite) > 1 else math.nan
     return Spread(mean, mean - deviation, mean + deviation, len(finite))
 
 

@@ -13,6 +13,12 @@ from deepstack.records import Run, find_runs
 from deepstack.records.run import NOT_THE_EXPERIMENT
 
 Result = TypeVar("Result")
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def list_folders(folders: Folders) -> list[str | os.PathLike[str]]:
+    """Return one folder or several as a list."""
+    return [folders] if isinstance(folders, str | os.PathLike) else list(folders)
 
 
 def config_damage(run: Run) -> str | None:

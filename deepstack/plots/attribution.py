@@ -19,7 +19,7 @@ from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.draw import Drawing, Panel, level, lines, markers
+from deepstack.plots.drawing import Drawing, Panel, level, lines, markers
 from deepstack.plots.page import Handle, typeset
 from deepstack.plots.style import depth_axis, shade, step_axis
 from deepstack.records import Run

@@ -24,7 +24,7 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.draw import Drawing, level, points
+from deepstack.plots.drawing import Drawing, level, points
 from deepstack.plots.page import Handle, typeset
 from deepstack.plots.style import GREY, depth_axis
 from deepstack.records import Run

@@ -14,7 +14,7 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options
-from deepstack.plots.draw import Drawing, Panel, lines, published
+from deepstack.plots.drawing import Drawing, Panel, lines, published
 from deepstack.plots.page import Handle
 from deepstack.plots.style import shade, step_axis
 from deepstack.records import Run

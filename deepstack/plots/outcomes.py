@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from deepstack.analysis.outcomes import CLEAR, map_table, runs_with_outcome
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.draw import Drawing, Panel
+from deepstack.plots.drawing import Drawing, Panel
 from deepstack.plots.page import LINE, Handle, wrap
 from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.records import Run

@@ -23,7 +23,7 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.draw import Drawing, Panel, axis_label, level, points, published
+from deepstack.plots.drawing import Drawing, Panel, axis_label, level, points, published
 from deepstack.plots.style import depth_axis
 from deepstack.records import Run
 

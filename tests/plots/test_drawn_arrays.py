@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from deepstack.plots import CHARTS, Chart, Options
-from deepstack.plots.draw import csv_bytes
+from deepstack.plots.files import csv_bytes
 from deepstack.plots.outcomes import OUTCOME_COLOURS
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
