@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.analysis.series import Series
 from deepstack.analysis.settings import (
     DEPTH,
     OBSERVATION,
     SCHEME,
     SEED,
     TASK,
+    Series,
     depth_of,
     hashable,
     scheme_label,

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deepstack.analysis.captions import depth_words
 from deepstack.analysis.losses import final_value, loss_column
 from deepstack.analysis.outcomes import loss_and_floor, outcome
-from deepstack.analysis.series import one_run_per_seed, split_series
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
     SEED,
     depth_of,
+    one_run_per_seed,
     owner_of,
     setting_value,
+    split_series,
     undetermined,
     varying_settings,
 )

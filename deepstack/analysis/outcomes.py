@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deepstack.analysis.series import one_run_per_seed
 from deepstack.analysis.settings import (
     DATA,
     DEPTH,
@@ -15,6 +14,7 @@ from deepstack.analysis.settings import (
     depth_of,
     determines,
     label_of,
+    one_run_per_seed,
     order_of,
     setting_value,
     varying_settings,

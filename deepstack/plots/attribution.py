@@ -12,8 +12,7 @@ from matplotlib.patches import Patch
 
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import exponent_title, power_law_of_seeds
-from deepstack.analysis.series import choose_panels, choose_series
-from deepstack.analysis.settings import depth_of, depths_of
+from deepstack.analysis.settings import choose_panels, choose_series, depth_of, depths_of
 from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES

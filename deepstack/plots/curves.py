@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.series import Series, choose_series, evenly_spaced
+from deepstack.analysis.settings import Series, choose_series, evenly_spaced
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
@@ -96,20 +96,19 @@ class Arrangement:
 
     def handles(self, rows: pd.DataFrame) -> tuple[list[Handle], list[str]]:
         """Return one legend entry a colour of these rows, a dozen at most, and a note on others."""
-        first, count = rows["line"].min(), len(self.depths if self.by_depth else self.series)
-        shown = evenly_spaced(
-            sorted(rows["depth" if self.by_depth else "line"].unique()), MOST_ENTRIES
+        by = "depth" if self.by_depth else "line"
+        names = {n: f"N = {n}" for n in self.depths}
+        if not self.by_depth:
+            names = {i: s.label for i, s in enumerate(self.series)}
+        first = (
+            rows.drop_duplicates(by).sort_values(by)[["line", "depth", by]].to_numpy(int).tolist()
         )
-        more = count > MOST_ENTRIES
-        notes = [f"the legend names {MOST_ENTRIES} of {count} lines"] if more else []
-        if self.by_depth:
-            return [
-                Line2D([], [], **self.style(first, depth), label=f"N = {depth}") for depth in shown
-            ], notes
-        return [
-            Line2D([], [], **self.style(i, self.depths[0]), label=self.series[i].label)
-            for i in shown
-        ], notes
+        handles: list[Handle] = [
+            Line2D([], [], **self.style(line, depth), label=names[key])
+            for line, depth, key in evenly_spaced(first, MOST_ENTRIES)
+        ]
+        more = len(names) > MOST_ENTRIES
+        return handles, [f"the legend names {MOST_ENTRIES} of {len(names)} lines"] if more else []
 
     def draw(self, panel: Panel, rows: pd.DataFrame, **style: Any) -> int:
         """Draw each curve of these rows, and return the largest stride of drawn steps."""

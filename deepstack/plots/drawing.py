@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
 from deepstack.analysis.fit import Fit
-from deepstack.analysis.series import evenly_spaced, is_ordered, split_series
+from deepstack.analysis.settings import evenly_spaced, is_ordered, split_series
 from deepstack.analysis.statistics import SOME_DIVERGED
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page, typeset

@@ -13,14 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from deepstack.analysis.captions import diverged_note
-from deepstack.analysis.series import (
+from deepstack.analysis.settings import (
+    SEED,
     choose_panels,
     choose_series,
     evenly_spaced,
     left_out_note,
     split_series,
 )
-from deepstack.analysis.settings import SEED
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
@@ -53,15 +53,6 @@ PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
 WORDS = {"β_LN": "through the norm", "β_RC": "over the sum", "β_LN·β_RC": "both"}
 
 
-@dataclass(frozen=True)
-class Picked:
-    """One run of a panel: its name there and its records. values is (records, depth)."""
-
-    label: str
-    steps: np.ndarray
-    values: np.ndarray
-
-
 def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     """Return the runs with a diagnostic.  Raises NothingMatchedError when there is none."""
     usable = [run for run in runs if diagnostic in run.layer_names()]
@@ -78,8 +69,10 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     return usable
 
 
-def pick(usable: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[str]]:
-    """Return one run a panel, and notes on the choice.
+def pick(
+    usable: Sequence[Run], diagnostic: str
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str]]:
+    """Return steps and values (records, depth) of one run a panel by name, and notes on the choice.
 
     Each series at its greatest depth; of one series each depth; always the lowest seed.
     """
@@ -87,13 +80,13 @@ def pick(usable: Sequence[Run], diagnostic: str) -> tuple[list[Picked], list[str
     seeds = {int(members[0].get(SEED, 0)) for _, members in shown}
     if len(usable) > len(shown) and len(seeds) == 1:
         notes.append(f"seed {min(seeds)}")
-    picked = []
+    picked = {}
     for label, (run, *_) in shown:
         steps, values = run.layers(diagnostic)
         if run.state == "diverged":
             label += f" (diverged at step {run.status.get('step', '?')})"
         if len(steps):
-            picked.append(Picked(label, steps, values.astype(float)))
+            picked[label] = (steps, values.astype(float))
     if not picked:
         raise NothingMatchedError(f"{diagnostic}: no snapshot was written yet")
     return picked, notes + sides_note(usable)
@@ -104,14 +97,15 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
     usable = runs_with(runs, "grad_norm")
     picked, notes = pick(usable, "grad_norm")
-    steps = evenly_spaced(sorted({int(s) for one in picked for s in one.steps}), MOST_STEPS)
+    steps = evenly_spaced(
+        sorted({int(s) for taken, _ in picked.values() for s in taken}), MOST_STEPS
+    )
     colours = {step: shade(len(steps) - 1 - i, len(steps)) for i, step in enumerate(steps)}
     drawing, zeros = Drawing(usable, options), False
-    names = [one.label for one in picked]
-    panels = drawing.add_panels(names, titles=names if len(names) > 1 else [""])
-    for panel, one in zip(panels, picked, strict=True):
-        depth = one.values.shape[1]
-        for step, values in zip(one.steps, one.values, strict=True):
+    panels = drawing.add_panels(list(picked))
+    for panel, (taken, every) in zip(panels, picked.values(), strict=True):
+        depth = every.shape[1]
+        for step, values in zip(taken, every, strict=True):
             if step in colours:
                 rows = pd.DataFrame({"x": np.arange(1, depth + 1), "y": values})
                 drawable = rows[np.isfinite(values) & (values > 0)]
@@ -134,7 +128,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     name = options.diagnostic
     usable = runs_with(runs, name)
     picked, notes = pick(usable, name)
-    everything = np.concatenate([one.values.ravel() for one in picked])
+    everything = np.concatenate([values.ravel() for _, values in picked.values()])
     finite = everything[np.isfinite(everything)]
     if not len(finite):
         raise NothingMatchedError(f"{name}: no value is finite")
@@ -142,10 +136,10 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
     scale = LogNorm(*ends) if log else Normalize(*ends)
     drawing = Drawing(usable, options)
-    names = [one.label for one in picked]
-    panels = drawing.add_panels(names, titles=names if len(names) > 1 else [""])
-    for panel, one in zip(panels, picked, strict=True):
-        mesh = heat_map(panel, one.steps, one.values.T, scale)
+    for panel, (steps, values) in zip(
+        drawing.add_panels(list(picked)), picked.values(), strict=True
+    ):
+        mesh = heat_map(panel, steps, values.T, scale)
     words = words_of(name)
     bar = drawing.page.colour_bar(mesh, axis_label(usable, name, words))
     if log:

@@ -66,13 +66,12 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     if any(len(run.evals) for run in runs):
         rows[validation] = curve_rows(drawing.series, loss_column(runs), "evals")
     count = int(rows[TRAINING]["curve"].nunique())
-    columns = len(shown) if 1 < len(shown) <= 4 else len(rows)
     if count <= SHARED_PANEL and len(shown) == 1:
         cells, columns = [(shown[0], list(rows))], 1
-    elif columns == len(rows):
-        cells = [(panel, [quantity]) for panel in shown for quantity in rows]
+    elif 1 < len(shown) <= 4:
+        cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
     else:
-        cells = [(panel, [quantity]) for quantity in rows for panel in shown]
+        cells, columns = [(panel, [q]) for panel in shown for q in rows], len(rows)
     names = [": ".join([p.name or "", *q[: len(q) == 1]]).removeprefix(": ") for p, q in cells]
     height = 1.9 if len(cells) <= 2 else 1.25
     panels = drawing.add_panels(
@@ -185,9 +184,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     depths = sorted(set(table["depth"]))
     colours = {n: shade(len(depths) - 1 - i, len(depths)) for i, n in enumerate(depths)}
     drawing = Drawing(final, options)
-    names = list(dict.fromkeys(table["name"]))
-    titles = names if len(names) > 1 else [""]
-    for panel in drawing.add_panels(names, titles=titles, height=1.9):
+    for panel in drawing.add_panels(list(dict.fromkeys(table["name"])), height=1.9):
         here = table[table["name"] == panel.name]
         draw_levels(panel, validation_levels(here["run"].tolist()))
         for depth, members in here.groupby("depth"):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import Bbox, ScaledTranslation
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE
 
@@ -92,7 +93,10 @@ class Page:
             ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0).execute(
                 self.figure
             )
-            total += self.rows * (self.height - self.axes[0].get_position().height * total)
+            missing = self.height - self.axes[0].get_position().height * total
+            total = round(total + self.rows * missing, 4)
+        for axes in self.figure.axes:  # the layout's last digits differ from call to call
+            axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
         total = float(self.figure.get_figheight())
         if handles:
             legend.set_bbox_to_anchor((PAD / self.width, (below - PAD) / total))
@@ -109,11 +113,11 @@ class Page:
             if i % self.columns and before.get_ylabel() == axes.get_ylabel():
                 axes.set_ylabel("")
                 axes.tick_params(labelleft=before.get_ylim() != axes.get_ylim())
-            axes.set_ylabel(wrap_lines(axes.get_ylabel(), self.height))
+            wrap_label(axes, self.height)
         for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
             axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
         if self.bar is not None:
-            self.bar.set_ylabel(wrap_lines(self.bar.get_ylabel(), self.rows * self.height))
+            wrap_label(self.bar, self.rows * self.height)
 
     def _legend(self, owner: Any, handles: Sequence[Handle], width: float, **where: Any) -> Legend:
         """Return a legend with as many columns as fit into the width, the rows filled evenly.
@@ -151,9 +155,10 @@ def _text_height(lines: Sequence[TextLine]) -> float:
     return sum(size * LINE / 72 for _, size, _, _ in lines)
 
 
-def wrap_lines(label: str, width: float) -> str:
-    """Break the label of an axis between words, for an axis of this length in inches."""
-    return "\n".join(wrap(label, STYLE["axes.labelsize"], width, inside=False))
+def wrap_label(axes: Axes, inches: float) -> None:
+    """Break the label of a y axis of this length between words."""
+    size = float(axes.yaxis.label.get_fontsize())
+    axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, inches, inside=False)))
 
 
 def wrap(

@@ -41,18 +41,12 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.5,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "xtick.major.pad": 2,
-    "ytick.major.pad": 2,
+    **{f"{axis}tick.labelsize": 6.5 for axis in "xy"},
+    **{f"{axis}tick.{kind}.width": width for axis in "xy"
+       for kind, width in (("major", 0.6), ("minor", 0.4))},
+    **{f"{axis}tick.{kind}.size": size for axis in "xy"
+       for kind, size in (("major", 2.5), ("minor", 1.5))},
+    **{f"{axis}tick.major.pad": 2 for axis in "xy"},
     "lines.linewidth": 1.1,
     "lines.markersize": 3.8,
     "lines.markeredgewidth": 0.9,
@@ -73,7 +67,7 @@ STYLE: Any = {
     "pdf.fonttype": 42,
     # Without a salt the ids in an SVG are random, and a chart drawn twice differs.
     "svg.hashsalt": "deepstack",
-}
+}  # fmt: skip
 
 LETTER = 0.62 * STYLE["ytick.labelsize"] / 72  # approximate inches of a letter of a tick label
 

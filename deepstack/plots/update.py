@@ -1,14 +1,19 @@
-"""How far the function moved: against depth, with a fitted exponent, and against the step."""
+"""How far the function moved: against depth and step, and beside the bound of DeepNet's theorem."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
+import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.fit import exponent_title, fit_points
-from deepstack.analysis.settings import depths_of
+from deepstack.analysis.fit import Fit, exponent_title, fit_points
+from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
     has_diverged,
@@ -24,8 +29,12 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing, Panel, axis_label, level, points, published
-from deepstack.plots.style import depth_axis
+from deepstack.plots.page import Handle, typeset
+from deepstack.plots.style import GREY, depth_axis
 from deepstack.records import Run
+
+RIGHT, RATIO = "right-hand side", "right-hand side / measured"
+EQUAL = ("equal", "equal: below it is no bound")
 
 
 @chart("update_vs_depth")
@@ -98,3 +107,154 @@ def draw_unrelated(panel: Panel, column: str) -> None:
             distinct.append(value)
     for value in distinct[:3]:
         level(panel, value, "unrelated states", f"unrelated states, {words}")
+
+
+def right_hand_side(run: Run) -> pd.DataFrame | None:
+    """Return step, bound, measured and ratio at every snapshot at which F has moved.
+
+    bound: of an encoder or a decoder (Theorem 4.2) the sum of the terms of all sublayers; of both
+    (Theorem 4.3) the encoder's sum times the sum over cross-attentions of v w/α, and the decoder's.
+    None where the run has no such terms, or where the theorem does not speak of its scheme.
+    """
+    names = run.layer_names()
+    terms = {name: run.layers(name) for name in names if name.startswith("bound_")}
+    depths = run.columns.get("stacks", {})
+    if not terms or not depths:
+        return None
+    steps = next(iter(terms.values()))[0]
+
+    def total(first: int, end: int, sublayers: Sequence[str]) -> np.ndarray:
+        parts = [terms[f"bound_{name}"][1][:, first:end] for name in sublayers]
+        return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
+
+    sublayer_names = ("attention", "feed_forward")
+    if len(depths) == 1:
+        bound = total(0, next(iter(depths.values())), sublayer_names)
+    else:
+        first, end = depths["encoder"], sum(depths.values())
+        factor = run.layers("effective_gain_cross_attention")[1][:, first:end].astype(float)
+        encoder = factor.sum(axis=1) * total(0, first, sublayer_names)
+        bound = encoder + total(first, end, (*sublayer_names, "cross_attention"))
+    table = pd.DataFrame({"step": steps, "bound": bound})
+    measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
+    table = table.merge(measured, on="step")
+    both = table[["bound", "measured"]].to_numpy(float)
+    table = table[((both > 0) & np.isfinite(both)).all(axis=1)].copy()
+    table["ratio"] = table["bound"] / table["measured"]
+    return table if len(table) else None
+
+
+def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
+    """The runs of which the theorem speaks.  Raises NothingMatchedError when there is none."""
+    runs = with_steps(runs)
+    if not any(name.startswith("bound_") for run in runs for name in run.layer_names()):
+        raise NothingMatchedError("no run has the terms of the bound (log.layers_every is 0?)")
+    tables = {run: table for run in runs if (table := right_hand_side(run)) is not None}
+    if not tables:
+        raise NothingMatchedError(
+            "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
+            "after a step: no run is of that form and has a snapshot after one"
+        )
+    return tables
+
+
+@chart("bound_vs_measured")
+def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
+    tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
+    if not tables:
+        raise NothingMatchedError("no run has two snapshots after a step")
+    return draw_curves(
+        list(tables),
+        "ratio",
+        title="Theorem 4.2: right-hand side over measured model update",
+        y_label="right-hand side / ‖ΔF‖",
+        options=options,
+        prepare=lambda panel: level(panel, 1.0, *EQUAL),
+        source=lambda run: tables[run],
+    )
+
+
+def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
+    """Return the last step at which all runs have a snapshot and most a value, and a note.
+
+    A run without one there, because it left the theorem's form on the way, does not hold back the
+    others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
+    """
+    finished = [run for run in tables if not has_diverged(run)] or list(tables)
+    snapshots = [
+        set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
+        for run in finished
+    ]
+    count = Counter(step for run in finished for step in tables[run]["step"].tolist())
+    good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
+    if not good:
+        raise NothingMatchedError("the runs share no step with a snapshot")
+    step = int(max(good))
+    if step == max(map(max, snapshots)):
+        return step, []
+    return step, [f"step {step} is the last snapshot that all share and most have a value at"]
+
+
+@chart("bound_vs_depth")
+def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
+    tables = tables_of(runs)
+    step, notes = last_step(tables) if options.at_step is None else (options.at_step, [])
+    used = [run for run in tables if step in tables[run]["step"].to_numpy()]
+    if not used:
+        raise NothingMatchedError(f"no run has a snapshot at step {step}")
+    depths = depths_of(used)
+
+    def value(run: Run, column: str) -> float | None:
+        values = tables[run][tables[run]["step"] == step][column]
+        return float(values.iloc[0]) if len(values) else None
+
+    def ceiling(run: Run) -> float:
+        return SATURATED * unrelated_distance(run, "model_update")
+
+    diverged_by = partial(has_diverged_by, step=step)
+    # Of all runs: one that diverged before this step marks its point.
+    drawing = Drawing(list(tables), options)
+    titles = [f"both, step {step}", f"ratio, step {step}"]
+    right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
+    measured = replace(right, name="measured")
+    entries: list[Handle] = []
+    fitted: list[Fit | None] = []
+    for s, line in zip(drawing.series, drawing.styles, strict=True):
+        style = line | {"linestyle": "-"}  # dotted is the other side
+        rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
+        if rows.empty:
+            continue
+        fits = []
+        for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
+            part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
+            part["mark"] = rows["mark"]
+            if panel is right:
+                dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
+                panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
+                panel.add(part, series=s.label, kind="point")
+            else:
+                points(panel, s.label, part, style)
+            fits.append(fit_points(part))
+            panel.add_fit(s.label, fits[-1])
+        fitted += fits
+        label = f"{s.label}: {fits[0] or 'no fit'}, dotted {fits[1] or 'no fit'}"
+        entries.append(Line2D([], [], **style, label=label))
+    level(ratio, 1.0, None, EQUAL[1])
+    drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
+    drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
+    for panel in (right, ratio):
+        depth_axis(panel.axes, depths)
+    title = exponent_title(fitted).replace("exponent", "exponents", 1)
+    drawing.page.legend_below(0, entries, title)
+    handles = [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
+    if left := len(runs) - len(tables):
+        notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
+    if without := [run for run in tables if run not in used]:
+        named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
+        notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
+    notes += ["hollow points are left out of the fits"] if drawing.marks else []
+    drawing.runs = used
+    title = "Theorem 4.2 and the measured model update against depth"
+    return drawing.finish(title, notes, handles)

@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
 from deepstack.analysis.comparison import comparisons
-from deepstack.analysis.series import split_series
-from deepstack.analysis.settings import TASK
+from deepstack.analysis.settings import TASK, split_series
 from deepstack.analysis.statistics import update_column
 from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import yaml_of

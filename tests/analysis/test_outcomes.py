@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deepstack.plots.frontier import EDGE
 from helpers.plot_runs import make_chart, make_run, rows, words
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -14,7 +15,6 @@ from matplotlib.patches import Rectangle
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import draw
-from deepstack.plots.frontier import EDGE
 from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS
 from deepstack.records import EVALS_COLUMNS, Run
 

@@ -12,6 +12,7 @@ import pytest
 from helpers import ROOT
 from helpers.plot_runs import DEPTHS, make_chart, make_run, rows, update, words
 from helpers.sampling import some
+from matplotlib.legend import Legend
 
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import CHARTS, draw
@@ -274,7 +275,7 @@ def test_long_labels_of_legends_side_by_side_stay_apart(tmp_path: Path) -> None:
             options = {name: i for name in names} | {"train.lr": 1e-3}
             make_run(tmp_path / "study", scheme="rezero", depth=depth, lr=i, config=options)
     figure = make_chart("update_vs_depth", tmp_path).figure
-    left, right = (legend.get_window_extent() for legend in figure.legends[:2])
+    left, right = (legend.get_window_extent() for legend in figure.findobj(Legend)[:2])
     assert left.x1 < right.x0 and right.x1 < figure.bbox.width
 
 

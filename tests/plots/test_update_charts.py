@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from deepstack.analysis.captions import caption_of, depth_words, seeds_note, title_of
 from deepstack.analysis.fit import power_law, power_law_of_seeds
-from deepstack.analysis.series import (
+from deepstack.analysis.settings import (
     choose_series,
     evenly_spaced,
     is_ordered,
