@@ -52,16 +52,15 @@ def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
 def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
     """Return a row for each run and step at which something moved: its attribution.
 
-    With it are `x`, the step, or of one step the depth; `run`, `seed`, and the `sum` of the parts.
+    With it are `x`, the step, or of one step the depth; the `seed`, and the `sum` of the parts.
     """
     tables = []
     for run in runs:
         rows = run.attribution
-        x = rows["step"] if step is None else [depth_of(run)] * len(rows)
-        origin: dict[str, Any] = {"run": [run] * len(rows), "seed": int(run.get("seed", 0))}
-        tables.append(rows.assign(x=x, **origin))
+        rows = rows if step is None else rows[rows["step"] == step]
+        x = rows["step"] if step is None else depth_of(run)
+        tables.append(rows.assign(x=x, seed=int(run.get("seed", 0))))
     table = pd.concat(tables, ignore_index=True)
-    table = table if step is None else table[table["step"] == step]
     parts = parts_of(table)
     table = table.fillna(dict.fromkeys(parts, 0.0))
     table["sum"] = table[parts].sum(axis=1, skipna=False)
@@ -72,7 +71,7 @@ def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
 def parts_of(table: pd.DataFrame) -> list[str]:
     """The parts that make up the whole: roles, or the groups that a probed model was given."""
     known = [role for role in (*ROLES, SCHEDULE) if role in table]
-    others = ("step", "seed", "whole", "unexplained", "x", "run", "sum")
+    others = ("step", "seed", "whole", "unexplained", "x", "sum")
     return known or [str(name) for name in table if name not in others]
 
 
@@ -141,11 +140,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
     colours = draw_shares(drawing, {s.label: table for s, table in tables.items()})
     left_out = False
-    for i, table in enumerate(tables.values(), start=len(tables)):
+    for i, (s, table) in enumerate(tables.items(), start=len(tables)):
         depth_axis(drawing.panels[i].axes, depths)
         depth_axis(drawing.panels[i - len(tables)].axes, depths)
-        fitted = table.groupby("x").filter(is_in_order)
-        left_out |= len(fitted) < len(table)
+        means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
+        good = [depth for depth, mean in means.items() if is_in_order(s.at(depth), mean)]
+        left_out |= len(good) < len(means)
+        fitted = table[table["x"].isin(good)]
         entries: list[Handle] = []
         moved = [role for role in colours if role in table and (table[role] > 0).any()]
         fits = []
@@ -169,11 +170,10 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     return drawing.finish(title, [*notes, *NOTES], [SUM])
 
 
-def is_in_order(rows: pd.DataFrame) -> bool:
+def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
     """Return whether the mean of these seeds is below saturation, and none of them diverged."""
-    levels = [unrelated_distance(run, "model_update") for run in rows["run"]]
-    below = rows["whole"].mean() <= SATURATED * float(np.mean(levels))
-    return below and not any(map(has_diverged, rows["run"]))
+    levels = [unrelated_distance(run, "model_update") for run in seeds]
+    return mean <= SATURATED * float(np.mean(levels)) and not any(map(has_diverged, seeds))
 
 
 @chart("attribution_vs_step")

@@ -100,12 +100,10 @@ class Arrangement:
         names = {n: f"N = {n}" for n in self.depths}
         if not self.by_depth:
             names = {i: s.label for i, s in enumerate(self.series)}
-        first = (
-            rows.drop_duplicates(by).sort_values(by)[["line", "depth", by]].to_numpy(int).tolist()
-        )
+        first = rows.drop_duplicates(by).sort_values(by)[["line", "depth", by]]
         handles: list[Handle] = [
             Line2D([], [], **self.style(line, depth), label=names[key])
-            for line, depth, key in evenly_spaced(first, MOST_ENTRIES)
+            for line, depth, key in evenly_spaced(first.to_numpy(int).tolist(), MOST_ENTRIES)
         ]
         more = len(names) > MOST_ENTRIES
         return handles, [f"the legend names {MOST_ENTRIES} of {len(names)} lines"] if more else []

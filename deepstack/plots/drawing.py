@@ -224,7 +224,8 @@ def points(
 
 
 def heat_map(panel: Panel, steps: np.ndarray, values: np.ndarray, scale: Normalize) -> QuadMesh:
-    """Draw values (layers, steps) as cells, and add them to the table; those it hides are grey."""
+    """Draw values (steps, layers) as cells, and add them to the table; those it hides are grey."""
+    values = values.T
     depth, count = values.shape
     drawable = is_drawable(values, scale)
     # An image rather than thousands of paths in the SVG.

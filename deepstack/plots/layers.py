@@ -103,9 +103,9 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     colours = {step: shade(len(steps) - 1 - i, len(steps)) for i, step in enumerate(steps)}
     drawing, zeros = Drawing(usable, options), False
     panels = drawing.add_panels(list(picked))
-    for panel, (taken, every) in zip(panels, picked.values(), strict=True):
-        depth = every.shape[1]
-        for step, values in zip(taken, every, strict=True):
+    for panel, (taken, records) in zip(panels, picked.values(), strict=True):
+        depth = records.shape[1]
+        for step, values in zip(taken, records, strict=True):
             if step in colours:
                 rows = pd.DataFrame({"x": np.arange(1, depth + 1), "y": values})
                 drawable = rows[np.isfinite(values) & (values > 0)]
@@ -136,10 +136,8 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
     scale = LogNorm(*ends) if log else Normalize(*ends)
     drawing = Drawing(usable, options)
-    for panel, (steps, values) in zip(
-        drawing.add_panels(list(picked)), picked.values(), strict=True
-    ):
-        mesh = heat_map(panel, steps, values.T, scale)
+    for panel, records in zip(drawing.add_panels(list(picked)), picked.values(), strict=True):
+        mesh = heat_map(panel, *records, scale)
     words = words_of(name)
     bar = drawing.page.colour_bar(mesh, axis_label(usable, name, words))
     if log:

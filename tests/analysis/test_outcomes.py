@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deepstack.plots.frontier import EDGE
 from helpers.plot_runs import make_chart, make_run, rows, words
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -15,7 +14,7 @@ from matplotlib.patches import Rectangle
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
 from deepstack.errors import NothingMatchedError
 from deepstack.plots import draw
-from deepstack.plots.outcomes import GAP, OUTCOME_COLOURS
+from deepstack.plots.outcomes import EDGE, GAP, OUTCOME_COLOURS
 from deepstack.records import EVALS_COLUMNS, Run
 
 UNIGRAM = 2.5

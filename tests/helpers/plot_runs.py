@@ -122,3 +122,8 @@ def words(chart: Chart) -> list[str]:
 
     texts = chart.figure.findobj(matplotlib.text.Text)
     return [text.get_text() for text in texts if text.get_text()]  # type: ignore[attr-defined]
+
+
+def caption(chart: Chart) -> str:
+    """All words of a figure in one line."""
+    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")

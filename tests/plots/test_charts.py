@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import DEPTHS, make_chart, make_run, rows, update, words
+from helpers.plot_runs import DEPTHS, caption, make_chart, make_run, rows, update, words
 from helpers.sampling import some
 from matplotlib.legend import Legend
 
@@ -132,12 +132,12 @@ def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
     chart = make_chart("loss_vs_step", tmp_path)
     markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}
     assert "X" not in markers and "diverged" not in words(chart)
-    assert any("diverged before any finite training loss" in text for text in words(chart))
+    assert "diverged before any finite training loss" in caption(chart)
     make_run(tmp_path / "s", scheme="post_ln", lr=1e-3)
     make_run(tmp_path / "s", scheme="post_ln", lr=1e-2, state="diverged")
     chart = make_chart("loss_vs_lr", tmp_path)
     assert set(rows(chart, kind="best")["panel"]) == {"Post-LN"} and len(chart.figure.axes) == 1
-    assert any("nothing finished of DeepNorm" in text for text in words(chart))
+    assert "nothing finished of DeepNorm" in caption(chart)
 
 
 def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
     assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
     # Zero has no place on a log axis: it is left out, and the caption says so.
     assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
-    assert any("zeros" in text for text in words(chart))
+    assert "zeros" in caption(chart)
 
 
 @pytest.mark.parametrize("diagnostic", ["grad_norm", "stream_norm"])
@@ -201,7 +201,7 @@ def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
     chart = make_chart("grad_norm_by_layer", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
     assert set(chart.data["y"]) == {1.0}
-    assert any("each at its greatest depth · seed 0" in text for text in words(chart))
+    assert "each at its greatest depth · seed 0" in caption(chart)
     for scheme in ("deepnorm", "post_ln"):
         make_run(tmp_path / "t", scheme=scheme, depth=5, layers=np.ones((2, 5)))
     chart = make_chart("grad_norm_by_layer", tmp_path / "t")  # the subtitle says it of both

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.plot_runs import LABELS, make_chart, make_run, rows, words
+from helpers.plot_runs import LABELS, caption, make_chart, make_run, rows, words
 from matplotlib.collections import LineCollection
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -21,12 +21,6 @@ from deepstack.plots.page import CAPTION, wrap
 from deepstack.plots.style import PAGE
 from deepstack.records import find_runs
 from deepstack.records.cells import counted
-
-
-def caption(chart: Chart) -> str:
-    """All words of a figure in one line."""
-    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")
-
 
 # --- seeds ---------------------------------------------------------------------------------
 
