@@ -251,7 +251,11 @@ class Baseline:
         if value not in values.values():
             raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}")
         others = [k for k in varying if k != key and owner_of(k) != key]
-        self.keys = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
+        self.keys = [
+            DEPTH,
+            SEED,
+            *undetermined(others, [key, DEPTH], runs),
+        ]
         base = [run for run in runs if values[run] == value and run.state == "done"]
         self.runs = {self.place(run): run for run in base}
 

@@ -15,7 +15,7 @@ def has_mask_loss(runs: Sequence[Run]) -> bool:
     """Return whether all runs measured the validation loss where [MASK] is shown."""
     measured = [run for run in runs if len(run.evals)]
     return bool(measured) and all(
-        last_row(run.evals, ["loss_masked"]) is not None for run in measured
+        last_row(run.evals, "loss_masked") is not None for run in measured
     )
 
 
@@ -27,7 +27,7 @@ def loss_column(runs: Sequence[Run]) -> str:
 def mask_note(runs: Sequence[Run]) -> str:
     """Return a note on the positions of the loss, if they are not all predicted positions."""
     evals = [run.evals for run in runs if len(run.evals)]
-    parts = any(last_row(rows, ["loss"]) != last_row(rows, ["loss_masked"]) for rows in evals)
+    parts = any(last_row(rows, "loss") != last_row(rows, "loss_masked") for rows in evals)
     return ON_MASK if has_mask_loss(runs) and parts else ""
 
 
@@ -49,7 +49,7 @@ def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
 
 def final_value(run: Run, column: str) -> float:
     """Return the last finite validation loss; NaN if there is none."""
-    value = last_row(run.evals, [column])
+    value = last_row(run.evals, column)
     return math.nan if value is None else value
 
 
@@ -68,6 +68,6 @@ def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[st
 
 def _reference(run: Run, name: str) -> float | None:
     if name == "bayes_loss" and "optimal_loss" in run.evals:
-        return last_row(run.evals, ["optimal_loss"])
+        return last_row(run.evals, "optimal_loss")
     value = run.columns.get("references", {}).get(name)
     return float(value) if isinstance(value, (int, float)) else None

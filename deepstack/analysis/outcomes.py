@@ -54,11 +54,11 @@ def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
         return None, None
     row = run.evals.iloc[[-1]]
     stated = run.columns.get("references", {})
-    loss = last_row(row, ["loss_masked"])
+    loss = last_row(row, "loss_masked")
     if loss is not None:
-        floor = last_row(row, ["unigram_loss"]) or stated.get("unigram_entropy")
+        floor = last_row(row, "unigram_loss") or stated.get("unigram_entropy")
     else:
-        loss = last_row(row, ["loss"])
+        loss = last_row(row, "loss")
         floor = stated.get("context_free_entropy") or stated.get("uniform_entropy")
     return loss, None if floor is None else float(floor)
 
@@ -110,7 +110,12 @@ def map_table(runs: Sequence[Run], *, by_lr: bool = False) -> pd.DataFrame:
     for run in runs:
         parts = [label_of(run, keys, runs) for keys in ([SCHEME, *options], panels)]
         rows.append(
-            {"run": run, "depth": depth_of(run), "lr": float(run.get(LR, 0.0)), "row": parts[0]}
+            {
+                "run": run,
+                "depth": depth_of(run),
+                "lr": float(run.get(LR, 0.0)),
+                "row": parts[0],
+            }
             | {"panel": parts[1], "name": ", ".join(filter(None, parts))}
             | {"order": tuple(order_of(setting_value(run, key)) for key in panels)}
             | {"outcome": outcome(run), "margin": margin(run) if run.state == "done" else None}

@@ -65,12 +65,9 @@ def varying_settings(runs: Sequence[Run]) -> list[str]:
 
 def data_differs(runs: Sequence[Run]) -> bool:
     """Return whether runs of one task read different data, such as a file that changed."""
-    data: dict[tuple[Any, ...], set[str]] = {}
-    for run in runs:
-        if digest := setting_value(run, DATA):
-            task = tuple((k, str(v)) for k, v in run.flat_config.items() if k.startswith("task."))
-            data.setdefault(task, set()).add(digest)
-    return any(len(digests) > 1 for digests in data.values())
+    known = [run for run in runs if setting_value(run, DATA)]
+    keys = {key: None for run in known for key in run.flat_config if key.startswith("task.")}
+    return not determines(list(keys), DATA, known)
 
 
 def owner_of(key: str) -> str | None:
@@ -94,10 +91,8 @@ def owners_to_label(key: str, runs: Sequence[Run]) -> set[Any]:
 
 def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
     """Return whether runs that are equal in `keys` are equal in `key`."""
-    known = {tuple(hashable(setting_value(run, k)) for k in keys) for run in runs}
-    return len(known) == len(
-        {tuple(hashable(setting_value(run, k)) for k in (*keys, key)) for run in runs}
-    )
+    known = {values_of(run, keys) for run in runs}
+    return len(known) == len({values_of(run, [*keys, key]) for run in runs})
 
 
 def undetermined(keys: Sequence[str], known: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -114,6 +109,11 @@ def order_of(value: Any) -> tuple[int, float, str]:
     if isinstance(value, int | float) and math.isfinite(value):
         return (1, float(value), "")
     return (0 if value is None else 2, 0.0, str(value))
+
+
+def values_of(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the values of a run at these keys, each as a key of a dict."""
+    return tuple(hashable(setting_value(run, key)) for key in keys)
 
 
 def hashable(value: Any) -> Any:
@@ -219,8 +219,7 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
     independent = [key for key in independent if key in kept]
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        values = tuple(hashable(setting_value(run, key)) for key in independent)
-        groups.setdefault(values, []).append(run)
+        groups.setdefault(values_of(run, independent), []).append(run)
     series = []
     for values in sorted(groups, key=lambda values: [order_of(value) for value in values]):
         members = groups[values]

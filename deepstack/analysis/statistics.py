@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,23 +21,6 @@ SATURATED = 0.3
 
 
 SOME_DIVERGED = "some diverged"
-
-
-class Spread(NamedTuple):
-    """Mean over n seeds and mean ± one standard deviation; one seed has no spread."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return the statistics of those values that are finite."""
-    finite = np.array([v for v in values if math.isfinite(v)])
-    mean = float(finite.mean()) if len(finite) else math.nan
-    deviation = float(finite.std(ddof=1)) if len(finite) > 1 else math.nan
-    return Spread(mean, mean - deviation, mean + deviation, len(finite))
 
 
 def has_diverged(run: Run) -> bool:
@@ -59,10 +42,7 @@ def with_steps(runs: Sequence[Run]) -> list[Run]:
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:
     """Return the steps for which all these runs have a row."""
-    shared = set(runs[0].steps["step"].tolist())
-    for run in runs[1:]:
-        shared &= set(run.steps["step"].tolist())
-    return sorted(int(step) for step in shared)
+    return sorted(set.intersection(*(set(run.steps["step"].tolist()) for run in runs)))
 
 
 def points_of(
@@ -82,31 +62,28 @@ def points_of(
     points = []
     for x, there in members.items():
         converged = [run for run in there if not gone(run)]
-        values = {run: v for run in converged or there if (v := value(run)) is not None}
-        mean, low, high, n = spread_of(list(values.values()))
-        if not n:
+        every = {run: value(run) for run in converged or there}
+        kept = {run: v for run, v in every.items() if v is not None and math.isfinite(v)}
+        values = pd.Series(list(kept.values()), dtype=float)
+        if values.empty:
             continue
-        mark = ""
+        mean, deviation, mark = float(values.mean()), float(values.std()), ""
         if not converged:
-            low, high, mark = math.nan, math.nan, "diverged"
+            deviation, mark = math.nan, "diverged"
         elif len(converged) < len(there):
             mark = SOME_DIVERGED
-        elif mean > float(np.mean([ceiling(run) for run in values])):
+        elif mean > float(np.mean([ceiling(run) for run in kept])):
             mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in values.items() if math.isfinite(v)}
-        points.append((x, mean, low, high, n, mark, by_seed))
+        by_seed = {int(run.get("seed", 0)): v for run, v in kept.items()}
+        points.append((x, mean, mean - deviation, mean + deviation, len(values), mark, by_seed))
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
-def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
-    """Return the last finite value of the first of these columns that has one."""
-    for name in names:
-        if name in table:
-            values = table[name].to_numpy(dtype=float)
-            values = values[np.isfinite(values)]
-            if len(values):
-                return float(values[-1])
-    return None
+def last_row(table: pd.DataFrame, name: str) -> float | None:
+    """Return the last finite value of a column, or None."""
+    values = table[name].to_numpy(dtype=float) if name in table else np.empty(0)
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else None
 
 
 def is_normalised(run: Run) -> bool:
@@ -132,7 +109,7 @@ def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
     rows = run.steps[run.steps["step"] <= step]
     if has_diverged_by(run, step):
-        return last_row(rows, [column])
+        return last_row(rows, column)
     if not len(rows) or rows["step"].iloc[-1] != step:
         return None
     return float(rows[column].iloc[-1])

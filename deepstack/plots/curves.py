@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -24,6 +24,8 @@ FEW_SERIES = 4
 MOST_ENTRIES = 12
 MOST_POINTS = 2000
 
+# Name of a panel of curves (None for an only one), query of its rows, and its runs.
+CurvePanel = tuple[str | None, str, Sequence[Run]]
 Source = str | Callable[[Run], pd.DataFrame]
 
 
@@ -45,14 +47,6 @@ def curve_rows(series: Sequence[Series], column: str, source: Source = "steps") 
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-class CurvePanel(NamedTuple):
-    """A panel of curves: its name (None for an only one), the query of its rows, its runs."""
-
-    name: str | None
-    query: str
-    runs: Sequence[Run]
-
-
 class Arrangement:
     """How curves share panels and colours.
 
@@ -71,15 +65,15 @@ class Arrangement:
         if self.by_depth and len(self.series) > 1:
             chosen, notes = choose_series(self.series, most)
             places = [self.series.index(s) for s in chosen]
-            return [CurvePanel(self.series[i].label, f"line == {i}", self.series[i].runs)
+            return [(self.series[i].label, f"line == {i}", self.series[i].runs)
                     for i in places], notes  # fmt: skip
         if not self.by_depth and len(self.depths) > 1:
             shown = evenly_spaced(self.depths, most)
             left = 1 < len(shown) < len(self.depths)
             notes = [f"{len(shown)} of {len(self.depths)} depths are shown"] if left else []
             runs = {n: [run for s in self.series for run in s.at(n)] for n in shown}
-            return [CurvePanel(f"N = {n}", f"depth == {n}", runs[n]) for n in shown], notes
-        return [CurvePanel(None, "line >= 0", self.drawing.runs)], []
+            return [(f"N = {n}", f"depth == {n}", runs[n]) for n in shown], notes
+        return [(None, "line >= 0", self.drawing.runs)], []
 
     def style(self, line: int, depth: int) -> dict[str, Any]:
         """Colour and line of a curve.  Dark for deep: deep runs are the subject of a study."""
@@ -141,10 +135,10 @@ def draw_curves(
     arrangement = Arrangement(drawing)
     panels, notes = arrangement.panels(MOST_PANELS)
     rows = curve_rows(drawing.series, column, source).query("x > 0")
-    rows = rows.query(" or ".join(f"({panel.query})" for panel in panels))
+    rows = rows.query(" or ".join(f"({query})" for _, query, _ in panels))
     log = bool((rows["y"] > 0).any() and (rows["y"] >= 0).all())
     drawable = rows[rows["y"] > 0] if log else rows
-    shown = {p.name: part for p in panels if len(part := drawable.query(p.query))}
+    shown = {name: part for name, q, _ in panels if len(part := drawable.query(q))}
     if not shown:
         raise NothingMatchedError(f"no run has a finite value of {column} after a step")
     stride = 1
@@ -158,7 +152,7 @@ def draw_curves(
         step_axis(panel.axes, int(steps.min()), int(steps.max()))
     entries, more = arrangement.handles(drawable)
     notes += more
-    if lost := [str(p.name) for p in panels if p.name not in shown]:
+    if lost := [str(name) for name, _, _ in panels if name not in shown]:
         notes.append(f"no finite value{' above 0' if log else ''} of {', '.join(lost)}")
     if len(drawable) < len(rows):
         notes.append("zeros are not drawn")

@@ -15,7 +15,6 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
 from deepstack.analysis.fit import Fit
@@ -240,8 +239,7 @@ def heat_map(panel: Panel, steps: np.ndarray, values: np.ndarray, scale: Normali
     panel.axes.set(facecolor="#DDDDDD", xlabel="step t of the snapshot")
     panel.axes.grid(False)
     places = evenly_spaced(range(count), 6)
-    panel.axes.xaxis.set_major_locator(FixedLocator(places))
-    panel.axes.xaxis.set_ticklabels([str(int(steps[i])) for i in places])
+    panel.axes.set_xticks(places, [str(int(steps[i])) for i in places])
     layer_axis(panel.axes, depth, "y")
     step, layer = (grid.ravel() for grid in np.meshgrid(steps, np.arange(1, depth + 1)))
     panel.add(pd.DataFrame({"x": step, "y": layer, "value": values.ravel()}), kind="cell")

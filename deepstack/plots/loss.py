@@ -72,7 +72,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
     else:
         cells, columns = [(panel, [q]) for panel in shown for q in rows], len(rows)
-    names = [": ".join([p.name or "", *q[: len(q) == 1]]).removeprefix(": ") for p, q in cells]
+    names = [": ".join([p[0] or "", *q[: len(q) == 1]]).removeprefix(": ") for p, q in cells]
     height = 1.9 if len(cells) <= 2 else 1.25
     panels = drawing.add_panels(
         [name.removesuffix(": ") or None for name in names], titles=names, columns=columns,
@@ -119,7 +119,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         arrangement.label(i, depth_of(run))
         for i, s in enumerate(drawing.series)
         for run in s.runs
-        if has_diverged(run) and last_row(run.steps, ["loss"]) is None
+        if has_diverged(run) and last_row(run.steps, "loss") is None
     ]:
         notes.append(f"diverged before any finite training loss: {', '.join(at_once)}")
     return drawing.finish("Loss against step", notes, entries)
