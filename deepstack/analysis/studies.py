@@ -21,16 +21,6 @@ def list_folders(folders: Folders) -> list[str | os.PathLike[str]]:
     return [folders] if isinstance(folders, str | os.PathLike) else list(folders)
 
 
-def config_damage(run: Run) -> str | None:
-    """Return why the state, config, meta or columns of a run cannot be read, or None."""
-    try:
-        run.read_state()
-        _ = run.config, run.meta, run.columns
-    except ResourceError as error:
-        return str(error)
-    return None
-
-
 def find_studies(
     folders: Sequence[str | os.PathLike[str]], damage_of: Callable[[Run], str | None] = Run.damage
 ) -> tuple[dict[Path, list[Run]], list[str]]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from deepstack.analysis.studies import (
     Folders,
-    config_damage,
     find_studies,
     list_folders,
     use_readable,
@@ -69,7 +68,7 @@ def draw(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies, skipped = find_studies(folders, config_damage)
+    studies, skipped = find_studies(folders)
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False

@@ -96,8 +96,8 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     """How many seeds of each scheme trained, stalled or diverged at each depth."""
     shown = runs_with_outcome(runs)
     table = map_table(shown)
-    cells = table.groupby(["panel", "row", "depth"])
-    if len(cells) < 2:
+    sizes = table.groupby(["panel", "row", "depth"]).size()
+    if len(sizes) < 2:
         raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
     depths = sorted(set(table["depth"]))
     shares = table.groupby("row")["outcome"].value_counts(normalize=True).unstack(fill_value=0)
@@ -112,12 +112,10 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     panels = list(dict.fromkeys(table.sort_values("order", kind="stable")["panel"]))
     for panel in drawing.add_panels(panels, height=height):
         map_axes(panel.axes, depths, names, drawing.page.width / drawing.page.columns)
-        for y, row in enumerate(best_first):
-            for x, depth in enumerate(depths):
-                if (panel.name, row, depth) in cells.groups:
-                    cell = cells.get_group((panel.name, row, depth))
-                    draw_cell(panel, x, y, cell, {"series": row, "x": depth})
-    return finish(drawing, "Who trains, stalls and diverges", cells.size(), len(runs) - len(shown))
+        for (row, depth), cell in table[table["panel"] == panel.name].groupby(["row", "depth"]):
+            where = {"series": row, "x": depth}
+            draw_cell(panel, depths.index(depth), best_first.index(row), cell, where)
+    return finish(drawing, "Who trains, stalls and diverges", sizes, len(runs) - len(shown))
 
 
 @chart("frontier")

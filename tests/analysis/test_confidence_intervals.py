@@ -53,13 +53,6 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert all(map(math.isnan, (row.val_low, row.val_high, row.diff_low, row.diff_high)))
 
 
-def test_seeds_that_did_not_end_are_not_in_n(tmp_path: Path) -> None:
-    make_pairs(tmp_path, 3)
-    make_run(tmp_path, scheme="post_ln", seed=3, state="diverged", masked=9.0)
-    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
-    assert (row.seeds, row.n, row.pairs) == (4, 3, 3)
-
-
 def printed(directory: Path, *options: str) -> str:
     result = CliRunner().invoke(app, ["compare", str(directory), "--against", "deepnorm", *options])
     assert result.exit_code == 0, result.output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.plot_runs import make_chart, make_run
+from helpers.plot_runs import make_run, make_runs
 
 from deepstack.analysis import tidy
 from deepstack.analysis.tidy import seed_statistics
@@ -16,8 +16,7 @@ from deepstack.records import find_runs
 
 def test_a_row_has_scheme_depth_seed_step_value_and_the_settings_that_vary(tmp_path: Path) -> None:
     for scheme, lr in (("deepnorm", 1e-3), ("post_ln", 3e-3)):
-        for seed in (0, 1):
-            make_run(tmp_path / "study", scheme=scheme, seed=seed, lr=lr, steps=3)
+        make_runs(tmp_path / "study", scheme=scheme, seed=(0, 1), lr=lr, steps=3)
     runs = find_runs(tmp_path)
     table = tidy(runs, "model_update")
     assert len(table) == 4 * 3
@@ -48,13 +47,3 @@ def test_statistics_leave_out_what_is_not_finite() -> None:
     low, high = 2 - math.sqrt(2), 2 + math.sqrt(2)
     assert first == pytest.approx({"x": 1, "y": 2, "low": low, "high": high, "n": 2})
     assert (second["x"], second["y"], second["n"]) == (2, 5, 1) and math.isnan(second["low"])
-
-
-def test_a_chart_draws_the_statistics_of_the_tidy_table(tmp_path: Path) -> None:
-    for seed, last in enumerate((0.1, 0.3)):
-        make_run(tmp_path / "study", seed=seed, steps=2, updates=[0.05, last])
-    drawn = make_chart("update_vs_step", tmp_path).data
-    table = tidy(find_runs(tmp_path), "model_update")
-    mean = table.groupby("step")["value"].mean()
-    lines = drawn[drawn["kind"] == "line"]
-    assert lines["y"].tolist() == pytest.approx(mean.tolist())

@@ -105,6 +105,13 @@ def make_run(
     return folder.path
 
 
+def make_runs(root: Path, **settings: Any) -> None:
+    """A run for each combination of the settings that are tuples."""
+    axes = {key: values for key, values in settings.items() if isinstance(values, tuple)}
+    for values in product(*axes.values()):
+        make_run(root, **settings | dict(zip(axes, values, strict=True)))
+
+
 def make_chart(name: str, root: Path, **options: Any) -> Chart:
     return CHARTS[name](find_runs(root), options=Options(**options))
 

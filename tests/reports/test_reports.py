@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import make_run, update
+from helpers.plot_runs import make_run, make_runs, update
 from helpers.report_pages import Page, row_of
 from typer.testing import CliRunner
 
@@ -320,8 +320,7 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(tmp_path: Path) -> Non
 
 
 def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
-    for lr in (0.1, 0.2):
-        make_run(tmp_path, lr=lr, state="diverged")
+    make_runs(tmp_path, lr=(0.1, 0.2), state="diverged")
     row = compare(tmp_path, best=["train.lr"]).iloc[0]
     assert row["train.lr"] is None and math.isnan(row.val_loss)
     assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")
