@@ -11,7 +11,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepstack.analysis.captions import depth_words
-from deepstack.analysis.losses import final_value, loss_column
 from deepstack.analysis.outcomes import loss_and_floor, outcome
 from deepstack.analysis.settings import (
     DEPTH,
@@ -25,7 +24,7 @@ from deepstack.analysis.settings import (
     undetermined,
     varying_settings,
 )
-from deepstack.analysis.statistics import update_column, value_at
+from deepstack.analysis.statistics import final_value, loss_column, update_column, value_at
 from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import one_line
 from deepstack.errors import ConfigError, ResourceError

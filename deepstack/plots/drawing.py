@@ -205,10 +205,14 @@ def lines(
     panel.add(rows, series=series, kind=kind)
 
 
-def points(
-    panel: Panel, series: str, rows: pd.DataFrame, style: dict[str, Any], kind: str = "point"
-) -> None:
-    """Draw rows as points on a line with its band; marked ones hollow, diverged ones alone."""
+def points(panel: Panel, series: str, rows: pd.DataFrame, style: dict[str, Any]) -> None:
+    """Draw rows as points on a line with its band, and add them to the table."""
+    draw_points(panel, rows, style)
+    panel.add(rows, series=series, kind="point")
+
+
+def draw_points(panel: Panel, rows: pd.DataFrame, style: dict[str, Any]) -> None:
+    """Draw points on a line with its band: marked ones hollow, diverged ones alone."""
     joined = rows[rows["mark"] != "diverged"]
     panel.axes.plot(joined["x"], joined["y"], color=style["color"], ls=style["linestyle"])
     draw_band(panel, joined, style["color"])
@@ -219,7 +223,6 @@ def points(
         shape: Any = {"marker": marker, "ms": size, "mfc": face, "color": style["color"]}
         panel.axes.plot(x, y, ls="none", zorder=3, **shape)
     panel.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
-    panel.add(rows, series=series, kind=kind)
 
 
 def heat_map(panel: Panel, steps: np.ndarray, values: np.ndarray, scale: Normalize) -> QuadMesh:

@@ -334,8 +334,7 @@ def draw_ratios(
 def draw_published(panel: Panel, symbol: str) -> None:
     """The published range as a band, and the line at 1 that says growing or vanishing."""
     panel.axes.axhline(1.0, color=GREY, lw=0.6, zorder=1)
-    one = pd.DataFrame({"y": [1.0]})
-    panel.add(one, series="neither grows nor vanishes", kind="level")
+    panel.add(pd.DataFrame({"y": [1.0]}), series="neither grows nor vanishes", kind="level")
     if symbol in PUBLISHED:
         low, high = PUBLISHED[symbol]
         panel.axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)

@@ -10,27 +10,25 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.losses import (
-    final_value,
-    loss_column,
-    mask_note,
-    training_levels,
-    validation_levels,
-)
 from deepstack.analysis.outcomes import map_table
 from deepstack.analysis.settings import TASK, depth_of, depths_of
 from deepstack.analysis.statistics import (
     SOME_DIVERGED,
+    final_value,
     has_diverged,
     last_row,
+    loss_column,
+    mask_note,
     points_of,
+    training_levels,
+    validation_levels,
     with_steps,
 )
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Arrangement, curve_rows
-from deepstack.plots.drawing import Drawing, Panel, draw_band, level, points, published
+from deepstack.plots.drawing import Drawing, Panel, draw_points, level, points, published
 from deepstack.plots.page import Handle
 from deepstack.plots.style import DASHES, GREY, depth_axis, extent, log_axis, shade, step_axis
 from deepstack.records import Run
@@ -105,13 +103,12 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     drawn = pd.concat(rows.values())
     entries, more = arrangement.handles(drawn) if count > 1 else ([], [])
     if len(cells) == 1:
-        colour = (
-            GREY if count > 1 else arrangement.style(*drawn[["line", "depth"]].iloc[0])["color"]
-        )
-        entries.append(Line2D([], [], color=colour, label=TRAINING))
-        mark: Any = {"ls": "none", "marker": "o", "mfc": "white"}
-        colour = GREY if count > 1 else "black"
-        entries += [Line2D([], [], color=colour, label=q, **mark) for q in list(rows)[1:]]
+        line, depth = drawn[["line", "depth"]].iloc[0]
+        own = arrangement.style(line, depth)["color"]
+        first, second = (GREY, GREY) if count > 1 else (own, "black")
+        entries.append(Line2D([], [], color=first, label=TRAINING))
+        mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
+        entries += [Line2D([], [], label=quantity, **mark) for quantity in list(rows)[1:]]
     notes += more
     if stride > 1:
         notes.append(f"one step in {stride} of the training loss is drawn")
@@ -192,21 +189,19 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
             gone = members.groupby("lr")["gone"].sum()
             rows = rows.set_index("x").reindex(gone.index).rename_axis("x").reset_index()
             rows["n"] = rows["n"].fillna(0).astype(int)
-            rows["mark"] = [f"{count} diverged" if count else None for count in gone]
+            rows["mark"] = [SOME_DIVERGED if count else "" for count in gone]
             drawn = rows[rows["n"] > 0]
-            undiverged = drawn[drawn["mark"].isna()]
+            style: dict[str, Any] = {"marker": "o", "color": colours[depth], "linestyle": "-"}
+            draw_points(panel, drawn, style)
+            undiverged = drawn[drawn["mark"] == ""]
             best = [undiverged["y"].idxmin()] if len(undiverged) else []
-            rows["kind"] = np.where(rows.index.isin(best), "best", "point")
-            panel.add(rows, series=series)
-            colour = colours[depth]
-            panel.axes.plot(drawn["x"], drawn["y"], color=colour, marker="o", ms=3, lw=1)
-            draw_band(panel, drawn, colour)
-            point: dict[str, Any] = {"marker": "o", "color": colour, "ls": "none"}
-            hollow = drawn[drawn["mark"].notna()]
-            panel.axes.plot(hollow["x"], hollow["y"], ms=3.8, mfc="white", **point)
-            drawing.marks |= {SOME_DIVERGED} if len(hollow) else set()
             ring = rows.loc[best]
-            panel.axes.plot(ring["x"], ring["y"], ms=9, mfc="none", **point)
+            panel.axes.plot(
+                ring["x"], ring["y"], **style | {"ms": 9, "mfc": "none", "linestyle": "none"}
+            )
+            rows["kind"] = np.where(rows.index.isin(best), "best", "point")
+            rows["mark"] = [f"{count} diverged" if count else "" for count in gone]
+            panel.add(rows, series=series)
     rows = drawing.rows("point", "best")
     drawing.value_axis(f"validation loss{mask_note(final)} (nats)", drawing.panels, log=False)
     for panel in drawing.panels:

@@ -128,9 +128,8 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("needs finished runs of two learning rates or more")
     depths = sorted(set(table["depth"]))
     drawing = Drawing(shown, options)
-    for panel in drawing.add_panels(
-        list(dict.fromkeys(table["name"])), height=RATE_ROW * len(rates)
-    ):
+    names = list(dict.fromkeys(table["name"]))
+    for panel in drawing.add_panels(names, height=RATE_ROW * len(rates)):
         width = drawing.page.width / drawing.page.columns
         map_axes(panel.axes, depths, [number(rate) for rate in rates], width)
         panel.axes.set_ylabel("learning rate")
@@ -144,14 +143,12 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
             if whole.empty:
                 drawing.table.add(mark="none", **row)
                 continue
-            # The true one may be larger than the largest that was tried.
-            best, mark = (
-                whole.index[-1],
-                "at least" if whole.index[-1] == trained.index[-1] else None,
-            )
+            best, largest = whole.index[-1], trained.index[-1]
             top = rates.index(best) - 0.5
             panel.axes.plot([x - 0.5, x + 0.5], [top, top], clip_on=False, **EDGE)
-            drawing.table.add(y=best, n=int(whole["size"].iloc[-1]), mark=mark, **row)
+            # The true one may be larger than the largest that was tried.
+            row["mark"] = "at least" if best == largest else None
+            drawing.table.add(y=best, n=int(whole["size"].iloc[-1]), **row)
     sizes = table.groupby(["name", "depth", "lr"]).size()
     title = "The largest learning rate that trains, against depth"
     return finish(drawing, title, sizes, len(runs) - len(shown))
