@@ -90,13 +90,3 @@ def test_a_report_shows_intervals_and_their_n(tmp_path: Path) -> None:
     assert cells[at : at + 3] == [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}", "3"]
     assert "95 % interval of the mean (Student's t)" in page.text
     assert "accounts for this choice" not in page.text
-
-
-def test_a_report_says_that_the_compared_losses_chose_the_rate(tmp_path: Path) -> None:
-    for lr, loss in ((0.1, 2.0), (0.2, 2.5)):
-        make_run(tmp_path, lr=lr, masked=loss)
-    page = Page(report(tmp_path, best=["train.lr"]))
-    assert (
-        "The same losses choose the best train.lr and are compared; no interval accounts for"
-        in page.text
-    )
