@@ -39,10 +39,8 @@ from deepstack.config.schema import (
     Task,
     Train,
 )
-from deepstack.config.study import Combination, Study, load_study, parse_study
-from deepstack.config.study_axes import MAX_RUNS
-from deepstack.config.study_rules import Override
-from deepstack.config.study_schema import json_schema
+from deepstack.config.study import Combination, Override, Study, load_study, parse_study
+from deepstack.config.sweep import MAX_RUNS, json_schema
 from deepstack.config.template import annotated_defaults
 from deepstack.config.too_large import available_memory, machine_memory, refuse_absurd
 from deepstack.config.write import to_yaml, yaml_of
