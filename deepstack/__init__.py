@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from deepstack import schemes as schemes
     from deepstack.config import load_config as load_config
     from deepstack.model import build_model as build_model
-    from deepstack.plots.files import draw as plot
+    from deepstack.plots.files import draw as plot  # noqa: F401
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.records import load_runs as load_runs
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
-    from deepstack.training.external import Probe as probe
+    from deepstack.training.external import Probe as probe  # noqa: F401
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
@@ -43,20 +43,7 @@ _PUBLIC = {
     "train": ("deepstack.training", "train"),
 }
 
-__all__ = [
-    "build_model",
-    "compare",
-    "errors",
-    "load_config",
-    "load_plugins",
-    "load_runs",
-    "plot",
-    "probe",
-    "report",
-    "schemes",
-    "sweep",
-    "train",
-]
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
