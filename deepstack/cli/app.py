@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -56,6 +57,8 @@ class Group(TyperGroup):
             if str(error):
                 print_error(str(error))
             raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
         except BrokenPipeError:
             # The reader of stdout has closed it, as `| head` does; the work itself is done.
             flush_stdout()

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from deepstack.cli.options import Json
+from deepstack.cli.options import Against, Best, Folders, Json, Markdown, note
 
 
 def compare_command(
-    directories: Annotated[
-        list[str], typer.Argument(metavar="DIR", help="Results folders, studies or runs.")
-    ] = ["results"],
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="A baseline, or a scheme's name: print val_loss minus that of the baseline's run "
-            "with the same other settings, seed by seed.",
-        ),
-    ] = None,
-    best: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY",
-            help="For each setting and depth, use only the best value of KEY, such as train.lr; "
-            "repeatable.",
-        ),
-    ] = [],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    directories: Folders = ["results"],
+    against: Against = None,
+    best: Best = [],
+    markdown: Markdown = False,
     json: Json = False,
 ) -> None:
     """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
@@ -40,7 +20,7 @@ def compare_command(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    table = compared(directories, against, best, say=lambda line: typer.echo(line, err=True))
+    table = compared(directories, against, best, say=note)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     first = ["setting", "depth", "val_loss", *interval, *best, "val_sd", "se", "outcome"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: RunPath,
     to: Annotated[
         Path, typer.Option("--to", metavar="FILE_OR_DIR", help="A new folder, or x.safetensors.")
     ],
@@ -123,7 +123,7 @@ def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
-        typer.echo(f"not used: {problem}", err=True)
+        note(f"not used: {problem}")
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(

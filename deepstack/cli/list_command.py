@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
 
 class Kind(StrEnum):
@@ -28,7 +28,7 @@ def list_command(
     depth: Annotated[int, typer.Option(min=1, help="Depth of the printed coefficients.")] = 100,
     plugin: Plugins = [],
     json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """List settings, schemes, tasks, diagnostics, charts or claims.
 

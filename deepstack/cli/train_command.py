@@ -11,16 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import (
-    AllowEnvChange,
-    Out,
-    Overrides,
-    Plugins,
-    Quiet,
-    command_line,
-    load_plugins,
-    located,
-)
+from deepstack.cli import options as opt
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.gc_control import gc_paused
 
@@ -29,12 +20,12 @@ def train_command(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
     ],
-    overrides: Overrides = [],
-    out: Out = Path("results"),
-    study: Annotated[str | None, typer.Option(help="Folder of this run under --out.")] = None,
-    plugin: Plugins = [],
-    quiet: Quiet = False,
-    allow_env_change: AllowEnvChange = False,
+    overrides: opt.Overrides = [],
+    out: opt.Out = Path("results"),
+    study: opt.StudyName = None,
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    allow_env_change: opt.AllowEnvChange = False,
     fail_on_divergence: Annotated[
         bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
     ] = False,
@@ -50,7 +41,7 @@ def train_command(
     with errors_reported_once():
         settings = load_config(config, overrides)
         study = study_name(settings, config) if study is None else checked_study(study)
-        load_plugins(plugin)
+        opt.load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
 
@@ -61,7 +52,7 @@ def train_command(
 
     with (
         errors_reported_once(),
-        located(config, overrides),
+        opt.located(config, overrides),
         observe(quiet or not is_rank0) as observer,
         stop_on_signal() as stop,
     ):
@@ -72,7 +63,7 @@ def train_command(
             observer=observer,
             stop=stop,
             allow_env_change=allow_env_change,
-            command=command_line(),
+            command=opt.command_line(),
         )
     if not is_rank0:
         return
