@@ -88,8 +88,8 @@ def test_grad_norm_predicted_is_what_deepnorm_s_matrices_have(tmp_path: Path) ->
 
 
 def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
-    assert all(row["beat"] == row["interval"] for row in diagnostic_rows(nested=True))
-    assert not any("beat" in row for row in diagnostic_rows(nested=False))
+    assert all(row["beat"] == row["interval"] for row in diagnostic_rows())
+    assert not any("beat" in row for row in diagnostic_rows())
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 2))
@@ -97,7 +97,7 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
     """Files that describe themselves, and a next step with the same bits, seen or not."""
     family = "encoder_decoder" if "encoder_decoder" in SCHEMES[scheme].families else "encoder"
     losses = []
-    listed = {row["name"] for row in diagnostic_rows(nested=False)}
+    listed = {row["name"] for row in diagnostic_rows()}
     for measures in (False, True):
         look = Look(model__scheme=scheme, model__family=family, skipped=2)
         enable_fast_paths(
