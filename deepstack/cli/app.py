@@ -22,22 +22,9 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train",
-    "sweep",
-    "plot",
-    "report",
-    "compare",
-    "ls",
-    "check",
-    "init",
-    "list",
-    "theory",
-    "bench",
-    "export",
-    "verify",
-    "rerun",
-    "rm",
-)
+    "train", "sweep", "plot", "report", "compare", "ls", "check", "init", "list", "theory", "bench",
+    "export", "verify", "rerun", "rm",
+)  # fmt: skip
 
 
 class Group(TyperGroup):
@@ -166,10 +153,6 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, number)
-            os.set_inheritable(number, True)
-            if opened != number:
-                os.close(opened)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))

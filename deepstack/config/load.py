@@ -115,9 +115,8 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
     """
     tree, _ = read_tree(read_file(path), printable_path(path), overrides)
     if all(override.partition("=")[0].strip() != key for override in overrides):
-        zipped = tree.at(("sweep", "zip"))
-        groups = zipped.value if isinstance(zipped.value, list) else [zipped]
-        for axes in (tree.at(("sweep", "grid")), *groups):
+        zips = tree.at(("sweep", "zip"))
+        for axes in (tree.at(("sweep", "grid")), zips, *zips.items()):
             if isinstance(axes.value, dict) and key in axes.value:
                 return str(axes.value[key].where)
     node = tree.at(tuple(key.split(".")))
@@ -153,12 +152,12 @@ def read_tree(
     return tree, problems
 
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
+def parse_override(text: str, label: str = "") -> tuple[tuple[str, ...], Node] | Problem:
     """Return path and node of `key=value`.
 
-    Values are YAML scalars, [lists], {k: v} or 'quoted'.
+    Values are YAML scalars, [lists], {k: v} or 'quoted'.  label: their place in messages.
     """
-    label = override_place(text)
+    label = label or override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
@@ -169,10 +168,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
     if any(map(is_forbidden, text)):
         return Problem(label, "", "found a control character; allowed printable text")
     if value[:1] in tuple("[{\"'"):
-        node, problems = read(value, label)
+        node, problems = read(value, label, positions=False)
         if problems:
             return Problem(label, quote_key(key), problems[0].text)
-        return path, relabel(node, label)
+        return path, replace(node, key_where=label)
     try:
         plain = parse_scalar(value)
     except ValueError as error:
@@ -210,18 +209,6 @@ def to_node(value: Any, where: str) -> Node:
     return Node(value, where, display(value, text), where)
 
 
-def relabel(node: Node, label: str) -> Node:
-    """Give one place to a node and everything in it."""
-    node.where = node.key_where = label
-    if isinstance(node.value, dict):
-        for child in node.value.values():
-            relabel(child, label)
-    elif isinstance(node.value, list):
-        for child in node.value:
-            relabel(child, label)
-    return node
-
-
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
     """Return all problems of syntax, and those of meaning at other places."""
     places = {problem.where for problem in form}
@@ -244,23 +231,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a configuration file, at most one more than the limit."""
     name = printable_path(path)
     try:
-        # without O_NONBLOCK, opening a FIFO would wait for a writer
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):  # opening a pipe would wait for a writer
+            with open(path, "rb") as file:
+                return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: {_why(error, path)}") from None
-    try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
-            inside = Path(path) / "config.yaml"
-            hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
-            raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{name}: {_why(error, path)}") from None
-    finally:
-        os.close(handle)
+    kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
+    inside = Path(path) / "config.yaml"
+    hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
+    raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepstack.config import too_large
@@ -23,7 +23,6 @@ from deepstack.config.load import (
     read_file,
     read_tree,
     refuse_absurd_tree,
-    relabel,
 )
 from deepstack.config.schema import Config
 from deepstack.config.sweep import (
@@ -37,7 +36,6 @@ from deepstack.config.sweep import (
     read_groups,
     read_rules,
     setting_problems,
-    values_of,
 )
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import Node, Problem
@@ -151,7 +149,7 @@ def parse_study(
     problems += form_problems(sweep, given)
     groups = read_groups(sweep)
     # the rules of the file may refer to values that the command line has replaced
-    declared = {key: values_of(node) for group in groups for key, node in group.items()}
+    declared = {key: node.items() for group in groups for key, node in group.items()}
     for key, axis in zip(given, axes, strict=True):
         if axis is None:
             groups = [{k: node for k, node in group.items() if k != key} for group in groups]
@@ -162,7 +160,7 @@ def parse_study(
         if not any(key in group for group in groups):
             groups.append({})
         next(group for group in groups if key in group or not group)[key] = node
-        declared[key] = [*declared.get(key, ()), *values_of(node)]
+        declared[key] = [*declared.get(key, ()), *node.items()]
     base, more = validate(tree)
     problems = merge_problems(problems, more)
     problems += axis_problems(groups, tree, sweep.where)
@@ -204,9 +202,9 @@ def _several(override: str) -> tuple[Node, list[Problem]] | None:
     if len(values := _VALUES.findall(text)[:-1]) < 2:
         return None
     where = override_place(override)
-    parsed = [parse_override(f"{key}={value}") for value in values]
-    problems = [replace(each, where=where) for each in parsed if isinstance(each, Problem)]
-    nodes = [relabel(each[1], where) for each in parsed if not isinstance(each, Problem)]
+    parsed = [parse_override(f"{key}={value}", where) for value in values]
+    nodes = [each[1] for each in parsed if not isinstance(each, Problem)]
+    problems = [each for each in parsed if isinstance(each, Problem)]
     return Node(nodes, where, "a list", where), problems
 
 

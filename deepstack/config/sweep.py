@@ -139,15 +139,10 @@ def _section(node: Node) -> dict[str, Node]:
     return node.value if isinstance(node.value, dict) else {}
 
 
-def values_of(axis: Node) -> list[Node]:
-    """Return the values of a list, or a single value as a list."""
-    return axis.value if isinstance(axis.value, list) else [axis]
-
-
 def read_groups(sweep: Node) -> list[Group]:
     """Return every factor of the product of a `sweep:` section, without malformed axes."""
     grid = [{key: node} for key, node in _section(_inner(sweep, "grid")).items()]
-    zips = [_section(group) for group in values_of(_inner(sweep, "zip"))]
+    zips = [_section(group) for group in _inner(sweep, "zip").items()]
     groups = (
         {key: node for key, node in group.items() if isinstance(node.value, list) and node.value}
         for group in (*grid, *zips)
@@ -161,7 +156,7 @@ def section_of(group: Group) -> str:
 
 
 def _length(group: Group) -> int:
-    return max(len(values_of(node)) for node in group.values())
+    return max(len(node.items()) for node in group.values())
 
 
 def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Problem]:
@@ -194,7 +189,7 @@ def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Probl
             if text:
                 problems.append(_problem(node.key_where, f"{section_of(group)}.{key}", text))
             elif total <= MAX_RUNS:
-                for value in values_of(node):
+                for value in node.items():
                     problems += value_problems(tree, key, value)
         problems += _group_problems(group)
     return problems
@@ -208,7 +203,7 @@ def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
     path = tuple(key.split("."))
     example = "train.lr" if runtime else "model.depth"
     if key in walk.sections() or path[0] in ("name", "sweep", *(() if runtime else ("runtime",))):
-        inside = suggest_inner_key(path, [value.value for value in values_of(node)])
+        inside = suggest_inner_key(path, [value.value for value in node.items()])
         kind = "dotted key" if runtime else "key that makes a run differ,"
         text = f"found {quote(key)}; allowed a {kind} such as {example}"
         return text + hint_for(inside and f"{key}.{inside}")
@@ -224,17 +219,17 @@ def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
 def _group_problems(group: Group) -> list[Problem]:
     """Return the mistakes in keys that go together: unequal lists, or a row of values twice."""
     (first, lead), *others = group.items()
-    size, section = len(values_of(lead)), section_of(group)
+    size, section = len(lead.items()), section_of(group)
     problems = [
         _problem(node.where, f"{section}.{key}", f"found {count} values; allowed {size}, as "
                  f"{first} has: the keys of a zip go together")
         for key, node in others
-        if (count := len(values_of(node))) != size
+        if (count := len(node.items())) != size
     ]  # fmt: skip
     if problems:
         return problems
     seen: set[str] = set()
-    for row in zip(*map(values_of, group.values()), strict=True):
+    for row in zip(*map(Node.items, group.values()), strict=True):
         plain = repr([value.plain() for value in row])
         if plain in seen:
             pairs = (f"{key}={node.shown}" for key, node in zip(group, row, strict=True))
@@ -252,7 +247,7 @@ def value_problems(tree: Node, key: str, value: Node) -> list[Problem]:
     together with the rest of its combination.
     """
     _, problems = validate(put(tree, tuple(key.split(".")), value))
-    inner = value.value.values() if isinstance(value.value, dict) else values_of(value)
+    inner = value.value.values() if isinstance(value.value, dict) else value.items()
     inside = {value.where, *(node.where for node in inner)}
     return [problem for problem in problems if problem.where in inside and not problem.relation]
 
@@ -299,7 +294,7 @@ def read_rules(
     swept = [key for key in declared if key not in given]
     for section in ("exclude", "overrides"):
         node = _inner(sweep, section)
-        for entry in values_of(node) if node.value else ():
+        for entry in node.items() if node.value else ():
             name, at = f"sweep.{section}", f"sweep.{section}"
             cell, settings = entry, Node({}, "", "")
             if section == "overrides":
@@ -332,7 +327,7 @@ def _match_values(
             continue
         swept = [value.plain() for value in declared[key]]
         known = set(map(comparable, swept))
-        some = [node] if comparable(node.plain()) in known else values_of(node)
+        some = [node] if comparable(node.plain()) in known else node.items()
         if not some:
             text = "found an empty list; allowed a value or more"
             problems.append(_problem(node.where, f"{name}.{key}", text))

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,20 +50,14 @@ def study(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "400"}])
-@pytest.mark.parametrize("runs", [3, 600])
-def test_ls_shows_names_and_errors_as_letters(
-    runs: int, terminal: dict[str, str], study: Path
-) -> None:
-    for number in range(runs - 3):
-        shutil.copytree(study / f"{HOSTILE}done", study / f"{HOSTILE}{number}")
+def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: Path) -> None:
     found = CliRunner().invoke(app, ["ls", str(study.parent)], env=terminal)
     assert found.exit_code == 0
-    styled = bool(terminal) and runs == 3
-    assert ("\x1b[1m" in found.stdout) == styled  # the head of rich's table
+    assert ("\x1b[1m" in found.stdout) == bool(terminal)  # the head of the table
     for text in (re.sub(r"\x1b\[[0-9;]*m", "", found.stdout), found.stderr):
         assert not CONTROLS.search(text)
         assert f"{SHOWN}failed\\nforged" in text
-    assert r"a\u202eb" in found.stdout or runs == 600 or "task.n" in found.stdout
+    assert r"a\u202eb" in found.stdout or "task.n" in found.stdout
     bad, failed = sorted(found.stderr.splitlines())
     assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
     assert found.stderr.count(r"\u001b]0;owned\u0007") >= 3
