@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers import QUICK, ROOT
+from helpers.command_line import TINY as SMALL
 from typer.testing import CliRunner
 
 from deepstack.analysis.settings import value_text
@@ -22,10 +23,7 @@ from deepstack.cli import app, main
 from deepstack.plots.page import LONGEST, wrap
 from deepstack.records import RunFolder
 
-TINY = [
-    QUICK, "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
-    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
-]  # fmt: skip
+TINY = [QUICK, *SMALL]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]
 
 

@@ -20,7 +20,7 @@ from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.plugins import LOADED, load_plugins
-from deepstack.records import RunFolder
+from deepstack.records import Run, RunFolder
 
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
 
@@ -155,19 +155,23 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
     """Each in a process of its own, as a plugin is loaded once in each."""
     file = tmp_path / "forgotten.py"
     out = tmp_path / "my results"
-    words = ["train", QUICK, *TINY, "model.scheme=forgotten", "-q", "--out", str(out)]
+    words = [QUICK, *TINY, "model.scheme=forgotten"]
 
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "deepstack", *words, *more]
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deepstack", "train", *words, "-q", "--out", str(out)]
         return subprocess.run(command, capture_output=True, text=True)
 
-    without = run()
+    without = run(*words)
     assert without.returncode == 2
     assert without.stderr.rstrip().endswith("a scheme of your own comes with --plugin FILE")
     file.write_text(SCHEME)
-    folder = run("--plugin", str(file)).stdout.strip()
+    folder = run(*words, "--plugin", str(file)).stdout.strip()
+    (recorded,) = Run(folder).meta["plugins"]
+    again = run(f"{folder}/config.yaml", "--study", "quick")
+    assert again.returncode == 2
+    assert "forgotten.py" in again.stderr and recorded["sha256"] in again.stderr
     file.write_text(SCHEME + "# changed\n")
-    changed = run("--plugin", str(file))
+    changed = run(*words, "--plugin", str(file))
     assert changed.returncode == 2
     _, hint = changed.stderr.rstrip().split("or, to train with the file that is there: deepstack ")
     assert shlex.split(hint) == ["rm", folder, "--out", str(out)]
