@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,27 +98,6 @@ def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not CONTROLS.search(page)
     assert page.count(shown) > 5 and SHOWN in page and r"a\u202eb" in page
-
-
-def test_a_real_terminal_gets_the_styles_and_nothing_else(study: Path) -> None:
-    main, side = pty.openpty()
-    command = [sys.executable, "-m", "deepstack", "ls", str(study.parent)]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "300"}
-    environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(command, stdout=side, stderr=side, env=environment)
-    os.close(side)
-    seen = b""
-    try:
-        while data := os.read(main, 65536):
-            seen += data
-    except OSError:  # the other side is closed
-        pass
-    os.close(main)
-    assert process.wait(timeout=60) == 0
-    text = seen.decode("utf-8").replace("\r\n", "\n")
-    assert "\x1b[1m" in text
-    assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
-    assert SHOWN in text
 
 
 def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:

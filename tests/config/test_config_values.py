@@ -324,11 +324,6 @@ def test_load_config_and_load_study_read_files(tmp_path: Path) -> None:
     assert conf.load_config(os.fsencode(file).decode()).seed == 5
 
 
-def test_annotated_defaults_are_a_config() -> None:
-    read = conf.parse_config(conf.annotated_defaults("schema.json"))
-    assert conf.non_defaults(read) == {"model.depth": 48}
-
-
 def test_the_import_is_light() -> None:
     heavy = "torch", "pandas", "matplotlib", "numpy"
     code = f"import sys, deepstack.config; print([m for m in {heavy} if m in sys.modules])"
