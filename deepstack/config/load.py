@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -39,8 +39,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
     Raises ConfigError with one line for each problem: place, key, value found, values allowed.
     """
-    with explain_external_probe(path):
-        return parse_config(read_file(path), printable_path(path), overrides)
+    return parse_config(read_file(path), printable_path(path), overrides)
 
 
 def parse_config(
@@ -57,26 +56,6 @@ def parse_config(
     assert config is not None
     refuse_absurd_tree(config, tree)
     return config
-
-
-@contextmanager
-def explain_external_probe(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Replace the errors of a config.yaml that `deepstack.probe` wrote by an explanation."""
-    file, probed = Path(path), False
-    try:
-        yield
-    except ConfigError:
-        with suppress(OSError, ValueError, TypeError, RecursionError):
-            meta = file.with_name("meta.json")
-            if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
-                probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
-        if not probed:
-            raise
-        raise ConfigError(
-            f"{printable_path(path)}: the file says what deepstack.probe has measured of a model "
-            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
-            f"deepstack plot {shlex.quote(str(file.parent))}"
-        ) from None
 
 
 def checked_config(value: object) -> Config:
@@ -233,6 +212,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):  # opening a pipe would wait for a writer
+            _refuse_external_probe(Path(path))
             with open(path, "rb") as file:
                 return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -241,6 +221,20 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     inside = Path(path) / "config.yaml"
     hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
     raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
+
+
+def _refuse_external_probe(file: Path) -> None:
+    """Raise ConfigError for a config.yaml that `deepstack.probe` wrote."""
+    probed, meta = False, file.with_name("meta.json")
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
+            probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
+    if probed:
+        raise ConfigError(
+            f"{printable_path(file)}: the file says what deepstack.probe has measured of a model "
+            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
+            f"deepstack plot {shlex.quote(str(file.parent))}"
+        )
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:

@@ -15,7 +15,6 @@ from deepstack.config.estimate import memory_estimate
 from deepstack.config.explain import raise_problems, validate
 from deepstack.config.identity import values as values_by_key
 from deepstack.config.load import (
-    explain_external_probe,
     merge_problems,
     override_place,
     parse_override,
@@ -132,8 +131,7 @@ def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> S
     An override `key=a,b` makes or replaces an axis of the grid, or the key's values in a zip;
     `key=a` fixes the key.  Raises ConfigError as `load_config`.
     """
-    with explain_external_probe(path):
-        return parse_study(read_file(path), printable_path(path), overrides)
+    return parse_study(read_file(path), printable_path(path), overrides)
 
 
 def parse_study(

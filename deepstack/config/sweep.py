@@ -13,8 +13,8 @@ from deepstack.config import walk
 from deepstack.config.explain import (
     distinct_errors,
     hint_for,
+    suggest_full_key,
     suggest_inner_key,
-    suggest_key,
     validate,
 )
 from deepstack.config.load import put
@@ -209,9 +209,7 @@ def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
         return text + hint_for(inside and f"{key}.{inside}")
     if key in walk.keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
         return ""
-    meant = suggest_key(path) if all(path) else None
-    if meant and "." not in meant and len(path) > 1:
-        meant = ".".join((*path[:-1], meant))
+    meant = suggest_full_key(path) if all(path) else None
     text = f"found the unknown key {quote(key)}; allowed dotted keys such as {example}"
     return text + hint_for(meant)
 
