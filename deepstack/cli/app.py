@@ -10,14 +10,14 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from deepstack.cli.streams import printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
-from deepstack.errors import DeepstackError
+from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
@@ -41,7 +41,9 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except DeepstackError as error:
-            if str(error):
+            # all processes of torchrun raise the same error; one on each host reports it
+            common = isinstance(error, ConfigError | Interrupted)
+            if str(error) and not (common and os.environ.get("LOCAL_RANK", "0") != "0"):
                 print_error(str(error))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
@@ -120,8 +122,10 @@ def main() -> None:
     # over all objects of torch to free them one by one.
     atexit.register(gc.freeze)
     open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        escape_unencodable(stream)
+    for stream in (sys.stdout, sys.stderr):  # escape characters outside of a stream's encoding
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # a fork may have replaced a file by a terminal
+                stream.reconfigure(errors="backslashreplace")
     with one_line_endings():
         app()
 
@@ -130,16 +134,6 @@ def print_error(text: str) -> None:
     """Print an error on stderr; if stderr is closed, only the exit code reports it."""
     with suppress(OSError):
         typer.echo(f"deepstack: {text}", err=True)
-
-
-def escape_unencodable(stream: TextIO) -> None:
-    """Make a stream write characters outside of its encoding as escapes.
-
-    Required by the environment `locale C` in tests of determinism.
-    """
-    if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError):  # a fork may have replaced a file by a terminal
-            stream.reconfigure(errors="backslashreplace")
 
 
 def open_closed_streams() -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.errors import ConfigError, Interrupted
 from deepstack.gc_control import gc_paused
 
 
@@ -38,10 +35,9 @@ def train_command(
     from deepstack.config import checked_study, load_config, study_name
 
     is_rank0 = os.environ.get("RANK", "0") == "0"
-    with errors_reported_once():
-        settings = load_config(config, overrides)
-        study = study_name(settings, config) if study is None else checked_study(study)
-        opt.load_plugins(plugin)
+    settings = load_config(config, overrides)
+    study = study_name(settings, config) if study is None else checked_study(study)
+    opt.load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
 
@@ -51,7 +47,6 @@ def train_command(
         gc.freeze()  # imported modules stay: the collector can skip them
 
     with (
-        errors_reported_once(),
         opt.located(config, overrides),
         observe(quiet or not is_rank0) as observer,
         stop_on_signal() as stop,
@@ -70,14 +65,3 @@ def train_command(
     typer.echo(run.path)
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)
-
-
-@contextmanager
-def errors_reported_once() -> Iterator[None]:
-    """Report an error that all processes of torchrun raise only once on each host."""
-    try:
-        yield
-    except (ConfigError, Interrupted) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            raise
-        raise typer.Exit(error.exit_code) from None
