@@ -251,14 +251,11 @@ def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     wanted = Path(path)
     for folder in (wanted.parent, Path("configs")):
-        try:
-            names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml"))
-        except OSError:
-            continue
-        near = nearest(wanted.name, names) or nearest(wanted.stem, [Path(n).stem for n in names])
+        names = {file.name: file for file in sorted(folder.glob("*.y*ml"))}
+        stems = {file.stem: file for file in names.values()}
+        near = nearest(wanted.name, names) or nearest(wanted.stem, stems)
         if near:
-            full = next(n for n in names if near in (n, Path(n).stem))
-            return f"no such file; did you mean {printable_path(folder / full)!r}?"
+            return f"no such file; did you mean {printable_path((stems | names)[near])!r}?"
     if wanted.name.partition("=")[0] in keys():
         return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
             printable_path(path)
