@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deepstack.cli.streams import printable_streams
+from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
@@ -44,7 +44,7 @@ class Group(TyperGroup):
             # all processes of torchrun raise the same error; one on each host reports it
             common = isinstance(error, ConfigError | Interrupted)
             if str(error) and not (common and os.environ.get("LOCAL_RANK", "0") != "0"):
-                print_error(str(error))
+                log(f"deepstack: {error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
@@ -58,7 +58,7 @@ class Group(TyperGroup):
                 raise
             if (bug := bug_in(error)) is None:
                 raise
-            print_error(bug)
+            log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
 
 
@@ -128,12 +128,6 @@ def main() -> None:
                 stream.reconfigure(errors="backslashreplace")
     with one_line_endings():
         app()
-
-
-def print_error(text: str) -> None:
-    """Print an error on stderr; if stderr is closed, only the exit code reports it."""
-    with suppress(OSError):
-        typer.echo(f"deepstack: {text}", err=True)
 
 
 def open_closed_streams() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deepstack.cli.streams import log
 from deepstack.records.cells import counted, one_line
 from deepstack.sweeps import Cell, Progress
 
@@ -57,12 +57,6 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
         yield lines
         if latest:
             log(summary(latest, time.monotonic() - began))
-
-
-def log(line: str) -> None:
-    """Print a line on stderr; ignore a closed stderr."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def summary(progress: Sequence[Progress], elapsed: float) -> str:
