@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deepstack import errors as errors
     from deepstack import schemes as schemes
+    from deepstack.analysis.selection import load_runs as load_runs
     from deepstack.config import load_config as load_config
     from deepstack.model import build_model as build_model
     from deepstack.plots.files import draw as plot  # noqa: F401
     from deepstack.plugins import load_plugins as load_plugins
-    from deepstack.records import load_runs as load_runs
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
     from deepstack.sweeps import sweep as sweep
@@ -34,7 +34,7 @@ _PUBLIC = {
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.plugins", "load_plugins"),
-    "load_runs": ("deepstack.records", "load_runs"),
+    "load_runs": ("deepstack.analysis.selection", "load_runs"),
     "plot": ("deepstack.plots.files", "draw"),
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepstack.analysis.captions import depth_words
 from deepstack.analysis.outcomes import loss_and_floor, outcome
+from deepstack.analysis.selection import Where, full_key, sort_rows
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
@@ -22,6 +23,7 @@ from deepstack.analysis.settings import (
     setting_value,
     split_series,
     undetermined,
+    value_text,
     varying_settings,
 )
 from deepstack.analysis.statistics import final_value, loss_column, update_column, value_at
@@ -45,6 +47,10 @@ def compare(
     against: str | None = None,
     best: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
 ) -> pd.DataFrame:
     """Compare settings and depths below one or several folders; return a pandas DataFrame.
 
@@ -77,13 +83,14 @@ def compare(
     trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
     compared, and one in which no such key varies not chosen from.
 
+    where, last: as in `deepstack.load_runs`.  sort: a column of this table, descending with `-`.
     `say` gets a sentence for each run that cannot be read and is left out.  Raises
     NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
     baseline or a key that no study has.
     """
     import pandas as pd
 
-    studies, skipped = find_studies(list_folders(directory))
+    studies, skipped = find_studies(list_folders(directory), where=where, last=last)
     readable = {study: runs for study, runs in studies.items() if runs}
     if not readable:
         raise ResourceError("\n".join(skipped))
@@ -92,12 +99,20 @@ def compare(
     rows = []
     for study, found in comparisons(readable, against, best).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in found]
+    if sort is not None:
+        rows = sort_rows(rows, sort, list(rows[0]), number_of)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     table = pd.DataFrame(rows, columns=list(order))
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
     return table.astype({name: float for name in NUMBERS if name in table})
+
+
+def number_of(row: Mapping[str, Any], key: str) -> Any:
+    """Return a cell of this table; a depth of one stack, '48', as a number."""
+    value = row.get(key)
+    return int(value) if key == "depth" and value and value.isdecimal() else value
 
 
 def comparisons(
@@ -108,10 +123,9 @@ def comparisons(
     Raises ConfigError if every study lacks them.
     """
     vary = {study: varying_settings(runs) for study, runs in studies.items()}
-    for key in best:
-        if not any(key in keys for keys in vary.values()):
-            every = dict.fromkeys(key for keys in vary.values() for key in keys)
-            raise ConfigError(f"best: {unknown('key', key, every)}, which vary")
+    every = [run for runs in studies.values() for run in runs]
+    keys = list(dict.fromkeys(key for keys in vary.values() for key in keys))
+    best = [varying_key(word, keys, every, "best") for word in best]
     found, missing = {}, []
     for study, runs in studies.items():
         varying = [key for key in best if key in vary[study]]
@@ -232,6 +246,22 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     return Choice(best, values, ", ".join(edges))
 
 
+def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
+    """Return the varying setting that a word stands for (see `full_key`).
+
+    Raises ConfigError for an unknown key, and for one of which all runs have the same value.
+    """
+    settings = dict.fromkeys([*varying, *(key for run in runs for key in run.flat_config)])
+    key = full_key(word, list(settings), option, prefer=varying)
+    if key in varying:
+        return key
+    vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"
+    if key in (DEPTH, SEED):
+        raise ConfigError(f"{option}: {key} is never compared here{vary}")
+    value = value_text(setting_value(runs[0], key)).replace("\u00a0", " ")
+    raise ConfigError(f"{option}: {key} does not vary: it is {value} in all of these runs{vary}")
+
+
 class Baseline:
     """The baseline runs of `key=value`, or of a scheme, with which other runs are paired.
 
@@ -242,10 +272,8 @@ class Baseline:
 
     def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
         name, _, value = against.rpartition("=")
-        key = name or SCHEME
         varying = [other for other in varying_settings(runs) if other not in chosen]
-        if key not in varying:
-            raise ConfigError(f"against: {unknown('key', key, varying)}, which vary")
+        key = varying_key(name or SCHEME, varying, runs, "against")
         values = {run: one_line(setting_value(run, key)) for run in runs}
         if value not in values.values():
             raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from deepstack.analysis.selection import Where, select
 from deepstack.errors import ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.records.run import NOT_THE_EXPERIMENT
@@ -22,18 +23,24 @@ def list_folders(folders: Folders) -> list[str | os.PathLike[str]]:
 
 
 def find_studies(
-    folders: Sequence[str | os.PathLike[str]], damage_of: Callable[[Run], str | None] = Run.damage
+    folders: Sequence[str | os.PathLike[str]],
+    damage_of: Callable[[Run], str | None] = Run.damage,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
 ) -> tuple[dict[Path, list[Run]], list[str]]:
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
-    seed, it has only the first.  damage_of: why a run cannot be read, or None.
+    seed, it has only the first.  damage_of: why a run cannot be read, or None.  where, sort, last:
+    as in `deepstack.load_runs`.
     """
     is_joined = len(folders) > 1
     studies: dict[Path, list[Run]] = {}
     skipped: list[str] = []
     seen: dict[str, Run] = {}
-    for run in [run for folder in folders for run in find_runs(folder)]:
+    every = [run for folder in folders for run in find_runs(folder)]
+    for run in select(every, where, sort, last):
         members = studies.setdefault(Path() if is_joined else run.path.parent, [])
         if is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
             if same.path.resolve() != run.path.resolve():

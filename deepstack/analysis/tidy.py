@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from deepstack.analysis.settings import SCHEME, SEED, depth_of, setting_value, varying_settings
 from deepstack.records import Run
 
@@ -49,6 +47,8 @@ def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:
     table: a tidy table of the seeds of one setting and depth.  by: the column of x.  Counts finite
     values only.  The deviation of one seed is NaN.
     """
+    import numpy as np  # `deepstack ls` needs none
+
     values = table.assign(value=table["value"].astype(float))
     finite = values[np.isfinite(values["value"])]
     rows = finite.groupby(by)["value"].agg(y="mean", deviation="std", n="count")

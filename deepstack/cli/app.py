@@ -23,7 +23,7 @@ from deepstack.registry import nearest
 
 COMMANDS = (
     "train", "sweep", "plot", "report", "compare", "ls", "check", "init", "list", "theory", "bench",
-    "export", "verify", "rerun", "rm",
+    "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 
 

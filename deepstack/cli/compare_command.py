@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from deepstack.cli.options import Against, Best, Folders, Json, Markdown, note
+from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
 
 
 def compare_command(
     directories: Folders = ["results"],
     against: Against = None,
     best: Best = [],
+    where: Where = [],
+    sort: Sort = None,
+    last: Last = None,
     markdown: Markdown = False,
     json: Json = False,
 ) -> None:
@@ -20,8 +23,9 @@ def compare_command(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    table = compared(directories, against, best, say=note)
+    table = compared(directories, against, best, say=note, where=where, sort=sort, last=last)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
-    first = ["setting", "depth", "val_loss", *interval, *best, "val_sd", "se", "outcome"]
+    chosen = [name for name in table.columns if "." in name]  # by --best
+    first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Json, note
+from deepstack.cli.options import Json, Last, Sort, Where, note
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
@@ -17,18 +17,22 @@ def ls_command(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
     ] = Path("results"),
+    where: Where = [],
+    sort: Sort = None,
+    last: Last = None,
     json: Json = False,
 ) -> None:
     """List runs: state, varying settings, last loss and model update, and reasons of failures."""
+    from deepstack.analysis.selection import select
     from deepstack.cli.tables import emit
     from deepstack.records import find_runs, rows_of, summarize
     from deepstack.records.cells import one_line
 
-    runs = find_runs(directory)
+    runs = select(find_runs(directory), where, sort, last)
     summaries = [summarize(run) for run in runs]
     rows = rows_of(summaries)
     several = len({row["study"] for row in rows}) > 1
-    first = ["run", "state", *(["study"] if several else []), "model_update", "loss"]
+    first = ["run", "state", *(["study"] if several else []), "tags", "model_update", "loss"]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
     emit(rows, json, first=first)
     for run, one in zip(runs, summaries, strict=True):
@@ -37,5 +41,5 @@ def ls_command(
             note(f"run {name} is damaged: {one_line(one.damage)}")
         elif one.state in ("failed", "out_of_memory"):
             why = " ".join(str(run.status.get("error")).split())
-            where = f" in {run.status['phase']}" if "phase" in run.status else ""
-            note(f"run {name}: {one.state}{where}: {why}")
+            phase = f" in {run.status['phase']}" if "phase" in run.status else ""
+            note(f"run {name}: {one.state}{phase}: {why}")

@@ -52,6 +52,19 @@ Best = Annotated[
         "repeatable.",
     ),
 ]
+Where = Annotated[
+    list[str],
+    typer.Option(
+        metavar="KEY=A,B",
+        help="Only runs with these values, as in depth=6,48, lr<0.01, state!=failed, "
+        "outcome=trained or tag=good; repeatable.",
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Order by a column or setting; descending with -COLUMN."),
+]
+Last = Annotated[int | None, typer.Option(min=1, help="Only so many runs, those created last.")]
 AtStep = Annotated[
     int | None,
     typer.Option(

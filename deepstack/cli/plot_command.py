@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import AtStep, Diagnostic, Plugins, load_plugins, note
+from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins, note
 from deepstack.errors import BrokenChartError, ConfigError
 
 
@@ -24,6 +24,9 @@ def plot_command(
     ],
     at_step: AtStep = None,
     diagnostic: Diagnostic = None,
+    where: Where = [],
+    sort: Sort = None,
+    last: Last = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
@@ -52,6 +55,9 @@ def plot_command(
             at_step=at_step,
             diagnostic=diagnostic,
             say=note,
+            where=where,
+            sort=sort,
+            last=last,
         )
     except BrokenChartError as error:
         paths = error.written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ def report_command(
     ] = None,
     against: opt.Against = None,
     best: opt.Best = [],
+    where: opt.Where = [],
+    sort: opt.Sort = None,
+    last: opt.Last = None,
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
     quiet: opt.Quiet = False,
@@ -30,7 +33,8 @@ def report_command(
 
     say = (lambda line: None) if quiet else opt.note
     try:
-        path = write_report(directories, to, against, best, at_step, diagnostic, say)
+        selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
+        path = write_report(directories, to, against, best, at_step, diagnostic, say, **selection)
     except BrokenChartError as error:
         typer.echo(error.written[0])
         raise

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepstack.analysis.selection import Where
 from deepstack.analysis.studies import (
     Folders,
     find_studies,
@@ -48,6 +49,10 @@ def draw(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
@@ -55,6 +60,7 @@ def draw(
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
+    where, sort, last: as in `deepstack.load_runs`.
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
     runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
@@ -68,7 +74,7 @@ def draw(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies, skipped = find_studies(folders)
+    studies, skipped = find_studies(folders, where=where, sort=sort, last=last)
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False

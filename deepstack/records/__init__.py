@@ -20,31 +20,37 @@ from deepstack.records.folder import (
     RunFolder,
 )
 from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
+from deepstack.records.labels import Labels, change_note, change_tags, read_labels
 from deepstack.records.run import Run, find_runs, no_run, varying
-from deepstack.records.table import load_runs, rows_of, run_rows, runs_table, summarize
+from deepstack.records.table import LOGGED, Summary, rows_of, run_rows, runs_table, summarize
 from deepstack.records.trash import removal
 
 __all__ = [
     "CHECKSUMS",
     "ENDED",
     "EVALS_COLUMNS",
+    "LOGGED",
     "STATE",
     "STATES",
     "STEPS_COLUMNS",
     "TIMING_COLUMNS",
     "AppendLog",
     "Inspection",
+    "Labels",
     "Run",
     "RunFolder",
+    "Summary",
+    "change_note",
+    "change_tags",
     "damage",
     "find_runs",
     "folders_to_inspect",
     "inspect",
-    "load_runs",
     "mapping",
     "no_run",
     "number_text",
     "problems",
+    "read_labels",
     "removal",
     "rows_of",
     "run_rows",

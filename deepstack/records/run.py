@@ -19,6 +19,7 @@ from deepstack.records.folder import (
     RunFolder,
     damage_error,
 )
+from deepstack.records.labels import Labels, read_labels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,11 @@ class Run:
     def columns(self) -> dict[str, Any]:
         """columns.json: columns, scheme, f0_norm, references."""
         return self.folder.read_columns()
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The tags and the note that the user gave this run: `labels.tags`, `labels.note`."""
+        return read_labels(self.folder)
 
     @cached_property
     def state(self) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ from deepstack.records.folder import (
     damage_error,
     last_rows,
 )
-from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys, find_runs, flatten
+from deepstack.records.labels import Labels
+from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys, flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,35 +38,17 @@ class Summary:
     """The values that a table shows of one run.
 
     path: the folder, without links.  config: by dotted key.  logged: a value for each of LOGGED.
-    damage: why the run cannot be read, or None.
+    labels: tags and note.  created: the time, '' if unknown.  damage: why the run cannot be read,
+    or None.
     """
 
     path: Path
     state: str
     config: dict[str, Any]
     logged: dict[str, Any]
+    labels: Labels
+    created: str = ""
     damage: str | None = None
-
-
-def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return one row a run below a results, study or run folder, as a pandas DataFrame.
-
-    | column          | unit  |                                                                  |
-    |-----------------|-------|------------------------------------------------------------------|
-    | study, run      |       | names of the folders                                             |
-    | state           |       | done, diverged, failed, interrupted, …                           |
-    | model.depth, …  |       | settings that vary inside a study, by dotted key                 |
-    | step            | steps | the last row of steps.csv                                        |
-    | loss            | nats  | training loss of that row                                        |
-    | grad_norm       |       | norm of its gradient, before clipping                            |
-    | model_update    |       | ‖ΔF‖ there, since the start                                      |
-    | val_loss        | nats  | last validation loss over all predicted positions                |
-    | val_loss_masked | nats  | the same over those whose token is not shown                     |
-    | step_ms         | ms    | median wall-clock time of a step                                 |
-
-    Raises NothingMatchedError when there is no run.
-    """
-    return runs_table(find_runs(path))
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -79,8 +61,9 @@ def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row a run: study, run, state, the settings that vary, the last logged values.
 
-    A run that cannot be read is `damaged`, and has no values.  A setting is a column if it varies
-    inside a study; scheme, depth and seed also if they differ between studies.
+    Tags and notes are columns if any run has them.  A run that cannot be read is `damaged`, and has
+    no values.  A setting is a column if it varies inside a study; scheme, depth and seed also if
+    they differ between studies.
 
     `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
     evaluation's, `step_ms` the median over steps.
@@ -88,15 +71,32 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows_of([summarize(run) for run in runs])
 
 
-def rows_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return `run_rows` for summaries of runs."""
+def rows_of(
+    summaries: Sequence[Summary], settings: Callable[[Summary], dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Return `run_rows` for summaries of runs.
+
+    settings: the settings of each row and their order, instead of those that vary; tags and note
+    are then always columns.
+    """
     keys = varying_in_studies([one for one in summaries if one.damage is None])
+    labels = [
+        name
+        for name in Labels._fields
+        if settings or any(getattr(one.labels, name) for one in summaries)
+    ]
     return [
         {"study": one.path.parent.name, "run": one.path.name, "state": one.state}
-        | {key: _plain(one.config.get(key)) for key in keys}
+        | {name: _label(getattr(one.labels, name)) for name in labels}
+        | (settings(one) if settings else {key: _plain(one.config.get(key)) for key in keys})
         | one.logged
         for one in summaries
     ]
+
+
+def _label(value: str | tuple[str, ...]) -> str:
+    """Return a note, or tags as `good, keep`."""
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def summarize(run: Run) -> Summary:
@@ -105,10 +105,10 @@ def summarize(run: Run) -> Summary:
     Reads only the ends of steps.csv and evals.csv, and keeps nothing in `run`.  `Run.damage`
     finds damage far from the end of a log.
     """
-    path, folder = run.path.resolve(), run.folder
+    path, folder, labels = run.path.resolve(), run.folder, run.labels
     try:
         state = run.read_state()
-        folder.read_meta()
+        meta = folder.read_meta()
         folder.read_columns()
         config = {sys.intern(key): value for key, value in flatten(folder.read_config())}
         step = _last_row(folder.steps_path, STEPS_COLUMNS)
@@ -121,8 +121,9 @@ def summarize(run: Run) -> Summary:
             "step_ms": _median_ms(folder.timing_path),
         }
     except ResourceError as error:
-        return Summary(path, "damaged", {}, dict.fromkeys(LOGGED), str(error))
-    return Summary(path, state, config, logged)
+        empty = dict.fromkeys(LOGGED)
+        return Summary(path, "damaged", {}, empty, labels, damage=str(error))
+    return Summary(path, state, config, logged, labels, str(meta.get("created", "")))
 
 
 def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:

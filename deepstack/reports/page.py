@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
 from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
 from deepstack.analysis.statistics import update_column
 from deepstack.analysis.studies import Folders, find_studies, list_folders
@@ -47,6 +48,10 @@ def report(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
 ) -> Path:
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
@@ -55,6 +60,7 @@ def report(
     environment, and every run with its folder.  The same runs give the same bytes.  Several folders
     make one section, and need `to`.
 
+    where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
     read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
@@ -69,7 +75,7 @@ def report(
     path = Path(folders[0]) / "report.html" if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
-    studies, skipped = find_studies(folders, partial(Run.damage, layers=True))
+    studies, skipped = find_studies(folders, partial(Run.damage, layers=True), where, sort, last)
     readable = {study: runs for study, runs in studies.items() if runs}
     if not readable:
         raise ResourceError("\n".join(skipped))
@@ -90,7 +96,9 @@ def report(
         section = section_of(name, runs, path, rows[study])
         sections.append(section | {"pictures": pictures, "left_out": left_out})
     values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    values |= {"sort": sort, "last": last}
     options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    options += [f"--where={condition}" for condition in texts_of(where)]
     words = [*map(str, folders), *options, *(f"--best={key}" for key in best)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,11 @@ from helpers.plot_runs import make_run, update
 from helpers.small_runs import small
 
 import deepstack
+from deepstack import load_runs
 from deepstack.cli.export_command import forward_facts
 from deepstack.cli.sweep_tables import plan_rows
 from deepstack.config import Study
-from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder, load_runs
+from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder
 from deepstack.sweeps import plan
 
 

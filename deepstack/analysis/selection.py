@@ -1,0 +1,312 @@
+"""Selects runs by their settings, states, outcomes, tags and last logged values.
+
+A condition is a text such as `lr=0.001,0.002`, `depth>=48`, `state!=done` or `tag=good`.  A key is
+a dotted setting or a column of the table of runs, and may be shortened: `lr` is train.lr.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from deepstack.analysis.settings import hashable, order_of
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.records import LOGGED, STATES, Run, Summary, find_runs, rows_of, summarize
+from deepstack.registry import nearest, unknown
+from deepstack.yaml_reader import parse_scalar, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("study", "run", "state", "outcome", "tags", "note", *LOGGED)
+"""The keys besides settings: columns of the table of runs."""
+CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+MOST_NAMES = 12  # values or keys that an error names
+
+Where = str | Sequence[str] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on runs: a key, an operator and the values to compare with."""
+
+    key: str
+    operator: str
+    values: tuple[Any, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a run's value meets the condition; a missing one is neither < nor >."""
+        if self.operator in ORDERS:
+            return is_number(value) and ORDERS[self.operator](value, self.values[0])
+        members = value if self.key == "tags" else [value]
+        equal = any(is_equal(member, wanted) for member in members for wanted in self.values)
+        return equal == (self.operator == "=")
+
+
+class Row:
+    """A run with the values that conditions and orders read."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.summary = one = summarize(run)
+        self.columns: dict[str, Any] = {
+            "study": one.path.parent.name,
+            "run": one.path.name,
+            "state": one.state,
+            **one.labels._asdict(),
+            **one.logged,
+        }
+
+    @cached_property
+    def outcome(self) -> str:
+        """The outcome of a finished run, else its state."""
+        from deepstack.analysis.outcomes import outcome
+
+        if self.summary.state == "damaged" or self.run.damage():
+            return "damaged"
+        return outcome(self.run) or self.summary.state
+
+    def value(self, key: str) -> Any:
+        """Return the value of a setting or column, None where the run has none."""
+        if key == "outcome":
+            return self.outcome
+        return self.columns[key] if key in self.columns else self.summary.config.get(key)
+
+
+def load_runs(
+    path: str | os.PathLike[str],
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+    settings: str = "varying",
+) -> pd.DataFrame:
+    """Return one row a run below a results, study or run folder, as a pandas DataFrame.
+
+    | column          | unit  |                                                                  |
+    |-----------------|-------|------------------------------------------------------------------|
+    | study, run      |       | names of the folders                                             |
+    | state           |       | done, diverged, failed, interrupted, …                           |
+    | tags, note      |       | of `deepstack tag` and `deepstack note`, where any run has them  |
+    | model.depth, …  |       | settings that vary inside a study, by dotted key                 |
+    | step            | steps | the last row of steps.csv                                        |
+    | loss            | nats  | training loss of that row                                        |
+    | grad_norm       |       | norm of its gradient, before clipping                            |
+    | model_update    |       | ‖ΔF‖ there, since the start                                      |
+    | val_loss        | nats  | last validation loss over all predicted positions                |
+    | val_loss_masked | nats  | the same over those whose token is not shown                     |
+    | step_ms         | ms    | median wall-clock time of a step                                 |
+
+    where: conditions that all hold for each run, such as "depth=6,48", "lr<0.01", "state!=failed"
+    or "outcome=trained"; one, several, or {key: value or values}.  sort: a column or setting,
+    descending with `-` before it.  last: the number of runs to keep, those created last.
+    settings: 'varying', or 'all' for every setting and the same columns in every study; options of
+    schemes and tasks are then one column each.
+
+    Raises NothingMatchedError when there is no run, or none that meets the conditions, and
+    ConfigError for an unknown key.
+    """
+    import pandas as pd
+
+    if settings not in ("varying", "all"):
+        raise ConfigError(f"settings: found {settings!r}; allowed 'varying' or 'all'")
+    summaries = [summarize(run) for run in select(find_runs(path), where, sort, last)]
+    return pd.DataFrame(rows_of(summaries, all_settings if settings == "all" else None))
+
+
+def all_settings(one: Summary) -> dict[str, Any]:
+    """Return the value of each setting, the same keys for every run.
+
+    The options of a scheme or a task and the factors of roles are one text each, as JSON.
+    """
+    from deepstack.config import walk
+
+    rest, settings = dict(one.config), {}
+    for key in walk.keys():
+        inner = [name for name in rest if name.startswith(f"{key}.")]
+        options = {name.removeprefix(f"{key}."): rest.pop(name) for name in inner}
+        value = rest.pop(key, options or None)
+        plain = value is None or isinstance(value, bool | int | float | str)
+        settings[key] = value if plain else json.dumps(value, default=str)
+    options = {k.removeprefix("task."): v for k, v in rest.items() if k.startswith("task.")}
+    settings["task.options"] = json.dumps(options, default=str) if options else None
+    return settings
+
+
+def select(
+    runs: Sequence[Run], where: Where = (), sort: str | None = None, last: int | None = None
+) -> list[Run]:
+    """Return the runs that meet all conditions, of these the `last` created, in order of `sort`.
+
+    Raises NothingMatchedError if none is left, ConfigError for a wrong key or condition.
+    """
+    texts = texts_of(where)
+    if not (texts or sort or last):
+        return list(runs)
+    rows = [Row(run) for run in runs]
+    for text in texts:
+        condition = parse_condition(text, rows)
+        kept = [row for row in rows if condition.holds(row.value(condition.key))]
+        if not kept:
+            raise NothingMatchedError(f"where: no run has {text}; {values_there(rows, condition)}")
+        rows = kept
+    if last is not None:
+        newest = sorted(rows, key=lambda row: row.summary.created)[-last:]
+        rows = [row for row in rows if row in newest]
+    if sort is not None:
+        rows = sort_rows(rows, sort, list_keys(rows), Row.value)
+    return [row.run for row in rows]
+
+
+def sort_rows(
+    rows: Sequence[Any], sort: str, keys: Sequence[str], value: Callable[[Any, str], Any]
+) -> list[Any]:
+    """Return rows in the order of `value(row, key)`; `-key` is descending.
+
+    Rows without a value come last.
+    """
+    descending, word = sort.startswith("-"), sort.removeprefix("-")
+    key = full_key(word, keys, "sort")
+    values = [value(row, key) for row in rows]
+    known = [i for i, v in enumerate(values) if v is not None and v == v]
+    known.sort(key=lambda i: order_of(values[i]), reverse=descending)
+    return [rows[i] for i in [*known, *(i for i in range(len(rows)) if i not in set(known))]]
+
+
+def texts_of(where: Where) -> list[str]:
+    """Return conditions as texts: those of {'depth': [6, 48]} are ['depth=6,48']."""
+    if isinstance(where, str):
+        return [where]
+    if isinstance(where, Mapping):
+        lists = {k: v if isinstance(v, list | tuple | set) else [v] for k, v in where.items()}
+        return [f"{key}={','.join(map(text_of, values))}" for key, values in lists.items()]
+    return list(where)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as in YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
+    """Return the condition of a text; raise ConfigError if it has a wrong form or key."""
+    match = CONDITION.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"where: found {text!r}; allowed KEY=A,B, or one of !=, <, <=, >, >= for =, such as "
+            "depth=6,48 or 'lr<0.01'"
+        )
+    word, sign, written = match[1], match[2], match[3].strip()
+    key = full_key(word, list_keys(rows), "where")
+    values = parse_values(written)
+    if sign in ORDERS and not (len(values) == 1 and is_number(values[0])):
+        raise ConfigError(f"where: found {written!r} after {word}{sign}; allowed one number")
+    choices = names_of(key)
+    for value in values if choices else ():
+        if not any(fnmatchcase(name, str(value)) for name in choices):
+            raise ConfigError(f"where: {unknown(key, value, choices)}")
+    return Condition(key, sign, values)
+
+
+def names_of(key: str) -> list[str]:
+    """Return the names of states or outcomes, [] for other keys."""
+    if key == "state":
+        return [*STATES, "damaged"]
+    if key != "outcome":
+        return []
+    from deepstack.analysis.outcomes import OUTCOMES  # imports numpy
+
+    return list(dict.fromkeys([*OUTCOMES, *STATES, "damaged"]))
+
+
+def parse_values(text: str) -> tuple[Any, ...]:
+    """Return the values of `a,b`; a list in brackets is one value."""
+    if text.startswith("["):
+        node, problems = read(text, "where")
+        if not problems:
+            return (node.plain(),)
+    return tuple(_scalar(part.strip()) for part in text.split(","))
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return parse_scalar(text)
+    except ValueError:
+        return text
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number other than true and false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_equal(value: Any, wanted: Any) -> bool:
+    """Return whether values are equal; `*` and `?` in a wanted text stand for any characters."""
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, str):
+        return fnmatchcase(value, str(wanted))
+    return bool(hashable(value) == hashable(wanted))
+
+
+def list_keys(rows: Iterable[Row]) -> list[str]:
+    """Return the keys that conditions on these runs can have: columns, then settings."""
+    return list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row.summary.config)]))
+
+
+def full_key(word: str, keys: Sequence[str], option: str, prefer: Sequence[str] = ()) -> str:
+    """Return the key that a word stands for: all of it, its last parts, or their beginning.
+
+    Of several such keys, it is the only one in `prefer`, else the only one with the fewest parts.
+    Raises ConfigError, starting with the option's name, for an unknown or ambiguous word.
+    """
+    if word in keys or f"{word}.name" in keys:
+        return word if word in keys else f"{word}.name"
+    dotted = [key for key in keys if f".{key}".endswith(f".{word}")]
+    started = [key for key in keys if key.rpartition(".")[2].startswith(word)]
+    for candidates in (dotted, started):
+        preferred = [key for key in candidates if key in prefer]
+        fewest = min((key.count(".") for key in candidates), default=0)
+        short = [key for key in candidates if key.count(".") == fewest]
+        for choice in (preferred, short):
+            if len(choice) == 1:
+                return choice[0]
+        if candidates:
+            names = ", ".join(candidates[:MOST_NAMES])
+            raise ConfigError(f"{option}: {word!r} can mean {names}; give one of them in full")
+    near = nearest_key(word, keys)
+    raise ConfigError(
+        f"{option}: unknown key {word!r}; did you mean {near!r}?"
+        if near
+        else f"{option}: {unknown('key', word, keys)}"
+    )
+
+
+def nearest_key(word: str, keys: Sequence[str]) -> str | None:
+    """Return the key that is most like a word, as a whole or in its last part."""
+    lasts = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    near = nearest(word, keys) if "." in word else nearest(word, lasts)
+    return lasts.get(near, near) if near else None
+
+
+def values_there(rows: Sequence[Row], condition: Condition) -> str:
+    """Return the values that runs have at a condition's key, as part of an error."""
+    values = [row.value(condition.key) for row in rows]
+    if condition.key == "tags":
+        values = [tag for tags in values for tag in tags]
+    distinct = {hashable(value): value for value in values}
+    texts = [text_of(distinct[key]) for key in sorted(distinct, key=order_of)]
+    more = f" and {len(texts) - MOST_NAMES} more" if len(texts) > MOST_NAMES else ""
+    return f"{condition.key} there: {', '.join(texts[:MOST_NAMES]) or 'none'}{more}"

@@ -1,0 +1,35 @@
+"""The command `deepstack note RUN TEXT`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepstack.cli.options import RunPath
+from deepstack.errors import ConfigError
+
+
+def note_command(
+    run: RunPath,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The note (default: print it).")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the note.")] = False,
+) -> None:
+    """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.
+
+    Prints the note of the run. It is no part of its verified files.
+    """
+    from deepstack.records import RunFolder, change_note, no_run, read_labels
+    from deepstack.records.cells import printable
+
+    folder = RunFolder(run)
+    if not folder.exists():
+        raise ConfigError(no_run(run))
+    if remove and text is not None:
+        raise ConfigError("note: found --remove and a text; allowed one of them")
+    change = remove or text is not None
+    labels = change_note(folder, text or "") if change else read_labels(folder)
+    if labels.note:
+        typer.echo(printable(labels.note))

@@ -1,0 +1,31 @@
+"""The command `deepstack tag RUN WORD…`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepstack.cli.options import RunPath
+from deepstack.errors import ConfigError
+
+
+def tag_command(
+    run: RunPath,
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Tags, as in good.")] = [],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags.")] = False,
+) -> None:
+    """Give a run tags, which `ls` and `report` show and --where tag=WORD selects.
+
+    Prints the tags of the run. They are no part of its verified files.
+    """
+    from deepstack.records import RunFolder, change_tags, no_run, read_labels
+
+    folder = RunFolder(run)
+    if not folder.exists():
+        raise ConfigError(no_run(run))
+    if remove and not words:
+        raise ConfigError("tag: found --remove without a word; allowed the tags to remove")
+    labels = change_tags(folder, words, remove=remove) if words else read_labels(folder)
+    for tag in labels.tags:
+        typer.echo(tag)

@@ -1,0 +1,203 @@
+"""Selection of runs by conditions, order and number, the same in every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import typed
+from helpers.record_runs import end, make_run
+
+import deepstack
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.records import RunFolder, problems
+
+RUNS: list[tuple[str, int, float, str]] = [
+    ("post_ln", 6, 0.001, "done"),
+    ("post_ln", 48, 0.01, "diverged"),
+    ("deepnorm", 6, 0.001, "done"),
+    ("deepnorm", 48, 0.002, "done"),
+    ("deepnorm", 200, 0.002, "failed"),
+]
+NAMES = ["p6", "p48", "d6", "d48", "d200"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five runs whose losses fall and whose times of creation rise in the order of RUNS."""
+    out = tmp_path_factory.mktemp("results")
+    for number, (scheme, depth, lr, state) in enumerate(RUNS):
+        config = (
+            f"model: {{scheme: {scheme}, depth: {depth}}}\n"
+            f"train: {{lr: {lr}, betas: [0.9, 0.98], clip: null}}\n"
+        )
+        folder = make_run(out / "study" / NAMES[number], config, state, rows=3)
+        folder.write_meta({"created": f"2026-01-0{number + 1}T00:00:00Z"})
+        folder.write_columns({"references": {"uniform_entropy": 3.0}})
+        with folder.log("evals", ("step", "loss")) as log:
+            log.write({"step": 3, "loss": 2.0 + 0.5 * number})
+        if state == "done":
+            end(folder)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("depth=6", "p6 d6"),
+        ("model.depth=6,48", "p6 p48 d6 d48"),
+        ("depth>6", "p48 d48 d200"),
+        ("depth>=48", "p48 d48 d200"),
+        ("depth<48", "p6 d6"),
+        ("depth <= 48", "p6 p48 d6 d48"),
+        ("depth!=48,200", "p6 d6"),
+        ("scheme=post_ln", "p6 p48"),
+        ("scheme=post*", "p6 p48"),
+        ("lr=1e-3", "p6 d6"),
+        ("clip=null", "p6 p48 d6 d48 d200"),
+        ("betas=[0.9, 0.98]", "p6 p48 d6 d48 d200"),
+        ("state=done", "p6 d6 d48"),
+        ("state!=done", "p48 d200"),
+        ("outcome=trained", "p6"),
+        ("outcome=stalled,diverged", "p48 d6"),
+        ("val_loss<2.6", "p6 p48"),
+        ("run=d*", "d6 d48 d200"),
+        (["scheme=deepnorm", "depth=6,48"], "d6 d48"),
+        ({"scheme": "deepnorm", "model.depth": [6, 48]}, "d6 d48"),
+        ({"clip": None, "depth": 200}, "d200"),
+    ],
+)
+def test_conditions(where: Any, names: str, results: Path) -> None:
+    assert set(deepstack.load_runs(results, where=where)["run"]) == set(names.split())
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ("depth", ConfigError, "found 'depth'; allowed KEY=A,B"),
+        ("dpeth=6", ConfigError, r"unknown key 'dpeth'; did you mean 'model.depth'\?$"),
+        ("lr<fast", ConfigError, "found 'fast' after lr<; allowed one number"),
+        ("state=dnoe", ConfigError, "unknown state 'dnoe'; did you mean 'done'?"),
+        ("outcome=good", ConfigError, "unknown outcome 'good'; allowed: trained, stalled"),
+        ("s=1", ConfigError, "'s' can mean .*; give one of them in full"),
+        ("depth=7", NothingMatchedError, "no run has depth=7; model.depth there: 6, 48, 200"),
+        ("tag=x", NothingMatchedError, "no run has tag=x; tags there: none"),
+    ],
+)
+def test_wrong_conditions(where: str, error: Any, message: str, results: Path) -> None:
+    with pytest.raises(error, match=message.replace("?", r"\?") if message[-1] == "?" else message):
+        deepstack.load_runs(results, where=where)
+
+
+def test_order_and_number(results: Path) -> None:
+    def names(**options: Any) -> list[str]:
+        return list(deepstack.load_runs(results, **options)["run"])
+
+    assert names(last=2) == ["d48", "d200"]
+    assert names(last=9, sort="-val_loss") == [*reversed(NAMES)]
+    assert names(sort="depth", where="scheme=deepnorm") == ["d6", "d48", "d200"]
+    assert names(sort="-lr", last=3) == ["d48", "d200", "d6"]
+    with pytest.raises(ConfigError, match="sort: unknown key 'lsos'; did you mean 'loss'"):
+        names(sort="lsos")
+
+
+def test_all_settings_are_the_same_columns_in_every_study(results: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "other" / "run", "model: {scheme: rezero, scheme_options: {start: 0.5}}\n")
+    one = deepstack.load_runs(results, settings="all")
+    other = deepstack.load_runs(tmp_path, settings="all")
+    assert list(one.columns) == list(other.columns)
+    assert one["train.betas"][0] == "[0.9, 0.98]"
+    assert other["model.scheme_options"][0] == '{"start": 0.5}'
+    with pytest.raises(ConfigError, match="settings: found 'every'; allowed 'varying' or 'all'"):
+        deepstack.load_runs(results, settings="every")
+
+
+def test_every_command_selects(results: Path, tmp_path: Path) -> None:
+    words = ["--where", "scheme=deepnorm", "--where", "state=done", "--sort", "-depth"]
+    listed = typed("ls", results, *words)
+    assert listed.exit_code == 0 and "p6" not in listed.stdout
+    assert listed.stdout.index("d48") < listed.stdout.index("d6 ")
+    compared = typed("compare", results, *words, "--json")
+    assert '"depth": "48"' in compared.stdout and "post_ln" not in compared.stdout
+    assert compared.stdout.index('"48"') < compared.stdout.index('"6"')
+    page = tmp_path / "page.html"
+    assert typed("report", results, *words, "--to", page, "-q").exit_code == 0
+    text = page.read_text()
+    assert "d48" in text and "/p6" not in text
+    assert "--where=scheme=deepnorm" in text and "--sort=-depth" in text
+    drawn = typed("plot", "loss_vs_step", results, *words[:4], "--to", tmp_path)
+    assert drawn.exit_code == 0
+    assert "0.01" not in (tmp_path / "loss_vs_step.csv").read_text()
+    for command in ("ls", "plot", "compare", "report"):
+        nothing = typed(command, results, "--where", "depth=7")
+        assert nothing.exit_code == 7 and "model.depth there: 6, 48, 200" in nothing.stderr
+
+
+def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
+    words = "compare", results, "--where", "scheme=deepnorm"
+    chosen = typed(*words, "--best", "lr", "--json")
+    assert chosen.exit_code == 0 and '"train.lr": 0.001' in chosen.stdout
+    assert typed("compare", results, "--against", "scheme=post_ln").exit_code == 0
+    for option, message in {
+        "--against=scheme=deepnorm": "against: model.scheme does not vary: it is deepnorm in all",
+        "--best=betas": "best: train.betas does not vary: it is (0.9, 0.98) in all of these runs",
+        "--best=depth": "best: model.depth is never compared here; these vary: train.lr",
+        "--best=rl": "best: unknown key 'rl'",
+    }.items():
+        refused = typed(*words, option)
+        assert refused.exit_code == 2 and message in refused.stderr
+
+
+# --- tags and notes -------------------------------------------------------------------------
+
+
+def test_tags_and_a_note_are_shown_and_removed(tmp_path: Path) -> None:
+    folder = end(make_run(tmp_path / "study" / "run"))
+    other = end(make_run(tmp_path / "study" / "other"))
+    before = problems(folder)
+    assert typed("tag", folder.path, "good", "keep").stdout == "good\nkeep\n"
+    assert typed("tag", folder.path, "good").stdout == "good\nkeep\n"
+    assert typed("note", folder.path, "loss falls <late>").stdout == "loss falls <late>\n"
+    assert problems(folder) == before == []
+    assert typed("verify", tmp_path).exit_code == 0
+    listed = typed("ls", tmp_path)
+    assert "good, keep" in listed.stdout and "loss falls <late>" in listed.stdout
+    selected = typed("ls", tmp_path, "--where", "tag=good", "--json").stdout
+    assert '"run"' in selected and "other" not in selected
+    assert "other" in typed("ls", tmp_path, "--where", "tag!=good").stdout
+    page = tmp_path / "page.html"
+    assert typed("report", tmp_path, "--to", page, "-q").exit_code == 0
+    assert "loss falls &lt;late&gt;" in page.read_text()
+    assert typed("tag", folder.path, "good", "--remove").stdout == "keep\n"
+    assert typed("note", folder.path).stdout == "loss falls <late>\n"
+    assert typed("note", folder.path, "--remove").stdout == ""
+    assert typed("tag", folder.path).stdout == "keep\n"
+    assert typed("tag", other.path).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tag", "RUN", "two words"], "tag: found 'two words'; allowed letters, digits"),
+        (["tag", "RUN", "a,b"], "tag: found 'a,b'"),
+        (["tag", "RUN", "none", "--remove"], "has no tag 'none'; its tags: none"),
+        (["tag", "RUN", "--remove"], "found --remove without a word"),
+        (["tag", "nowhere", "x"], "nowhere is no run"),
+        (["note", "RUN", "x" * 2001], "found 2001 characters; allowed 2000 at most"),
+        (["note", "RUN", "x", "--remove"], "found --remove and a text"),
+    ],
+)
+def test_wrong_tags_and_notes(words: list[str], message: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    refused = typed(*(folder.path if word == "RUN" else word for word in words))
+    assert refused.exit_code == 2 and message in refused.stderr
+    assert not (folder.path / "labels.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"tags": 3, "note": []}', "\x00"])
+def test_labels_that_cannot_be_read_are_no_damage(text: str, tmp_path: Path) -> None:
+    folder = end(make_run(tmp_path / "run"))
+    (folder.path / "labels.json").write_text(text)
+    assert typed("ls", tmp_path).exit_code == 0 and problems(RunFolder(folder.path)) == []
+    assert typed("tag", folder.path, "x").stdout == "x\n"
