@@ -23,6 +23,14 @@ def train_command(
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,
     allow_env_change: opt.AllowEnvChange = False,
+    extend: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Train the finished run CONFIG N steps further, as a new run that names its "
+            "parent; the run must have runtime.keep_optimizer=true.",
+        ),
+    ] = None,
     fail_on_divergence: Annotated[
         bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
     ] = False,
@@ -33,8 +41,11 @@ def train_command(
     Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
     from deepstack.config import checked_study, load_config, study_name
+    from deepstack.records import RunFolder
 
     is_rank0 = os.environ.get("RANK", "0") == "0"
+    if extend is not None and RunFolder(config).exists():
+        config = RunFolder(config).config_path
     settings = load_config(config, overrides)
     study = study_name(settings, config) if study is None else checked_study(study)
     opt.load_plugins(plugin)
@@ -42,6 +53,7 @@ def train_command(
     from deepstack.cli.signals import stop_on_signal
 
     with gc_paused():
+        from deepstack.training import parent_of
         from deepstack.training import train as train_run
 
         gc.freeze()  # imported modules stay: the collector can skip them
@@ -51,14 +63,16 @@ def train_command(
         observe(quiet or not is_rank0) as observer,
         stop_on_signal() as stop,
     ):
+        parent = None if extend is None else parent_of(config, extend, overrides)
         run = train_run(
-            settings,
+            parent.config if parent else settings,
             study=study,
             out=out,
             observer=observer,
             stop=stop,
             allow_env_change=allow_env_change,
             command=opt.command_line(),
+            parent=parent,
         )
     if not is_rank0:
         return

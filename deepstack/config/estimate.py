@@ -189,7 +189,8 @@ def moments(config: Config, by_role: Mapping[str, int]) -> int:
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
     """Bytes on the disk: of the finished run, and at the most while it is being trained.
 
-    The first are its weights and logs, the second two checkpoints and the draft of a third.
+    The first are its weights and logs, with runtime.keep_optimizer also the optimizer's state; the
+    second are two checkpoints and the draft of a third.
     """
     by_role = parameter_count(config, vocab_size)
     weights = _FP32 * sum(by_role.values())
@@ -199,7 +200,9 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
             config.train.steps / every
         )  # fmt: skip
         logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (snapshots + 2))
-    return weights + logs, 3 * (weights + moments(config, by_role) + logs) + logs
+    optimizer = moments(config, by_role)
+    kept = (optimizer + logs) * config.runtime.keep_optimizer
+    return weights + logs + kept, 3 * (weights + optimizer + logs) + logs
 
 
 def activations(config: Config, scheme_memory: SchemeMemory) -> int:

@@ -381,6 +381,8 @@ class Runtime(_Section):
     """How processes of torchrun share the work: split the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
     """Seconds between checkpoints."""
+    keep_optimizer: bool = False
+    """Whether a finished run keeps the state of its optimizer too, as `train --extend` needs."""
     deterministic: bool = True
     """Whether only deterministic kernels are allowed."""
 

@@ -8,6 +8,8 @@ from deepstack.training.environment import memory_limit as memory_limit
 from deepstack.training.environment import torch_settings as torch_settings
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
+from deepstack.training.extension import Parent as Parent
+from deepstack.training.extension import parent_of as parent_of
 from deepstack.training.fingerprint import bf16_support as bf16_support
 from deepstack.training.loop import train as train
 from deepstack.training.observer import Observer as Observer

@@ -7,6 +7,7 @@ from pathlib import Path
 from deepstack import config as conf
 from deepstack.interrupts import Stop, stop_requests
 from deepstack.records import Run
+from deepstack.training.extension import Parent
 from deepstack.training.observer import Observer
 from deepstack.training.preflight import preflight
 from deepstack.training.run import open_run
@@ -21,6 +22,7 @@ def train(
     stop: Stop | None = None,
     allow_env_change: bool = False,
     command: str = "",
+    parent: Parent | None = None,
 ) -> Run:
     """Train the configured run in <out>/<study>/<run> and return it.
 
@@ -36,6 +38,9 @@ def train(
     ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
     Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
 
+    parent: a finished run that this one extends; `deepstack.training.parent_of(run, steps)` returns
+    it, and `parent.config` is the config to train.
+
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 
     Raises errors of `deepstack.errors`: ConfigError, ResourceError (memory, disk, a folder in use),
@@ -48,6 +53,7 @@ def train(
         observer or Observer(),
         allow_env_change=allow_env_change,
         command=command,
+        parent=parent,
     ) as prepared:
         if isinstance(prepared, Run):
             return prepared

@@ -44,7 +44,7 @@ def meta_of(
     """Return meta.json: command, time, environment, parameters and data of the run.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
-    run.
+    run; of a run that extends another one, `extends` and the environment of that.
     """
     task = prepared.task
     now = {
@@ -61,8 +61,9 @@ def meta_of(
     if not before:
         return now
     resumed = {"time": now["created"], "git": now["git"], "environment": prepared.environment}
-    meta = now | {key: before[key] for key in ("created", "git") if key in before}
-    meta["resumed"] = [*before.get("resumed", []), resumed]
+    meta = now | {key: before[key] for key in ("created", "git", "extends") if key in before}
+    if "created" in before:  # else the run extends another one, and begins now
+        meta["resumed"] = [*before.get("resumed", []), resumed]
     if "environment_changed" in before or environment_changes(
         before.get("environment", {}), prepared.environment
     ):

@@ -34,6 +34,7 @@ from deepstack.training.environment import (
     memory_limit,
     torch_settings,
 )
+from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
 
@@ -74,14 +75,15 @@ def preflight(
     allow_env_change: bool = False,
     command: str = "",
     saves: bool = True,
+    parent: Parent | None = None,
 ) -> Iterator[Prepared | Run]:
     """Check everything that can stop a run, lock its folder and yield the parts of the run.
 
     Yields the finished run instead if the folder has one.  Inside the block the folder is locked
     and torch has the run's threads and determinism.  A refused run leaves no folder behind.
 
-    saves: whether the run saves checkpoints, which must fit on the disk.  Raises ConfigError,
-    PluginError and ResourceError.
+    saves: whether the run saves checkpoints, which must fit on the disk.  parent: the finished run
+    that this one extends.  Raises ConfigError, PluginError and ResourceError.
     """
     plugins.refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
@@ -95,7 +97,7 @@ def preflight(
     ranks.share(config.train.batch_size)
     refuse_cut_settings(config, ranks)
     with (
-        locked_folder(config, study_folder, task, ranks) as (path, folder, state),
+        locked_folder(config, study_folder, task, ranks, parent) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
     ):
         outer = observer if ranks.is_rank0 else Observer()
@@ -111,8 +113,11 @@ def preflight(
             refuse_short_memory(config, device, task.vocab_size, observer.notify)
         paths = fast_paths_of(config, device, ranks, model)
         environment = environment_of(config, device, threads, paths, ranks)
+        record = parent.folder if parent and not folder.exists() else folder
         if not allow_env_change:
-            ranks.from_rank0(lambda: refuse_other_environment(folder, environment))
+            ranks.from_rank0(lambda: refuse_other_environment(record, environment))
+        if parent and record is not folder and ranks.is_rank0:
+            parent.begin(folder, task.data)
         if ranks.is_rank0 and not folder.exists() and (news := changed_data(folder, config)):
             observer.notify(news)
         yield Prepared(
@@ -216,6 +221,11 @@ def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Con
     if "environment" not in meta:
         raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
     plugins.require_plugins(meta.get("plugins", []), str(folder.path))
+    if extends := inexact_parent(folder):
+        raise ConfigError(
+            f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
+            "another schedule, so its config alone does not repeat it; rerun that run instead"
+        )
     config = conf.load_config(folder.config_path)
     data, known = task_of(config).data, meta.get("data", {})
     if data.get("sha256") != known.get("sha256"):
@@ -248,7 +258,7 @@ def refuse_probed(folder: RunFolder) -> None:
 
 @contextmanager
 def locked_folder(
-    config: conf.Config, study: Path, task: Task, ranks: RankGroup
+    config: conf.Config, study: Path, task: Task, ranks: RankGroup, parent: Parent | None
 ) -> Iterator[tuple[Path, RunFolder, str | None]]:
     """Yield the path of the run, the folder to write to, and the state of the run.
 
@@ -258,7 +268,7 @@ def locked_folder(
     with ExitStack() as stack:
 
         def lock() -> list[str | None]:
-            folder = choose_folder(config, study, task)
+            folder = choose_folder(config, study, task, parent=parent)
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
@@ -300,16 +310,22 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
 
 
 def choose_folder(
-    config: conf.Config, study: Path, task: Task, taken: Collection[str] = ()
+    config: conf.Config,
+    study: Path,
+    task: Task,
+    taken: Collection[str] = (),
+    parent: Parent | None = None,
 ) -> RunFolder:
     """Return the folder where this run was trained before, else the first free one.
 
-    taken: names reserved for other runs.  Raises ConfigError if the run could resume, but its data
-    have changed; a run that has ended stays, and a new one starts beside it.
+    taken: names reserved for other runs.  parent: the run that this one extends.  Raises
+    ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
+    a new one starts beside it.
     """
     name, data = run_name(config), task.data
+    extends = parent.record if parent and not parent.exact else None
     for folder in folders_called(study, name):
-        if not is_same_experiment(folder, config):
+        if not is_same_experiment(folder, config) or inexact_parent(folder) != extends:
             continue
         was = folder.read_meta().get("data", data).get("sha256")
         if was == data.get("sha256"):

@@ -256,15 +256,18 @@ class TrainingRun:
             return
         self.snapshots.records.write()
         sync_logs(self.logs)
-        parts = {
+        self._write_checkpoint(step, self._resumable_parts())
+        self.folder.write_status("running", step)
+        self._saved = time.monotonic()
+        self.recorder.pause()
+
+    def _resumable_parts(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors that training needs, besides the weights, to go on."""
+        return {
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
             "layers": self.snapshots.records.state(),
         }
-        self._write_checkpoint(step, parts)
-        self.folder.write_status("running", step)
-        self._saved = time.monotonic()
-        self.recorder.pause()
 
     def _write_checkpoint(self, step: int, parts: dict[str, dict[str, Tensor]]) -> None:
         """Write the weights and these parts, with the run's digest and the sha256 of the logs."""
@@ -285,14 +288,18 @@ class TrainingRun:
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
     def finish(self) -> Run:
-        """Write the pending rows, the weights of a completed run and its status; return the run."""
+        """Write the pending rows, the weights of a completed run and its status; return the run.
+
+        With runtime.keep_optimizer the last checkpoint is a full one.
+        """
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs, ended=True)
         divergence = self.recorder.divergence
         if divergence is None:
             state, step = "done", self.config.train.steps
-            self._write_checkpoint(step, {})
+            kept = self.config.runtime.keep_optimizer
+            self._write_checkpoint(step, self._resumable_parts() if kept else {})
             if self.ranks.is_rank0:
                 ckpt.keep_only(self.folder, step)
                 write_end(self.folder, state, step, logs=logs)

@@ -35,3 +35,8 @@ def learning_rate(train: conf.Train, step: int) -> float:
         period = train.decay_period or warmup
         return train.lr * (period / (period + after)) ** 0.5
     return train.lr
+
+
+def depends_on_steps(train: conf.Train) -> bool:
+    """Return whether the rate at a step depends on the number of steps of the run."""
+    return train.schedule in ("linear", "cosine")

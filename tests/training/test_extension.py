@@ -1,0 +1,147 @@
+"""A finished run goes on for more steps, as a new run that names its parent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import typed
+from helpers.small_runs import data_of, interrupted, small, stop_at
+
+import deepstack
+from deepstack.errors import ConfigError, DifferenceError, Interrupted
+from deepstack.records import Run, RunFolder, problems
+from deepstack.training import parent_of
+
+# The parent ends at step 12; an evaluation and a record of every layer at its end belong to it.
+STEPS = {"train__schedule": "constant", "train__eval_every": 5, "log__attribution_every": "log"}
+
+
+def parent_run(out: Path, **settings: Any) -> Run:
+    return deepstack.train(small(**STEPS | settings, runtime__keep_optimizer=True), out=out)
+
+
+def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
+    parent = parent_of(run.path, steps, overrides)
+    return deepstack.train(parent.config, out=run.path.parents[1], parent=parent, **options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"train__optimizer": "muon", "model__dropout": 0.1}, {"train__schedule": "inverse_sqrt"}],
+    ids=str,
+)
+def test_an_extended_run_is_one_that_was_trained_at_once(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run = parent_run(tmp_path, **settings)
+    before = data_of(run)
+    longer = extend(run, 8)
+    whole = deepstack.train(small(**STEPS | settings, train__steps=20), out=tmp_path / "whole")
+    assert longer.path != run.path and longer.name == whole.name
+    assert data_of(longer) == data_of(whole) and data_of(run) == before
+    extends = longer.meta["extends"]
+    assert (extends["run"], extends["step"], extends["exact"]) == (run.name, 12, True)
+    assert "resumed" not in longer.meta and longer.meta["created"] >= run.meta["created"]
+    assert problems(longer.folder) == problems(run.folder) == []
+    assert len(longer.timing) == 20
+    checked = typed("rerun", longer.path, "--check")
+    assert checked.exit_code == 0 and checked.stdout.startswith("identical: ")
+    assert data_of(extend(longer, 2))["steps.csv"].startswith(before["steps.csv"])
+
+
+def test_an_interrupted_extension_goes_on(tmp_path: Path) -> None:
+    run = parent_run(tmp_path)
+    with pytest.raises(Interrupted):
+        extend(run, 8, stop=stop_at(3))
+    longer = extend(run, 8)
+    whole = deepstack.train(small(**STEPS, train__steps=20), out=tmp_path / "whole")
+    assert data_of(longer) == data_of(whole) and len(longer.meta["resumed"]) == 1
+
+
+def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
+    run = parent_run(tmp_path, train__schedule="cosine")
+    refused = typed("train", run.path, "--extend", 8, "--out", tmp_path)
+    assert refused.exit_code == 2
+    for words in (
+        "train.schedule=cosine depends on the number of steps; choose for the further",
+        "train.schedule=cosine: that of 20 steps, so the rate jumps from",
+        "train.schedule=constant train.lr=RATE",
+    ):
+        assert words in refused.stderr
+    words = ["train", run.path / "config.yaml", "--extend", 8, "--out", tmp_path, "-q"]
+    choice = ["train.schedule=constant", "train.lr=0.0001"]
+    longer = Run(typed(*words, *choice).stdout.strip())
+    assert longer.path.parent == run.path.parent and longer.state == "done"
+    assert longer.steps["lr"][:12].equals(run.steps["lr"])
+    assert set(longer.steps["lr"][12:]) == {0.0001} and not longer.meta["extends"]["exact"]
+    # The same command finds the run; the same config without a parent is another run.
+    assert typed(*words, *choice).stdout.strip() == str(longer.path)
+    alone = deepstack.train(deepstack.load_config(longer.path / "config.yaml"), out=tmp_path)
+    assert alone.path.name == f"{longer.name}-2" and "extends" not in alone.meta
+    again = typed("rerun", longer.path, "--check")
+    assert again.exit_code == 2 and "under another schedule" in again.stderr
+    stretched = extend(run, 8, "train.schedule=cosine")
+    assert not stretched.meta["extends"]["exact"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "message"),
+    [
+        ([], 0, "found 0; allowed a number of further steps from 1 on"),
+        (["model.dropout=0.1"], 8, r"found model.dropout=0.1; an extension allows train.schedule"),
+        (["train.eval_every=2"], 8, "found train.eval_every=2; an extension allows"),
+    ],
+)
+def test_what_an_extension_cannot_change(
+    overrides: list[str], steps: int, message: str, tmp_path: Path
+) -> None:
+    run = parent_run(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        parent_of(run.path, steps, overrides)
+
+
+def test_runs_that_cannot_be_extended(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere is no run"):
+        parent_of(tmp_path / "nowhere", 8)
+    folder = interrupted(small(**STEPS), tmp_path / "a")
+    with pytest.raises(ConfigError, match="is interrupted, not done; the same command without"):
+        parent_of(folder.path, 8)
+    weights = deepstack.train(small(**STEPS), out=tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"keeps only its weights.*keep_optimizer=true --study"):
+        parent_of(weights.path, 8)
+    diverged = deepstack.train(small(**STEPS, train__max_loss=0.1), out=tmp_path / "c")
+    with pytest.raises(ConfigError, match="is diverged, not done; a diverged run has no weights"):
+        parent_of(diverged.path, 8)
+    run = parent_run(tmp_path / "d")
+    run.folder.evals_path.write_bytes(run.folder.evals_path.read_bytes().replace(b"5", b"6", 1))
+    with pytest.raises(DifferenceError, match=r"is damaged: evals\.csv: changed"):
+        parent_of(run.path, 8)
+
+
+def test_an_extension_on_other_data_or_in_another_environment_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "my.txt"
+    text.write_text("one way " * 200)
+    run = parent_run(tmp_path, task__name="text", task__path=str(text))
+    with pytest.raises(ConfigError, match="begun in another environment: threads"):
+        extend(run, 8, "runtime.threads=3")
+    text.write_text("another " * 200)
+    with pytest.raises(ConfigError, match="was trained on other data"):
+        extend(run, 8)
+    folders = [path for path in run.path.parent.iterdir() if RunFolder(path).exists()]
+    assert folders == [run.path]
+
+
+def test_an_attempt_that_was_killed_begins_again(tmp_path: Path) -> None:
+    run = parent_run(tmp_path)
+    parent = parent_of(run.path, 8)
+    draft = RunFolder(tmp_path / "draft")
+    parent.begin(draft, run.meta["data"])
+    (draft.path / "config.yaml").unlink()
+    name = extend(run, 8).name
+    shutil.rmtree(run.path.parent / name)
+    draft.path.rename(run.path.parent / name)
+    longer = extend(run, 8)
+    assert longer.name == name and longer.state == "done" and problems(longer.folder) == []
