@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from deepstack import errors as errors
     from deepstack import schemes as schemes
     from deepstack.analysis.selection import load_runs as load_runs
@@ -46,18 +47,20 @@ _PUBLIC = {
 __all__ = sorted(_PUBLIC)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # a type checker knows the names above, and reports any other
 
-        return version("deepstack")
-    if name not in _PUBLIC:
-        raise AttributeError(
-            f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
-    module, attribute = _PUBLIC[name]
-    imported = importlib.import_module(module)
-    return getattr(imported, attribute) if attribute else imported
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("deepstack")
+        if name not in _PUBLIC:
+            raise AttributeError(
+                f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"
+            )
+        module, attribute = _PUBLIC[name]
+        imported = importlib.import_module(module)
+        return getattr(imported, attribute) if attribute else imported
 
 
 def __dir__() -> list[str]:

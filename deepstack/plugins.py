@@ -29,7 +29,10 @@ class Plugin(NamedTuple):
 LOADED: dict[str, Plugin] = {}
 """The plugins of this process by file name, which a sweep also loads in those of its runs."""
 
-IMPORTS = "names of deepstack.schemes, .tasks, .diagnostics, .plots and .theory (docs/plugins.md)"
+IMPORTS = (
+    "names of deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
+    "(docs/plugins.md)"
+)
 LONGEST = 300  # characters of an error's message
 _LOADING: list[Path] = []  # the file that is being loaded
 

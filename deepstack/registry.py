@@ -17,6 +17,7 @@ from deepstack.errors import ConfigError, PluginError
 T = TypeVar("T")
 
 _LONGEST_WORD = 40
+MOST_CHOICES = 8  # the number of names that a message lists after a suggestion
 # The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
 SURE, SIMILAR, SIMILAR_SHORT, SHORT = 0.84, 0.65, 0.5, 3
 
@@ -66,6 +67,9 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
+
+    def __repr__(self) -> str:
+        return f"Registry of {len(self)} {self.kind}s: {', '.join(self)}"
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -125,11 +129,16 @@ def _code_of(function: Any) -> Any:
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
-    """Return the message for an unknown name, with the nearest and the allowed names."""
+    """Return the message for an unknown name, with the nearest name and the allowed names.
+
+    The allowed names are left out after a suggestion if there are many.
+    """
     choices = list(choices)
     text = name if isinstance(name, str) else str(name)
     near = nearest(text, choices)
     shown = text if len(text) <= 40 else text[:37] + "..."
+    if near and len(choices) > MOST_CHOICES:
+        return f"unknown {kind} {shown!r}; did you mean {near!r}?"
     hint = f"did you mean {near!r}? " if near else ""
     return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(choices) or 'none'}"
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from deepstack.analysis.selection import Where, select
-from deepstack.errors import ResourceError
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.registry import unknown
 
 Result = TypeVar("Result")
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -50,6 +51,13 @@ def find_studies(
         else:
             members.append(run)
     return studies, skipped
+
+
+def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
+    """Raise ConfigError for a per-layer diagnostic that is neither recorded by a run nor known."""
+    known = {key for run in runs for key in (*run.columns.get("layers", {}), *run.layer_names())}
+    if name is not None and known and name not in known:
+        raise ConfigError(unknown("diagnostic", name, sorted(known)))
 
 
 def use_readable(

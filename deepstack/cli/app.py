@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -27,6 +28,25 @@ COMMANDS = (
 )  # fmt: skip
 
 
+_CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
+COMMANDS_ELSEWHERE = {
+    "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
+    **dict.fromkeys(("resume", "continue", "restart"), _CONTINUE),
+    **dict.fromkeys(("fit", "start"), "did you mean 'train'?"),
+    **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
+    **dict.fromkeys(("delete", "remove", "clean"), "did you mean 'rm'?"),
+    **dict.fromkeys(("grid", "multirun"), "did you mean 'sweep'?"),
+}
+OPTIONS_ELSEWHERE = {
+    **dict.fromkeys(("resume", "continue", "restart", "ckpt"), _CONTINUE),
+    **dict.fromkeys(
+        ("epochs", "epoch", "max_epochs", "num_epochs"),
+        "training is measured in steps: train.steps=VALUE",
+    ),
+}
+"""Words of other programs, and the text to type here."""
+
+
 class Group(TyperGroup):
     """Prints the errors of commands in a few lines on stderr and sets the exit code.
 
@@ -36,6 +56,12 @@ class Group(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with printable_streams():
             return super().main(*args, **kwargs)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0].lower() if args else ""
+        if word in COMMANDS_ELSEWHERE and self.get_command(ctx, word) is None:
+            ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -53,13 +79,27 @@ class Group(TyperGroup):
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # the class is private to typer
+            kind = type(error).__name__  # the classes are private to typer
+            if kind == "NoSuchOption":
                 suggest_option(error)
+                raise
+            if kind == "BadParameter":
+                suggest_choice(error)
                 raise
             if (bug := bug_in(error)) is None:
                 raise
             log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
+
+
+def suggest_choice(error: Any) -> None:
+    """Add the nearest name to the message of an argument that is none of several names."""
+    match = re.search(r"'([^']*)' is not one of (.*)", error.message, re.DOTALL)
+    if match:
+        choices = re.findall(r"'([^']+)'", match[2])
+        near = nearest(match[1], choices)
+        hint = f"did you mean {near!r}? " if near else ""
+        error.message = f"found {match[1]!r}; {hint}allowed: {', '.join(choices)}"
 
 
 def suggest_option(error: Any) -> None:
@@ -70,6 +110,10 @@ def suggest_option(error: Any) -> None:
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
+    if word in OPTIONS_ELSEWHERE:
+        error.possibilities = None
+        error.message = f"No such option: {error.option_name}; {OPTIONS_ELSEWHERE[word]}"
+        return
     parameters = getattr(getattr(error.ctx, "command", None), "params", [])
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
     near = nearest(word, options)

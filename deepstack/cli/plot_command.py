@@ -21,7 +21,7 @@ def plot_command(
             metavar="CHART|DIR",
             help="Charts to draw (default: all), then one folder, or several with --to.",
         ),
-    ],
+    ] = ["results"],
     at_step: AtStep = None,
     diagnostic: Diagnostic = None,
     where: Where = [],

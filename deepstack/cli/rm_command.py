@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Out
+from deepstack.cli.options import Out, note
 from deepstack.errors import ConfigError
 
 
@@ -19,18 +20,30 @@ def rm_command(
     empty: Annotated[
         bool, typer.Option("--empty", help="Delete the contents of .trash for good.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --empty: do not ask on a terminal.")
+    ] = False,
 ) -> None:
     """Move runs or studies into results/.trash and print their new paths.
 
-    Move one back to restore it. Only --empty deletes the trash.
+    Move one back to restore it. Only --empty deletes the trash: it lists the runs first, and asks
+    on a terminal.
     """
-    from deepstack.records.cells import one_line
-    from deepstack.records.trash import empty_trash, to_trash
+    from deepstack.records.cells import counted, one_line
+    from deepstack.records.trash import empty_trash, list_trash, to_trash
 
     if empty == bool(directories):
         count = "both" if empty else "neither"
         raise ConfigError(f"rm: found {count} of DIR and --empty; allowed one of them")
     if empty:
+        trashed = list_trash(out)
+        for run in trashed:
+            note(one_line(str(run)))
+        if trashed and not yes and sys.stdin.isatty() and sys.stderr.isatty():
+            question = f"delete {counted('{} runs', len(trashed))} for good?"
+            if not typer.confirm(question, err=True):
+                note("nothing was deleted")
+                return
         runs, size = empty_trash(out)
         typer.echo(f"{size / 1e6:,.1f} MB freed, {runs} runs")
         return

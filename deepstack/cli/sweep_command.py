@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -232,6 +233,13 @@ def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not where.is_dir():
         raise ResourceError(f"{where} is not a folder; give another one with --out")
+    try:
+        tempfile.TemporaryDirectory(dir=where).cleanup()
+    except OSError as error:
+        raise ResourceError(
+            f"{out}: no folder can be made in {where} ({error.strerror}); give another one with "
+            "--out"
+        ) from error
     free = shutil.disk_usage(where).free
     if needed > free:
         raise ResourceError(

@@ -71,8 +71,11 @@ def emit_json(value: Any) -> None:
 
 
 def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
-    """Print named values to stdout: one row for each, or as JSON."""
-    rows = [{"what": key, "value": text(value)} for key, value in facts.items()]
+    """Print named values to stdout: one row for each, or as JSON; values of a list on lines."""
+    rows = [
+        {"what": key, "value": value if isinstance(value, list) else text(value)}
+        for key, value in facts.items()
+    ]
     emit([facts] if as_json else rows, as_json)
 
 

@@ -12,7 +12,7 @@ from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, descri
 from deepstack.config.schema import LONGEST_NAME, ROLES, Config
 from deepstack.config.walk import Path, at, keys, sections
 from deepstack.errors import ConfigError
-from deepstack.registry import nearest
+from deepstack.registry import MOST_CHOICES, nearest
 from deepstack.yaml_reader import (
     MAX_PROBLEMS,
     Node,
@@ -50,11 +50,14 @@ _WORDS_ELSEWHERE = {
     "ddp": "data", "dyt": "dynamic_tanh", "float32": "fp32", "fsdp": "fully_sharded",
     "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer", "layernorm": "layer",
     "relu_squared": "relu2", "rms_norm": "rms", "rmsnorm": "rms", "rope": "rotary",
-    "squared_relu": "relu2", "swiglu": "silu", "swish": "silu",
+    "squared_relu": "relu2", "swish": "silu",
     **dict.fromkeys(("yes", "y", "on", "true", "1"), "true"),
     **dict.fromkeys(("no", "n", "off", "false", "0"), "false"),
     **dict.fromkeys(("none", "nan", "nil", "null"), "null"),
 }  # fmt: skip
+
+# Gated feed-forwards in other programs, and the activation of their gate.
+_GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 
 
 def raise_problems(problems: list[Problem]) -> None:
@@ -141,7 +144,9 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         shown = "a section"
     typed = "command line" in node.where
     text = f"found {shown}; allowed {describe(schema)}"
-    if inside := suggest_inner_key(path, [node.value]):
+    if dotted == "model.activation" and (inner := _GATED.get(str(node.value).lower())):
+        text += f"; {node.value} is model.activation={inner} with model.gated=true"
+    elif inside := suggest_inner_key(path, [node.value]):
         text += f"; did you mean {dotted}.{inside}" + (f"={node.value}?" if typed else "?")
     else:
         text += hint_for(_suggest_value(node.value, schema))
@@ -184,9 +189,10 @@ def _unknown_key(path: Path, node: Node) -> str:
         full = f"{section}.{word}".strip(".")
         if full in keys() or full in sections():
             return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
-    # the hint comes before a list that may be long
-    hint = hint_for(suggest_key(path)) or ";"
-    return f"found the unknown key {quote(word)}{hint} allowed {allowed}"
+    hint = hint_for(suggest_key(path))
+    if hint and len(siblings) > MOST_CHOICES:
+        return f"found the unknown key {quote(word)}{hint}"
+    return f"found the unknown key {quote(word)}{hint or ';'} allowed {allowed}"
 
 
 def suggest_key(path: Path) -> str | None:

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import IDENTIFIER, RUN_NAME
+from deepstack.config.display import Displayed
 from deepstack.errors import FrozenError
 from deepstack.yaml_reader import is_forbidden
 
@@ -62,13 +63,11 @@ Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
 
 
 def _as_tuple(value: Any) -> Any:
-    # YAML knows lists only; the models are immutable and hold tuples
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) else value  # the models are immutable
 
 
 def _as_dict(value: Any) -> Any:
-    # `model:` with only comments below it is an empty section
-    return {} if value is None else value
+    return {} if value is None else value  # `model:` with only comments below it
 
 
 class _Section(BaseModel):
@@ -387,7 +386,7 @@ class Runtime(_Section):
     """Whether only deterministic kernels are allowed."""
 
 
-class Config(_Section):
+class Config(Displayed, _Section):
     """One run.  Every key has a default: an empty file is a configuration."""
 
     name: Annotated[str, Field(pattern=RUN_NAME, max_length=LONGEST_NAME)] | None = None

@@ -15,6 +15,7 @@ from deepstack.analysis.studies import (
     Folders,
     find_studies,
     list_folders,
+    refuse_unknown_diagnostic,
     use_readable,
 )
 from deepstack.errors import (
@@ -75,6 +76,7 @@ def draw(
             "FOLDER (out=… from Python)"
         )
     studies, skipped = find_studies(folders, where=where, sort=sort, last=last)
+    refuse_unknown_diagnostic(diagnostic, (run for runs in studies.values() for run in runs))
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.notebook import html_table
+from deepstack.records.cells import text
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
+    IDENTITY,
     STEPS_COLUMNS,
     TIMING_COLUMNS,
     RunFolder,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 # Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
 # different values. Elsewhere a missing key belongs to the config of an older version.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
+RESULTS = "results"  # the default of --out
 NOT_THE_EXPERIMENT = ("name", "runtime")
 
 
@@ -45,7 +49,25 @@ class Run:
         self.path = self.folder.path
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        return f"Run({str(self.path)!r}, {self._present_state()})"
+
+    def _repr_html_(self) -> str:
+        """Return state, identity and last values as a table for notebooks."""
+        from deepstack.records.table import run_rows  # imports this module
+
+        (row,) = run_rows([self])
+        shown = {key: self.get(key) for key in IDENTITY} if row["state"] != "damaged" else {}
+        facts = {
+            key: text(value) for key, value in (row | shown).items() if value not in (None, "")
+        }
+        return html_table(f"{facts.pop('study')}/{facts.pop('run')}", facts)
+
+    def _present_state(self) -> str:
+        """Return `state` as it is now, without keeping it."""
+        try:
+            return self.read_state()
+        except ResourceError:
+            return "damaged"
 
     @property
     def name(self) -> str:
@@ -86,10 +108,7 @@ class Run:
         A run that says `running` but is not locked was killed: it is `interrupted`.  A run whose
         status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
-        try:
-            return self.read_state()
-        except ResourceError:
-            return "damaged"
+        return self._present_state()
 
     def read_state(self) -> str:
         """Return the present `state`.  Raises ResourceError where it would be `damaged`."""
@@ -178,7 +197,10 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
-        raise NothingMatchedError(f"{root} {reason}: expected a run, a study or a results folder")
+        first = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
+        raise NothingMatchedError(
+            f"{root} {reason}: expected a run, a study or a results folder{first}"
+        )
     return [Run(folder) for folder in sorted(folders, key=_natural)]
 
 

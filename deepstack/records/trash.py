@@ -16,16 +16,15 @@ from pathlib import Path
 from deepstack.errors import ConfigError, LockedError, NothingMatchedError
 from deepstack.records.files import sync_folder, trouble
 from deepstack.records.folder import RunFolder
-from deepstack.records.run import find_runs
+from deepstack.records.run import RESULTS, find_runs
 
 TRASH = ".trash"
-RESULTS = Path("results")  # the default of --out
 
 
 def removal(run: Path) -> str:
     """Return the `deepstack rm` command for a run, quoted for a shell."""
     out = run.parent.parent
-    elsewhere = "" if out == RESULTS else f" --out {shlex.quote(str(out))}"
+    elsewhere = "" if str(out) == RESULTS else f" --out {shlex.quote(str(out))}"
     return f"deepstack rm {shlex.quote(str(run))}{elsewhere}"
 
 
@@ -57,6 +56,15 @@ def to_trash(
                 sync_folder(path.parent)
             moved.append((path, target))
     return moved
+
+
+def list_trash(out: str | os.PathLike[str]) -> list[Path]:
+    """Return the runs in the trash of a results folder, sorted.
+
+    Raises ConfigError if the trash is a link.
+    """
+    folders = (Path(folder) for folder, _, _ in os.walk(_trash_of(Path(out))))
+    return sorted(folder for folder in folders if RunFolder(folder).exists())
 
 
 def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:

@@ -22,7 +22,12 @@ from deepstack.analysis.comparison import comparisons
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
 from deepstack.analysis.statistics import update_column
-from deepstack.analysis.studies import Folders, find_studies, list_folders
+from deepstack.analysis.studies import (
+    Folders,
+    find_studies,
+    list_folders,
+    refuse_unknown_diagnostic,
+)
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
@@ -79,6 +84,7 @@ def report(
     readable = {study: runs for study, runs in studies.items() if runs}
     if not readable:
         raise ResourceError("\n".join(skipped))
+    refuse_unknown_diagnostic(diagnostic, (run for runs in readable.values() for run in runs))
     sections, broken = [], []
     rows = comparisons(readable, against, best)
     for study, runs in readable.items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deepstack.config import StackSizes
 from deepstack.errors import PluginError
+from deepstack.notebook import html_table
 from deepstack.options import Options, options_of_class, options_of_function
 from deepstack.registry import Registry
 from deepstack.schemes.checks import check_class
@@ -232,6 +233,12 @@ class Scheme(nn.Module):
         check_class(cls, Scheme)
         cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
+
+    def __repr__(self) -> str:
+        return f"{self.label}: {self.equation}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.label, {"equation": self.equation, "paper": self.paper})
 
     @classmethod
     def configure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.errors import ConfigError
 from deepstack.interrupts import Stop, stop_requests
+from deepstack.notebook import ProgressBar, in_notebook
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers
@@ -31,7 +33,7 @@ def sweep(
     run_timeout: float | None = None,
     memory: str | None = None,
     stop: Stop | None = None,
-    show: Callable[[Sequence[Progress]], None] = lambda progress: None,
+    show: Callable[[Sequence[Progress]], None] | None = None,
 ) -> list[Run]:
     """Train every cell of the grid, {dotted key: values}, and return the runs.
 
@@ -45,7 +47,7 @@ def sweep(
     stop: called while the sweep runs; if it returns a signal number, all runs save and the sweep
     ends.  Without it Ctrl-C does so and raises KeyboardInterrupt; a second one raises at once.
     show: called repeatedly with the progress (`p.cell.folder.name`, `p.state`, `p.step`) of all
-    cells, for a progress bar.
+    cells, for a progress bar.  Without it, a notebook shows one bar for all runs.
 
     Returns a Run for each cell that has a folder, in any state.  Raises ConfigError before anything
     runs if a cell is not valid, or names a scheme, task or norm that only this process has
@@ -61,6 +63,7 @@ def sweep(
     refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
+    show = show or (NotebookSweep().show if in_notebook() else lambda progress: None)
     with stop_requests(stop) as stop_signal:
         progress = Pool(cells, launcher, retried, stop_signal, show, seconds, run_timeout).run()
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
@@ -70,6 +73,21 @@ def sweep(
             f"{refused[0].message.removeprefix('deepstack: ')}"
         )
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
+
+
+class NotebookSweep:
+    """A bar over the steps of all runs, with the number of runs in each state."""
+
+    def __init__(self) -> None:
+        self.bar = ProgressBar()
+
+    def show(self, progress: Sequence[Progress]) -> None:
+        """Draw the progress of all cells."""
+        states = Counter(entry.state for entry in progress)
+        waiting = states["running"] + states["waiting"] + states["new"]
+        text = ", ".join(f"{count} {state}" for state, count in states.items())
+        ended = len(progress) - waiting
+        self.bar.show(ended, len(progress), f"runs ended: {text}", last=not waiting)
 
 
 def refuse_local(cells: Sequence[Cell]) -> None:

@@ -8,6 +8,7 @@ from deepstack import config as conf
 from deepstack.interrupts import Stop, stop_requests
 from deepstack.records import Run
 from deepstack.training.extension import Parent
+from deepstack.training.notebook_progress import default_observer
 from deepstack.training.observer import Observer
 from deepstack.training.preflight import preflight
 from deepstack.training.run import open_run
@@ -33,7 +34,8 @@ def train(
     `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.
     study: name of the study's folder, by default the configuration's name or 'runs'.
     observer: receives every event; `deepstack.training.PlainLines()` prints a line every five
-    seconds.
+    seconds.  Without one, a notebook shows a progress bar; `deepstack.training.Observer()` is
+    silent.
     stop: called after every step; if it returns a signal number, the run saves a checkpoint and
     ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
     Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
@@ -50,7 +52,7 @@ def train(
         config,
         study,
         Path(out),
-        observer or Observer(),
+        observer or default_observer(),
         allow_env_change=allow_env_change,
         command=command,
         parent=parent,

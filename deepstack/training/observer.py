@@ -6,12 +6,14 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 
+from deepstack.errors import PluginError
 from deepstack.records import RunFolder, trouble
+from deepstack.registry import Registry, refuse_no_name
 
 Row = Mapping[str, float | None]
 
@@ -53,6 +55,23 @@ class Observer:
 
     def finished(self, state: str, step: int) -> None:
         """The run ended, in one of the states of status.json."""
+
+
+OBSERVERS: Registry[Callable[[], Observer]] = Registry("observer")
+"""Observers that every run of this process has, besides its own."""
+
+
+def observer(name: str) -> Callable[[type[Observer]], type[Observer]]:
+    """Decorate a subclass of Observer: every run of this process gets a new object of it."""
+    refuse_no_name("observer", name)
+
+    def register(kind: type[Observer]) -> type[Observer]:
+        if not (isinstance(kind, type) and issubclass(kind, Observer)):
+            raise PluginError(f"the observer {name!r}: expected a subclass of Observer")
+        OBSERVERS.register(name, kind)
+        return kind
+
+    return register
 
 
 class Observers(Observer):

@@ -35,13 +35,13 @@ from deepstack.training.environment import (
     torch_settings,
 )
 from deepstack.training.extension import Parent, inexact_parent
-from deepstack.training.observer import LogFile, Observer, Observers
+from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
 # System errors of a disk that cannot be written to.
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ def preflight(
             outer.notify(f"{state} already, left as it is; to train it anew, first: {command_line}")
             yield Run(path)
             return
-        observer = Observers(outer, LogFile(folder)) if ranks.is_rank0 else outer
+        observer = outer
+        if ranks.is_rank0:
+            registered = [make() for _, make in OBSERVERS.items()] if saves else []
+            observer = Observers(outer, LogFile(folder), *registered)
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:

@@ -16,7 +16,17 @@ PACKAGE = ROOT / "deepstack"
 
 # A package imports only from the levels above its own line.
 LEVELS = (
-    ("allowed", "ending", "errors", "gc_control", "interrupts", "registry", "options", "plugins"),
+    (
+        "allowed",
+        "ending",
+        "errors",
+        "gc_control",
+        "interrupts",
+        "notebook",
+        "registry",
+        "options",
+        "plugins",
+    ),
     ("yaml_reader",),
     ("config", "records", "parameters"),
     ("distributed", "schemes", "tasks", "analysis"),

@@ -1,0 +1,111 @@
+"""Messages that name the text to type instead: of commands, options, settings and folders."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import QUICK, ROOT
+from helpers.command_line import TINY, typed
+from helpers.plot_runs import make_run
+
+from deepstack.records.trash import list_trash
+
+STUDY = "results/study"
+
+
+@pytest.mark.parametrize("words", ["ls", "plot", "compare", "report", "plot loss_vs_step results"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_before_any_run_the_first_one_is_named(
+    words: str, exists: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if exists:
+        (tmp_path / "results").mkdir()
+    result = typed(*words.split())
+    assert result.exit_code == 7
+    assert result.stderr.endswith("to train a first run: deepstack train quick\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "quick"], "No such command 'run'; did you mean 'train' (one run), 'sweep'"),
+        (["resume", "results"], "'resume'; an interrupted run continues when its train or sweep"),
+        (["delete", "results"], "No such command 'delete'; did you mean 'rm'?"),
+        (["trian", QUICK], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", QUICK, "--resume"], "--resume; an interrupted run continues when its train"),
+        (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
+        (["sweep", "--epochs=3"], "--epochs; training is measured in steps: train.steps=VALUE"),
+        (["list", "scheme"], "found 'scheme'; did you mean 'schemes'? allowed: "),
+        (["list", "zzz"], "found 'zzz'; allowed: "),
+        (
+            ["train", QUICK, "model.activation=swiglu"],
+            "; swiglu is model.activation=silu with model.gated=true\n",
+        ),
+        (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
+        # After a suggestion no long list follows.
+        (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
+        (["train", QUICK, "train.stesp=3"], "unknown key 'stesp'; did you mean 'steps'?\n"),
+        (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
+        (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
+        (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
+        (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
+    ],
+)
+def test_a_wrong_word_names_the_right_one(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / STUDY / "run")
+    before = sorted(tmp_path.rglob("*"))
+    result = typed(*words)
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")
+def test_out_in_an_impossible_place(tmp_path: Path) -> None:
+    trained = typed("train", QUICK, *TINY, "--out", "/proc/x", "-q")
+    swept = typed("sweep", QUICK, *TINY, "seed=0,1", "--out", "/proc/x", "-q")
+    for result in (trained, swept):
+        assert result.exit_code == 5 and "/proc/x" in result.stderr and "--out" in result.stderr
+    assert trained.stderr.endswith("give another folder with --out\n")
+    assert "/proc/x: no folder can be made in /proc" in swept.stderr
+
+
+def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / STUDY / "run")
+    trashed = typed("rm", STUDY).stdout.strip()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "deepstack", "rm", "--empty"]
+    for answer, left in ((b"\n", 1), (b"y\n", 0)):
+        controller, terminal = pty.openpty()
+        os.write(controller, answer)
+        process = subprocess.run(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, timeout=60
+        )
+        os.close(terminal)
+        shown = os.read(controller, 10_000).decode()
+        os.close(controller)
+        assert process.returncode == 0 and f"{trashed}/run" in shown
+        assert "delete 1 run for good? [y/N]" in shown
+        assert ("nothing was deleted" in shown) == bool(left) == bool(list_trash("results"))
+    make_run(tmp_path / STUDY / "run")
+    typed("rm", STUDY)
+    emptied = typed("rm", "--empty")  # without a terminal no question is asked
+    assert emptied.exit_code == 0 and "run" in emptied.stderr and not list_trash("results")
+
+
+def test_an_export_prints_its_files_on_lines(tmp_path: Path) -> None:
+    run = typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip()
+    exported = typed("export", run, "--to", tmp_path / "model")
+    assert exported.exit_code == 0 and "[" not in exported.stdout
+    for name in ("weights.safetensors", "weights.yaml", "weights.json"):
+        assert any(line.rstrip().endswith(name) for line in exported.stdout.splitlines()), name
