@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,7 +234,9 @@ def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     if not where.is_dir():
         raise ResourceError(f"{where} is not a folder; give another one with --out")
     try:
-        tempfile.TemporaryDirectory(dir=where).cleanup()
+        attempt = where / f".deepstack-{os.getpid()}"
+        attempt.mkdir()
+        attempt.rmdir()
     except OSError as error:
         raise ResourceError(
             f"{out}: no folder can be made in {where} ({error.strerror}); give another one with "

@@ -195,7 +195,7 @@ MEANT: dict[str, tuple[list[str], str]] = {
     ),
     "a section's name": (["train", QUICK, "task=copy"], "did you mean task.name=copy?"),
     "an axis": (["sweep", QUICK, "model.norm=rms,layer"], "did you mean 'model.norm.kind'?"),
-    "a key": (["train", QUICK, "model.dept=3"], "did you mean 'depth'? allowed scheme, "),
+    "a key": (["train", QUICK, "model.dept=3"], "did you mean 'depth'?"),
 }
 
 

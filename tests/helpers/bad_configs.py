@@ -5,8 +5,7 @@ from __future__ import annotations
 # name -> (YAML, the parts of the message, in their order, with … between them)
 BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("model:\n  detph: 6\n",
-     "f.yaml:2:3: model.detph: found the unknown key 'detph'; did you mean 'depth'? allowed "
-     "scheme, "),
+     "f.yaml:2:3: model.detph: found the unknown key 'detph'; did you mean 'depth'?"),
     "unknown section": ("modle:\n  depth: 6\n", "f.yaml:1:1: modle: … did you mean 'model'?"),
     "key of another section": ("depth: 6\n", "f.yaml:1:1: depth: … did you mean 'model.depth'?"),
     "key of another program": ("train:\n  learning_rate: 1\n",
