@@ -299,6 +299,16 @@ class Train(_Section):
         dict[Role, Annotated[float, Field(ge=0, le=1e6)]], BeforeValidator(_as_dict)
     ] = {}
     """A factor on the learning rate of a role's parameters: {q: 0.5}."""
+    lr_exponents: Annotated[
+        dict[Role, Annotated[float, Field(ge=-8, le=8)]], BeforeValidator(_as_dict)
+    ] = {}
+    """Powers e of depth: a role's rate is lr * (N / base_depth)^(-e), N = model.depth: {v: 0.5}."""
+    base_depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
+    """The depth at which lr_exponents and eps_exponent change nothing."""
+    decay_by_depth: Literal["with_lr", "constant"] = "with_lr"
+    """The decay of a step, rate * weight_decay: falls with lr_exponents, or stays as without."""
+    eps_exponent: Annotated[float, Field(ge=-8, le=8)] = 0.0
+    """A power e of depth: the eps of adam and adamw is eps * (N / base_depth)^(-e)."""
     trainable: (
         Literal["all"]
         | Annotated[
