@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.fit import power_law_of_seeds
 from deepstack.analysis.settings import SEED, depth_of
-from deepstack.analysis.statistics import has_diverged_by, spread_of
+from deepstack.analysis.statistics import Mean, has_diverged_by, mean_of
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -100,35 +99,31 @@ def fit_role(
     step: int, role: str, by_depth: Mapping[int, Mapping[int, float]], linear: float | None
 ) -> RoleExponent:
     """Return the exponent of one role.  by_depth: depth -> seed -> ‖ΔF_role‖."""
-    means = [spread_of(list(values.values())).mean for values in by_depth.values()]
+    means = [mean_of(list(values.values())).value for values in by_depth.values()]
     seeds = sorted(set.intersection(*(set(values) for values in by_depth.values())))
+    log_depth = np.log(np.array(list(by_depth), float))
     moved = len(by_depth) > 1 and all(v > 0 for at in by_depth.values() for v in at.values())
-    fit = power_law_of_seeds(list(by_depth), list(by_depth.values())) if moved else None
-    if fit is None:
-        nothing = (None,) * 6
-        return RoleExponent(step, role, *nothing, min(means), max(means), linear, len(seeds))
-    half = fit.standard_error * t_quantile(len(seeds))
-    bend = None
-    if len(by_depth) > 2:
-        log_depth = np.log(np.array(list(by_depth), float))
-        bends = [
-            float(np.polyfit(log_depth, np.log([by_depth[n][seed] for n in by_depth]), 2)[0])
-            for seed in seeds
-        ]
-        bend = spread_of(bends)
+
+    def coefficient(degree: int) -> Mean:
+        """Fit a polynomial in log N for each seed; return the mean of its first coefficients."""
+        enough = moved and len(by_depth) > degree
+        logs = [np.log([at[seed] for at in by_depth.values()]) for seed in seeds if enough]
+        return mean_of([float(np.polyfit(log_depth, log, degree)[0]) for log in logs])
+
+    slope, bend = coefficient(1), coefficient(2)
     return RoleExponent(
-        step,
-        role,
-        fit.exponent,
-        number(fit.standard_error),
-        number(fit.exponent - half),
-        number(fit.exponent + half),
-        None if bend is None else number(bend.mean),
-        None if bend is None else number(bend.standard_error),
-        min(means),
-        max(means),
-        linear,
-        len(seeds),
+        step=step,
+        role=role,
+        exponent=number(slope.value),
+        error=number(slope.se),
+        low=number(slope.low),
+        high=number(slope.high),
+        curvature=number(bend.value),
+        curvature_error=number(bend.se),
+        smallest=min(means),
+        largest=max(means),
+        linearity=linear,
+        seeds=len(seeds),
     )
 
 
@@ -169,12 +164,6 @@ def line_through(x: np.ndarray, y: np.ndarray, at: float) -> float:
     return float(y[i] + slope * (at - x[i]))
 
 
-def t_quantile(seeds: int) -> float:
-    """Return the 97.5 % quantile of Student's t with seeds - 1 degrees; NaN for one seed."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(seeds - 1, 0.975)) if seeds > 1 else math.nan
-
-
 def number(value: float) -> float | None:
+    """Return a finite number, or None."""
     return value if math.isfinite(value) else None

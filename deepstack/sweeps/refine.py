@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.analysis.losses import final_value, has_mask_loss
-from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.pool import Progress
@@ -195,7 +194,7 @@ def matches(run: Run, cell: dict[str, Any]) -> bool:
 
 def mean_loss(runs: Sequence[Run]) -> float:
     """Return the mean final validation loss; infinite without runs or if one has no finite loss."""
-    column = "loss_masked" if has_mask_loss(runs) else "loss"
-    values = [None if has_diverged(run) else final_value(run, column) for run in runs]
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    column = loss_column(runs)
+    values = [math.inf if has_diverged(run) else final_value(run, column) for run in runs]
+    finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite and len(finite) == len(runs) else math.inf

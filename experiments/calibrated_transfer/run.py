@@ -10,12 +10,12 @@ skips finished runs.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.losses import final_value
-from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.statistics import final_value, has_diverged
 from deepstack.analysis.transfer import Losses, transfer
 from deepstack.config import Config, Study, load_config, with_overrides
 from deepstack.records import Run, find_runs
@@ -33,9 +33,9 @@ def losses_of(runs: list[Run]) -> Losses:
     """Return depth -> learning rate -> seed -> final loss, infinite for a diverged run."""
     table: dict[int, dict[float, dict[int, float]]] = {}
     for run in runs:
-        value = None if has_diverged(run) else final_value(run, "loss_masked")
+        value = math.inf if has_diverged(run) else final_value(run, "loss_masked")
         by_seed = table.setdefault(run.get("model.depth"), {}).setdefault(run.get("train.lr"), {})
-        by_seed[run.get("seed")] = float("inf") if value is None else value
+        by_seed[run.get("seed")] = value if math.isfinite(value) else math.inf
     return table
 
 
