@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deepstack.cli.options import Json, Out, Overrides, Plugins, Quiet, load_plugins, located
-from deepstack.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deepstack.sweeps import Calibration, Progress
+    from deepstack.sweeps import Calibration
 
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 
@@ -69,6 +67,7 @@ def calibrate_command(
     load_plugins(plugin)
     from rich.console import Console
 
+    from deepstack.cli.refine import progress_line, whole_numbers
     from deepstack.cli.tables import emit
     from deepstack.sweeps import calibrate
 
@@ -114,12 +113,6 @@ def rows_of(measured: Calibration) -> list[dict[str, Any]]:
     return rows
 
 
-def progress_line(progress: Sequence[Progress]) -> str:
-    """Return how many runs have ended."""
-    ended = sum(entry.state in ("done", "diverged") for entry in progress)
-    return f"{ended} of {len(progress)} runs"
-
-
 def draw_figures(measured: Calibration) -> list[str]:
     """Draw ‖ΔF‖ by role against depth, before and after; return a line for each PNG."""
     from deepstack.plots import draw
@@ -130,11 +123,3 @@ def draw_figures(measured: Calibration) -> list[str]:
             paths = draw(runs[0].path.parent, ["attribution_vs_depth"], at_step=min(measured.steps))
             lines += [f"figure: {path}" for path in paths if path.suffix == ".png"]
     return lines
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a comma-separated list.  Raises ConfigError for anything else."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None

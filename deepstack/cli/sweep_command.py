@@ -87,6 +87,26 @@ def sweep_command(
     sbatch: Annotated[
         list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
     ] = [],
+    refine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Find the best value of a setting, as in train.lr, for each cell of the others.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="With --refine: the final ratio of neighbouring values.")
+    ] = 1.26,
+    max_runs: Annotated[
+        int | None, typer.Option(min=1, help="With --refine: the largest number of runs.")
+    ] = None,
+    select_seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="With --refine: seeds that choose the value; --seeds are trained at it, in "
+            "STUDY_reported."
+        ),
+    ] = None,
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],
@@ -113,6 +133,24 @@ def sweep_command(
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
     opt.load_plugins(plugin)
+    if refine is not None:
+        from deepstack.cli.refine import refine_study
+
+        with opt.located(path, settings):
+            refine_study(
+                described,
+                refine,
+                tolerance=tolerance,
+                max_runs=max_runs,
+                select_seeds=select_seeds,
+                name=name,
+                out=out,
+                workers=workers,
+                dry_run=dry_run,
+                quiet=quiet,
+                json=json,
+            )
+        return
 
     from deepstack import sweeps
     from deepstack.cli.signals import stop_on_signal

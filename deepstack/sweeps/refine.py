@@ -12,6 +12,7 @@ from deepstack import config as conf
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import ConfigError
 from deepstack.records import Run
+from deepstack.registry import unknown
 from deepstack.sweeps.pool import Progress
 from deepstack.sweeps.run import sweep
 
@@ -137,8 +138,9 @@ def count_runs(
 ) -> tuple[int, int]:
     """Return the least and the largest number of choosing runs.
 
-    Raises ConfigError for a `max_runs` below the least.
+    Raises ConfigError for a key that cannot be refined, or a `max_runs` below the least.
     """
+    start_value(study, key)
     searches = len(settings_of(study, key)) * len(seeds)
     fewest, most = FEWEST * searches, MOST * searches
     if max_runs is not None and max_runs < fewest:
@@ -151,7 +153,10 @@ def count_runs(
 
 def start_value(study: conf.Study, key: str) -> float:
     """Return the value of the base, from which every search begins."""
-    value = conf.values(study.base).get(key)
+    values = conf.values(study.base)
+    if key not in values:
+        raise ConfigError(unknown("--refine", key, values))
+    value = values[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ConfigError(
             f"--refine: found {key}, whose value is {value!r}; allowed a setting that is a "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
 from helpers.small_runs import small
 
 from deepstack.config import Study
@@ -82,7 +85,25 @@ def test_the_number_of_runs_is_known_before() -> None:
         count_runs(study, "train.lr", [0], 3)
 
 
-@pytest.mark.parametrize("key", ["model.scheme", "model.bias", "train.weight_decay", "train.lrr"])
+def test_the_command_prints_the_best_rate_of_each_depth(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--refine", "train.lr", "--json"]
+    result = typed(*words, "--max-runs", "14", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["model.depth"] for row in rows] == [1, 2]
+    assert all(row["tried"] == FEWEST and row["train.lr"] > 0 for row in rows)
+
+
+def test_the_command_counts_before_it_runs(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, "--depths", "1,2", "--refine", "train.lr", "--out", tmp_path]
+    result = typed(*words, "--dry-run", "--json")
+    counts = json.loads(result.stdout)[0]
+    assert counts == {"least number of runs": 2 * FEWEST, "largest number of runs": 2 * MOST}
+    assert not list(tmp_path.iterdir())
+    assert "did you mean 'train.lr'" in typed(*words[:-3], "train.lrr", "--dry-run").stderr
+
+
+@pytest.mark.parametrize("key", ["model.scheme", "model.bias", "train.weight_decay"])
 def test_only_a_positive_number_can_be_refined(key: str) -> None:
     with pytest.raises(ConfigError, match="allowed a setting that is a positive number"):
         refine(small(), key)
