@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from deepstack.analysis.fit import power_law
+from deepstack.analysis.settings import SEED, depth_of, split_series
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.errors import NothingMatchedError
+from deepstack.records import ENDED, Run
 
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
 
+LR = "train.lr"
 DRAWS = 1000  # bootstrap samples of the seeds
 
 
@@ -143,6 +149,56 @@ def interval(samples: Sequence[float]) -> Interval:
         return Interval(samples[0], float("nan"), float("nan"))
     low, high = np.quantile(others, (0.025, 0.975), method="nearest")
     return Interval(samples[0], float(low), float(high))
+
+
+def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
+    """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
+
+    Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
+    runs of two learning rates or more with a common seed.
+    """
+    ended = [run for run in runs if run.state in ENDED]
+    column = loss_column(ended)
+    results = {}
+    for series in split_series(ended, but=[LR])[0]:
+        losses: dict[int, dict[float, dict[int, float]]] = {}
+        for run in series.runs:
+            loss = math.inf if has_diverged(run) else final_value(run, column)
+            by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
+            by_seed[int(run.get(SEED))] = loss if math.isfinite(loss) else math.inf
+        if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
+            results[series.label] = transfer(losses)
+    if not results:
+        raise NothingMatchedError("needs finished runs of two learning rates with a common seed")
+    return results
+
+
+def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return a row for each setting and depth: best rate, exponent in N, cost of the first rate."""
+    rows = []
+    for label, result in transfers(runs).items():
+        exponent = result.exponent or Interval(math.nan, math.nan, math.nan)
+        for best in result.best:
+            cost = result.costs[best.depth] or Interval(math.nan, math.nan, math.nan)
+            rows.append(
+                {
+                    "setting": label,
+                    "depth": best.depth,
+                    "best_lr": best.rate.value,
+                    "lr_low": best.rate.low,
+                    "lr_high": best.rate.high,
+                    "inside": best.inside,
+                    "val_loss": best.loss,
+                    "cost": cost.value,
+                    "cost_low": cost.low,
+                    "cost_high": cost.high,
+                    "exponent": exponent.value,
+                    "exponent_low": exponent.low,
+                    "exponent_high": exponent.high,
+                    "seeds": best.seeds,
+                }
+            )
+    return rows
 
 
 PUBLISHED_LAWS: dict[str, tuple[float, str]] = {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_line import typed
+from helpers.small_runs import small
 
+import deepstack
 from deepstack.analysis.transfer import Losses, transfer
 
 RATES = [1e-3 * 2**i for i in range(9)]
@@ -65,3 +70,27 @@ def test_a_best_rate_at_the_edge_or_beside_a_divergence_is_not_inside() -> None:
 def test_a_rate_that_was_not_tried_has_no_cost() -> None:
     table = {6: losses(lambda n, s: 0.128)[6], 24: {1e-3: dict.fromkeys(SEEDS, 2.0)}}
     assert transfer(table, draws=5).costs[24] is None
+
+
+def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
+    for depth in (2, 4):
+        for lr in (1e-3, 2e-3, 4e-3):
+            for exponents in ({}, {"v": 0.5, "o": 0.5}):
+                config = small(
+                    model__depth=depth, train__lr=lr, train__lr_exponents=exponents,
+                    train__steps=2, log__layers_every=0,
+                )  # fmt: skip
+                deepstack.train(config, out=tmp_path, study="s")
+    result = typed("compare", tmp_path, "--transfer", "--json")
+    rows = json.loads(result.stdout)
+    assert [(row["setting"], row["depth"]) for row in rows] == [
+        ("equal rates", 2), ("equal rates", 4), ("rates by depth", 2), ("rates by depth", 4)
+    ]  # fmt: skip
+    assert all(0.99e-3 < row["best_lr"] < 4.01e-3 and row["seeds"] == 1 for row in rows)
+
+
+def test_one_learning_rate_is_no_study_of_transfer(tmp_path: Path) -> None:
+    deepstack.train(small(train__steps=2), out=tmp_path, study="s")
+    result = typed("compare", tmp_path, "--transfer")
+    assert result.exit_code == 7
+    assert "no study has finished runs of two learning rates" in result.stderr
