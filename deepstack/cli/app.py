@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+import deepstack
 from deepstack.cli.streams import printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import DeepstackError
@@ -115,9 +116,7 @@ def version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"deepstack {installed('deepstack')}")
+        typer.echo(f"deepstack {deepstack.__version__}")
         raise typer.Exit()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+import deepstack
 from deepstack import plugins
 from deepstack.errors import ConfigError, PluginError, ResourceError
 
@@ -23,11 +24,11 @@ def task(version: str) -> Callable[..., tuple[int, str]]:
     """Return the function that Ray calls on a node; sent by value to report a missing deepstack."""
 
     def run_deepstack(order: dict[str, Any], mailbox: Any, key: str) -> tuple[int, str]:
-        from importlib import import_module, metadata
+        from importlib import import_module
 
         ray = import_module("ray")
         try:
-            installed = metadata.version("deepstack")
+            installed = import_module("deepstack").__version__
             if installed != version:
                 raise ImportError(f"found {installed}")
             node = import_module("deepstack.sweeps.ray_node")
@@ -122,16 +123,16 @@ def check_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
 
     Raises ConfigError with the nodes where this version of deepstack cannot be imported.
     """
-    version = metadata.version("deepstack")
+    version = deepstack.__version__
 
     def facts() -> tuple[str, str, str, list[int]]:
         import socket
         import subprocess
         import sys
-        from importlib import metadata, util
+        from importlib import import_module
 
         try:
-            installed = metadata.version("deepstack") if util.find_spec("deepstack") else "none"
+            installed = import_module("deepstack").__version__
         except ImportError:
             installed = "none"
         try:
