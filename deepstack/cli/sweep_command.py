@@ -114,10 +114,12 @@ def sweep_command(
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
     load_plugins(plugin)
 
+    from deepstack.cli.finding import sweep_finding
     from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
     from deepstack.cli.tables import emit
+    from deepstack.records import Run
     from deepstack.sweeps import (
         RUN_AGAIN,
         Local,
@@ -163,6 +165,8 @@ def sweep_command(
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
     if not quiet and any(entry.state == "done" for entry in progress):
+        for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
+            typer.echo(line, err=True)
         folder = shlex.quote(str(out / name))
         typer.echo(
             f"for one page: deepstack report {folder}; compare and plot also accept the folder",

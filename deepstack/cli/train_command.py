@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ def train_command(
         study = study_name(settings, config) if study is None else checked_study(study)
         load_plugins(plugin)
     from deepstack.cli.display import observe
+    from deepstack.cli.finding import next_command, run_finding
     from deepstack.cli.signals import stop_on_signal
 
     with gc_paused():
@@ -77,6 +79,8 @@ def train_command(
     if not is_rank0:
         return
     typer.echo(run.path)
+    if not quiet and (sentence := run_finding(run)):
+        typer.echo(f"{sentence}\nnext: {next_command(run, sys.argv[1:])}", err=True)
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)
 
