@@ -25,6 +25,7 @@ from deepstack.records.checksums import (
 )
 from deepstack.records.files import read
 from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
+from deepstack.records.published import is_published
 from deepstack.records.run import find_runs, visible_folders
 
 SIGNS = ("status.json", "meta.json", "steps.csv")
@@ -37,6 +38,7 @@ class Inspection:
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
     known: whether an ended run has checksums; those of older versions have none.
+    weights: False for a run published without its checkpoints.
     """
 
     folder: RunFolder
@@ -44,6 +46,7 @@ class Inspection:
     files: int = 0
     problems: list[str] = field(default_factory=list)
     known: bool = True
+    weights: bool = True
 
     @contextlib.contextmanager
     def report_unreadable(self, name: str) -> Iterator[None]:
@@ -56,12 +59,17 @@ class Inspection:
 
     @property
     def verdict(self) -> str:
-        """One of 'damaged', 'no checksums', 'so far' (the run has not ended) and 'whole'."""
+        """One of 'damaged', 'no checksums', 'so far' (not ended), 'no weights' and 'whole'.
+
+        'no weights': a published run whose other files are whole.
+        """
         if self.problems:
             return "damaged"
         if self.state not in ENDED:
             return "so far"
-        return "whole" if self.known else "no checksums"
+        if not self.known:
+            return "no checksums"
+        return "whole" if self.weights else "no weights"
 
 
 def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
@@ -170,9 +178,12 @@ def _compare_all(result: Inspection, status: dict[str, Any]) -> None:
     wanted = sums.pop(STATUS, None)  # older versions have none
     if status and wanted not in (None, status_sum(status)):
         say(f"{STATUS}: changed (sha256 differs)")
+    result.weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
     for name, wanted in sums.items():
         if not is_data(name):
             say(f"{CHECKSUMS}: names {name!r}, which is no file of a run")
+        elif name.startswith("checkpoint/") and not result.weights:
+            continue
         elif name not in there:
             say(f"{name}: missing")
         elif not there[name].is_file():  # reading a pipe would block

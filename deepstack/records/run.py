@@ -19,6 +19,7 @@ from deepstack.records.folder import (
     RunFolder,
     damage_error,
 )
+from deepstack.records.published import PUBLISHED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,12 +212,14 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _folders_with_runs(root: Path) -> Iterator[Path]:
-    """Yield the run folders one or two levels below, without hidden ones."""
+    """Yield the run folders one or two levels below, and those of published studies."""
     if not root.is_dir():
         return
     for child in visible_folders(root):
         if RunFolder(child).exists():
             yield child
+        elif child.name == PUBLISHED:
+            yield from _folders_with_runs(child)
         else:
             yield from (below for below in visible_folders(child) if RunFolder(below).exists())
 
