@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import deepstack
+from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import DeepstackError
@@ -50,6 +51,12 @@ class Group(TyperGroup):
         with printable_streams():
             return super().main(*args, **kwargs)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with the whole first sentence of each."""
+        rows = [(name, first_line(self.commands[name].help)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -69,6 +76,11 @@ class Group(TyperGroup):
                 raise
             print_error(bug)
             raise typer.Exit(DeepstackError.exit_code) from None
+
+
+def first_line(text: str | None) -> str:
+    """Return the first paragraph of a help text on one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def suggest_option(error: Any) -> None:
@@ -96,7 +108,6 @@ def suggest_option(error: Any) -> None:
 
 app = typer.Typer(
     cls=Group,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     pretty_exceptions_enable=False,
@@ -107,7 +118,7 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name)(getattr(_module, f"{_name}_command"))
+    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
 
 
 @app.callback(invoke_without_command=True)

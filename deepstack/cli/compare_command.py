@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_key
 from deepstack.cli.options import Json
 
 
@@ -25,6 +26,7 @@ def compare_command(
         list[str],
         typer.Option(
             metavar="KEY",
+            autocompletion=complete_key,
             help="For each setting and depth, use only the best value of KEY, such as train.lr; "
             "repeatable.",
         ),

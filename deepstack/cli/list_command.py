@@ -1,10 +1,11 @@
-"""The command `deepstack list settings|schemes|tasks|diagnostics|charts|claims`."""
+"""The command `deepstack list configs|settings|schemes|tasks|diagnostics|charts|claims`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from deepstack.cli.options import Json, Plugins, load_plugins
 class Kind(StrEnum):
     """The kinds of entries that can be listed."""
 
+    configs = "configs"
     settings = "settings"
     schemes = "schemes"
     tasks = "tasks"
@@ -30,7 +32,7 @@ def list_command(
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """List settings, schemes, tasks, diagnostics, charts or claims.
+    """List configs, settings, schemes, tasks, diagnostics, charts or claims.
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
@@ -38,6 +40,7 @@ def list_command(
 
     load_plugins(plugin)
     rows: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
+        Kind.configs: config_rows,
         Kind.settings: setting_rows,
         Kind.schemes: lambda: scheme_rows(depth, nested=json),
         Kind.tasks: lambda: task_rows(nested=json),
@@ -46,6 +49,21 @@ def list_command(
         Kind.claims: lambda: claim_rows(nested=json),
     }
     emit(rows[kind](), json, markdown=markdown)
+
+
+def config_rows() -> list[dict[str, Any]]:
+    """Return name, command and description of every example configuration."""
+    from deepstack.config.examples import description, example_paths
+
+    return [
+        {"name": name, "command": command_of(path), "description": description(path)}
+        for name, path in example_paths().items()
+    ]
+
+
+def command_of(path: Path) -> str:
+    """Return the command that runs a configuration: `sweep` if it describes one."""
+    return "sweep" if "\nsweep:" in path.read_text(encoding="utf-8") else "train"
 
 
 def setting_rows() -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_config, complete_setting
+from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
@@ -20,9 +22,22 @@ Plugins = Annotated[
     list[Path],
     typer.Option("--plugin", help="A Python file with your schemes, tasks, …; repeatable."),
 ]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, a run's config.yaml, or an example: deepstack list configs.",
+        callback=example_or_file,
+        autocompletion=complete_config,
+    ),
+]
 Overrides = Annotated[
     list[str],
-    typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in model.depth=48."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings to change, as in model.depth=48.",
+        autocompletion=complete_setting,
+    ),
 ]
 AllowEnvChange = Annotated[
     bool,

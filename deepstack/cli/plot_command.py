@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_chart_or_folder, complete_names
 from deepstack.cli.options import Plugins, load_plugins
 from deepstack.errors import BrokenChartError, ConfigError
 
@@ -20,6 +21,7 @@ def plot_command(
         typer.Argument(
             metavar="CHART|DIR",
             help="Charts to draw (default: all), then one folder, or several with --to.",
+            autocompletion=complete_chart_or_folder,
         ),
     ],
     at_step: Annotated[
@@ -32,7 +34,11 @@ def plot_command(
         ),
     ] = None,
     diagnostic: Annotated[
-        str | None, typer.Option(help="Diagnostic for layer_step_heat_map and last_layer_vs_step.")
+        str | None,
+        typer.Option(
+            help="Diagnostic for layer_step_heat_map and last_layer_vs_step.",
+            autocompletion=complete_names("diagnostics", "diagnostic"),
+        ),
     ] = None,
     to: Annotated[
         Path | None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_config_or_setting, complete_names
 from deepstack.cli.options import Json, Out, Plugins, Quiet, load_plugins, located
 from deepstack.errors import ConfigError, Interrupted
 
@@ -25,15 +26,20 @@ def sweep_command(
         list[str],
         typer.Argument(
             metavar="CONFIG|KEY=A,B",
-            help="YAML file of a run or sweep (default: the built-in depth study), then settings; "
-            "several values make a grid.",
+            help="YAML file or example of a run or sweep (default: the built-in depth study), then "
+            "settings; several values make a grid.",
+            autocompletion=complete_config_or_setting,
         ),
     ] = [],
     depths: Annotated[
         str | None, typer.Option(help="Values of model.depth, as in 6,48,200,1000.")
     ] = None,
     schemes: Annotated[
-        str | None, typer.Option(help="Values of model.scheme, as in post_ln,deepnorm.")
+        str | None,
+        typer.Option(
+            help="Values of model.scheme, as in post_ln,deepnorm.",
+            autocompletion=complete_names("schemes", ""),
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Values of seed, as in 0,1,2.")] = None,
     workers: Annotated[
@@ -98,7 +104,7 @@ def sweep_command(
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
     from deepstack import config as conf
-    from deepstack.config.examples import example
+    from deepstack.config.examples import example, example_or_file
 
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
@@ -106,7 +112,7 @@ def sweep_command(
     if address is not None:
         words.remove(address)
     named = bool(words) and "=" not in words[0]
-    path = Path(words[0]) if named else example(BUILT_IN)
+    path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_names
 from deepstack.cli.options import Json, Plugins, command_line, load_plugins
 from deepstack.errors import ConfigError, Interrupted
 
@@ -16,7 +17,11 @@ from deepstack.errors import ConfigError, Interrupted
 def theory_command(
     claim: Annotated[
         list[str],
-        typer.Option("--claim", help="A claim to measure, as in C9; repeatable (default: all)."),
+        typer.Option(
+            "--claim",
+            help="A claim to measure, as in C9; repeatable (default: all).",
+            autocompletion=complete_names("theory", "claim"),
+        ),
     ] = [],
     json: Json = False,
     markdown: Annotated[

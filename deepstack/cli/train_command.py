@@ -14,6 +14,7 @@ import typer
 
 from deepstack.cli.options import (
     AllowEnvChange,
+    ConfigFile,
     Out,
     Overrides,
     Plugins,
@@ -27,9 +28,7 @@ from deepstack.gc_control import gc_paused
 
 
 def train_command(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
-    ],
+    config: ConfigFile,
     overrides: Overrides = [],
     out: Out = Path("results"),
     study: Annotated[str | None, typer.Option(help="Folder of this run under --out.")] = None,
