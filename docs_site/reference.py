@@ -60,7 +60,7 @@ def schemes() -> str:
             f"## {row['label']}" if row["label"] != row["name"] else f"## {row['name']}",
             f"```text\n{row['equation']}\n```",
             table(("setting or property", "value"), [*facts, *options]),
-            literal(without_first_line(scheme)),
+            prose(without_first_line(scheme)),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -84,7 +84,7 @@ def diagnostics() -> str:
     for name, function in DIAGNOSTICS.items():
         files = ", ".join(code(f"layers/{file}.npy") for file in file_names(name))
         parts += [f"### {name}", f"{SYMBOLS[name]}: {escaped(first_line(function))}"]
-        parts += [f"Files: {files}", literal(without_first_line(function))]
+        parts += [f"Files: {files}", prose(without_first_line(function))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -133,7 +133,7 @@ def charts() -> str:
         parts += [
             f"## {name}",
             escaped(first_line(function)),
-            literal(without_first_line(function)),
+            prose(without_first_line(function)),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -166,14 +166,14 @@ def python() -> str:
         parts.append(f"## deepstack.{name}")
         if not inspect.ismodule(thing):
             parts.append(f"```python\n{name}{signature(thing)}\n```")
-        parts.append(literal(inspect.getdoc(thing) or ""))
+        parts.append(prose(inspect.getdoc(thing) or ""))
     from deepstack.records import Run
 
-    parts += ["## Run", literal(inspect.getdoc(Run) or "")]
+    parts += ["## Run", prose(inspect.getdoc(Run) or "")]
     for name, member in inspect.getmembers(Run):
         text = inspect.getdoc(member)
         if not name.startswith("_") and text and name not in ("folder", "path"):
-            parts += [f"### Run.{name}", literal(text)]
+            parts += [f"### Run.{name}", prose(text)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -185,11 +185,12 @@ def glossary(root: Path) -> str:
 
 def experiments(root: Path) -> str:
     """Return the list of experiments by their questions."""
-    rows = []
-    for path in sorted(root.glob("experiments/*/README.md")):
-        rows.append((f"[{path.parent.name}]({path.parent.name}/README.md)", title(path)))
+    lines = [
+        f"- [{path.parent.name}]({path.parent.name}/README.md): {title(path)}"
+        for path in sorted(root.glob("experiments/*/README.md"))
+    ]
     intro = "Each page has question, prediction, commands, figures, finding and certainty."
-    return f"# Experiments\n\n{intro}\n\n{table(('experiment', 'question'), rows)}\n"
+    return "\n".join(["# Experiments", "", intro, "", *lines]) + "\n"
 
 
 def gallery(root: Path) -> str:
@@ -235,13 +236,25 @@ def shown(value: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text without meaning to Markdown and HTML."""
-    return re.sub(r"([\\*_\[\]#|`])", r"\\\1", html.escape(text, quote=False))
+    """Return text without meaning to Markdown and HTML, except for code between backticks."""
+    parts = re.split(r"(`[^`\n]+`)", text)
+    plain = [re.sub(r"([\\*_\[\]#])", r"\\\1", html.escape(p, quote=False)) for p in parts[::2]]
+    parts[::2] = plain
+    return "".join(parts)
 
 
 def literal(text: str) -> str:
     """Return text with its line breaks, or nothing."""
-    return f"```text\n{text}\n```" if text.strip() else ""
+    return f"```console\n{text}\n```" if text.strip() else ""
+
+
+def prose(text: str) -> str:
+    """Return a docstring: its paragraphs as text, and indented lines and tables as they are."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        is_prose = block.strip() and not block.startswith((" ", "|", "-"))
+        blocks.append(escaped(" ".join(block.split())) if is_prose else literal(block.strip("\n")))
+    return "\n\n".join(blocks)
 
 
 def first_line(thing: Any) -> str:
@@ -255,13 +268,14 @@ def without_first_line(thing: Any) -> str:
 
 
 def signature(thing: Any) -> str:
-    """Return the signature with one parameter a line if it is long."""
-    text = str(inspect.signature(thing)).replace("pathlib._local.", "").replace("pathlib.", "")
-    if len(text) < 80:
-        return text
-    parameters = list(inspect.signature(thing).parameters.values())
-    lines = [f"    {parameter}," for parameter in parameters]
-    return "(\n" + "\n".join(lines) + "\n)"
+    """Return the signature, with one parameter a line if it is long."""
+    words = []
+    for name, one in inspect.signature(thing).parameters.items():
+        word = name if one.annotation is one.empty else f"{name}: {one.annotation}"
+        default = "..." if callable(one.default) else repr(one.default)
+        words.append(word if one.default is one.empty else f"{word} = {default}")
+    short = f"({', '.join(words)})"
+    return short if len(short) < 80 else "(\n" + "".join(f"    {word},\n" for word in words) + ")"
 
 
 def link_paper(paper: str) -> str:
