@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -150,9 +150,9 @@ def task_rows(nested: bool) -> list[dict[str, Any]]:
 
 def family_cell(families: list[str]) -> str:
     """Format families as a table cell."""
-    from deepstack.schemes import FAMILIES
+    from deepstack.config import Family
 
-    return "all" if set(families) == set(FAMILIES) else ", ".join(families)
+    return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
 def diagnostic_rows(nested: bool) -> list[dict[str, Any]]:
