@@ -37,7 +37,7 @@ def complete_setting(incomplete: str) -> list[str]:
     if equals:
         earlier, comma, start = typed.rpartition(",")
         values = [value for value in values_of(key) if value.startswith(start)]
-        before = "" if incomplete != word else f"{key}="  # bash replaces what follows the `=`
+        before = "" if incomplete != word else f"{key}="  # bash splits at `=`
         return [f"{before}{earlier}{comma}{value}" for value in values]
     matches = [each for each in keys() if each.startswith(key)]
     if len(matches) == 1 and (values := values_of(matches[0])):

@@ -1,4 +1,4 @@
-"""States in words what a run or a sweep shows, and names the next command."""
+"""Describes the result of a run or a sweep in words, and names the next command."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def next_command(run: Run, words: Sequence[str]) -> str:
     if len(schemes) > 1 or run.get("model.scheme_options"):
         return shlex.join(["deepstack", "plot", str(study)])
     other = "deepnorm" if scheme == "post_ln" else "post_ln"
-    kept = [word for word in words if not word.startswith("model.scheme=")]
-    return shlex.join(["deepstack", *kept, f"model.scheme={other}"])
+    unchanged = [word for word in words if not word.startswith("model.scheme=")]
+    return shlex.join(["deepstack", *unchanged, f"model.scheme={other}"])
 
 
 def sweep_finding(runs: Sequence[Run]) -> list[str]:

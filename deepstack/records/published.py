@@ -40,4 +40,4 @@ def refuse_published(path: Path) -> None:
 def _position(path: str | os.PathLike[str]) -> int | None:
     """Return the index of the part `published` in the absolute path, or None."""
     parts = Path(os.path.abspath(path)).parts
-    return next((i + 1 for i, pair in enumerate(pairwise(parts)) if pair == _PARTS), None)
+    return next((i for i, two in enumerate(pairwise(parts), 1) if two == _PARTS), None)
