@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from deepstack.records.run import visible_folders
+
 if TYPE_CHECKING:
     from deepstack.records import Run
 
@@ -36,11 +38,10 @@ def next_command(run: Run, words: Sequence[str]) -> str:
 
     It trains another scheme, or plots the study once that has a second scheme.
     """
-    from deepstack.records import find_runs
-
     scheme, study = run.get("model.scheme"), run.path.parent
-    schemes = {other.folder.read_config()["model"]["scheme"] for other in find_runs(study)}
-    if len(schemes) > 1 or run.get("model.scheme_options"):
+    # The name of a run's folder begins with its scheme: scheme-d48-s0-398b60.
+    others = [path.name for path in visible_folders(study) if path.name.count("-") >= 3]
+    if any(not name.startswith(f"{scheme}-") for name in others) or run.get("model.scheme_options"):
         return shlex.join(["deepstack", "plot", str(study)])
     other = "deepnorm" if scheme == "post_ln" else "post_ln"
     unchanged = [word for word in words if not word.startswith("model.scheme=")]
@@ -53,7 +54,7 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 
     cells: dict[int, dict[str, list[Run]]] = {}
     for run in runs:
-        if outcome(run) is not None:
+        if run.damage() is None and outcome(run) is not None:
             of_depth = cells.setdefault(int(run.get("model.depth")), {})
             of_depth.setdefault(label_of(run), []).append(run)
     if not cells or len(cells) > MOST_GROUPS or max(map(len, cells.values())) > MOST_GROUPS:
@@ -68,7 +69,7 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
             parts.append((-len(trained) / len(members), -gain, f"{label} {count}", gain))
         texts = [text + (f" ({gain:.2f})" if gain else "") for _, _, text, gain in sorted(parts)]
         lines.append(f"{depth} layers: {', '.join(texts)}")
-    guess = guess_of(runs[0])
+    guess = guess_of(next(iter(next(iter(cells.values())).values()))[0])
     return [f"runs that learned from context, and nats below {guess} (mean of these):", *lines]
 
 

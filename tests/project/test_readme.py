@@ -58,6 +58,27 @@ def test_the_three_commands_stand_there_to_the_letter() -> None:
     assert "    deepstack plot results/" in lines
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("results/quick/run/steps.csv", True),
+        ("results/depth_sweep/figures/loss_vs_step.png", True),
+        ("results/figures/schemes_and_depth/loss_vs_step.png", True),
+        ("results/report.html", True),
+        ("quick.yaml", True),
+        ("deepstack.schema.json", True),
+        ("site/index.html", True),
+        ("results/README.md", False),
+        ("results/published/study/run/steps.csv", False),
+        ("configs/mine.yaml", False),
+    ],
+)
+def test_git_ignores_what_the_commands_write(path: str, ignored: bool) -> None:
+    result = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT)
+    assert result.returncode == (0 if ignored else 1)
+
+
 def test_the_first_command_after_installation_is_the_quick_run() -> None:
     assert USED[0] == "deepstack train configs/quick.yaml"
 
