@@ -1,5 +1,6 @@
 # CPU:   docker build -t deepstack .
-# CUDA:  docker build -t deepstack --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
+# CUDA:  docker build -t deepstack --build-arg TORCH_INDEX=https://download.pytorch.org/whl/<cuda> .
+#        with the CUDA version that pytorch.org offers for the torch of constraints.txt.
 # Run:   docker run --rm -v "$PWD/results:/work/results" deepstack train quick
 FROM python:3.11-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
