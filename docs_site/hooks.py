@@ -60,6 +60,11 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return output.replace(SHIM, f"{up}{OWN['iframe_worker.js']}")
 
 
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Do the same in the page for missing addresses, which lies at the top."""
+    return output.replace(SHIM, OWN["iframe_worker.js"])
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links to files that are no page, such as configs and code, into their paths."""
     folder = (ROOT / page.file.src_uri).parent
