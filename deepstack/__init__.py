@@ -10,7 +10,14 @@ Every intended error is a `deepstack.errors.DeepstackError`; its subclasses name
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    sys.tracebacklimit = 0  # the sentence alone
+    raise ImportError("deepstack runs on Linux and macOS; on Windows, use it inside WSL 2")
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from deepstack import errors as errors
@@ -49,10 +56,6 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("deepstack")
     if name not in _PUBLIC:
         raise AttributeError(
             f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
 from deepstack.bench.process import WARM_UP, Worker, WorkerError
@@ -242,7 +243,7 @@ def facts_of(config: conf.Config, device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "deepstack": metadata.version("deepstack"),
+        "deepstack": deepstack.__version__,
         "date": datetime.date.today().isoformat(),
         "import_torch_s": round(time.perf_counter() - began, 2),
     }

@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+import deepstack
+from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
@@ -36,6 +38,12 @@ class Group(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with printable_streams():
             return super().main(*args, **kwargs)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with the whole first sentence of each."""
+        rows = [(name, first_line(self.commands[name].help)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -60,6 +68,11 @@ class Group(TyperGroup):
                 raise
             log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
+
+
+def first_line(text: str | None) -> str:
+    """Return the first paragraph of a help text on one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def suggest_option(error: Any) -> None:
@@ -87,7 +100,6 @@ def suggest_option(error: Any) -> None:
 
 app = typer.Typer(
     cls=Group,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     pretty_exceptions_enable=False,
@@ -98,7 +110,7 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name)(getattr(_module, f"{_name}_command"))
+    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
 
 
 @app.callback(invoke_without_command=True)
@@ -107,9 +119,7 @@ def version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"deepstack {installed('deepstack')}")
+        typer.echo(f"deepstack {deepstack.__version__}")
         raise typer.Exit()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

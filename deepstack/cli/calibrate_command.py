@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Out, Overrides, Plugins, Quiet, load_plugins, located
+from deepstack.cli.options import (
+    ConfigFile,
+    Json,
+    Out,
+    Overrides,
+    Plugins,
+    Quiet,
+    load_plugins,
+    located,
+)
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Calibration
@@ -17,7 +26,7 @@ SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "lineari
 
 
 def calibrate_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
+    config: ConfigFile,
     overrides: Overrides = [],
     depths: Annotated[
         str, typer.Option(help="Depths to measure, as in 6,12,24,48,96.")
@@ -57,7 +66,7 @@ def calibrate_command(
 
     A row for each step and role: ‖ΔF_role‖ grows as N^exponent; low to high is its 95 % interval
     over seeds; curvature is the coefficient of (log N)²; linearity is the update at half the rate
-    over that at the full one (0.5: linear). Example: deepstack calibrate configs/quick.yaml
+    over that at the full one (0.5: linear).
     """
     from deepstack import config as conf
 

@@ -19,6 +19,7 @@ from deepstack.records.folder import (
     RunFolder,
     damage_error,
 )
+from deepstack.records.published import PUBLISHED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,9 +212,15 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """Return a folder and the visible ones one and two levels below it."""
+    """Return a folder, the visible ones one and two levels below it, and published runs."""
     children = visible_folders(root)
-    return [root, *children, *(path for child in children for path in visible_folders(child))]
+    published = [child for child in children if child.name == PUBLISHED]
+    studies = [study for folder in published for study in visible_folders(folder)]
+    return [
+        root,
+        *children,
+        *(path for folder in [*children, *studies] for path in visible_folders(folder)),
+    ]
 
 
 def visible_folders(folder: Path) -> list[Path]:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import deepstack
 from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
 from deepstack.errors import ResourceError
@@ -177,7 +177,7 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 def versions(device: torch.device) -> dict[str, str]:
     """Return the versions of deepstack, Python and torch, and the device."""
     return {
-        "deepstack": metadata.version("deepstack"),
+        "deepstack": deepstack.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": device.type,
