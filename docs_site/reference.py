@@ -39,7 +39,7 @@ def schemes() -> str:
         "# Schemes",
         HEAD + f"{len(SCHEMES)} schemes. N is the depth, G a sublayer, x the stream.",
     ]
-    for row in list_command.scheme_rows(depth=100, nested=True):
+    for row in list_command.scheme_rows(depth=100):
         scheme = SCHEMES[row["name"]]
         facts = [("`model.scheme`", code(row["name"])), ("families", ", ".join(row["families"]))]
         facts += [("paper", link_paper(row["paper"]))]
@@ -72,7 +72,7 @@ def diagnostics() -> str:
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
-        for row in list_command.diagnostic_rows(nested=False)
+        for row in list_command.diagnostic_rows()
         if row["interval"] == "every step"
     ]
     parts = [
@@ -110,7 +110,7 @@ def tasks() -> str:
         "# Tasks",
         HEAD + "Choose one with `task.name`. The others are keys of the section `task`.",
     ]
-    for row in list_command.task_rows(nested=True):
+    for row in list_command.task_rows():
         options = [
             (code(o["name"]), shown(o["default"]), o["type"], o["description"])
             for o in row["options"]
