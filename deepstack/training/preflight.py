@@ -93,6 +93,7 @@ def preflight(
     device = choose_device(config.runtime)
     ranks = join_ranks(device)
     ranks.share(config.train.batch_size)
+    refuse_shards(config, ranks)
     refuse_batch_norm(config, ranks)
     refuse_sharded_matrices(config, ranks)
     with (
@@ -140,11 +141,21 @@ def refuse_broken_scheme(config: conf.Config) -> None:
             raise
 
 
+def refuse_shards(config: conf.Config, ranks: RankGroup) -> None:
+    """Raise ConfigError for shards of a batch that several ranks share."""
+    key, shards = "train.shards", config.train.shards
+    if shards > 1 and ranks.size > 1:
+        text = f"{key}: found {shards}, which needs one process; allowed 1: ranks split the batch"
+        raise ConfigError(text, key=key)
+
+
 def refuse_batch_norm(config: conf.Config, ranks: RankGroup) -> None:
-    """Raise ConfigError for batch norm over several ranks, each of which has a part of a batch."""
-    if config.model.norm.kind == "batch" and ranks.size > 1:
+    """Raise ConfigError for batch norm over parts of a batch."""
+    reasons = {"one process": ranks.size > 1, "train.shards=1": config.train.shards > 1}
+    needs = " and ".join(name for name, missing in reasons.items() if missing)
+    if config.model.norm.kind == "batch" and needs:
         key = "model.norm.kind"
-        raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
+        raise ConfigError(f"{key}: found batch, which needs {needs}; or use rms", key=key)
 
 
 def refuse_sharded_matrices(config: conf.Config, ranks: RankGroup) -> None:
