@@ -33,7 +33,7 @@ SHAPES = {
 SUITES = {"cpu": ("narrow", "small", "medium", "wide")}
 """Suites by name, each with its shapes, which a CPU runs in one thread."""
 
-IN_BF16 = f"{LOGGED}+bf16"
+IN_BF16, IN_SHARDS = f"{LOGGED}+bf16", f"{LOGGED}+shards"
 
 
 def shape_config(name: str, overrides: Sequence[str] = ()) -> conf.Config:
@@ -63,7 +63,7 @@ def run_suite(
 ) -> dict[str, Any]:
     """Return the reports of a suite's shapes, and one row per shape that compares them.
 
-    Every shape is measured in fp32 and bf16, with the rows of each shape in turns.
+    Every shape is measured in fp32, in bf16 and in two shards; the rows of a shape take turns.
     """
     if name not in SUITES:
         raise ConfigError(f"--suite: {unknown('suite', name, SUITES)}")
@@ -71,7 +71,7 @@ def run_suite(
     for shape in SUITES[name]:
         say(f"{shape}: {' x '.join(map(str, SHAPES[shape][:2]))}")
         config = shape_config(shape, overrides)
-        measured = bench(config, steps=steps, peers=peers, own=[IN_BF16], say=say)
+        measured = bench(config, steps=steps, peers=peers, own=[IN_BF16, IN_SHARDS], say=say)
         reports.append(report(config, measured, command, shape))
         rows.append({"shape": shape, **compare(measured)})
     return {"suite": name, "command": command, "rows": rows, "reports": reports}
@@ -81,7 +81,8 @@ def compare(measured: Measured) -> dict[str, Any]:
     """Return deepstack's steps with ‖ΔF‖ logged beside those of the fastest peer in fp32.
 
     ratio, ratio_bf16: medians over the rounds of deepstack's time, in fp32 and in bf16, over that
-    of this peer; None without peers.
+    of this peer; None without peers.  ratio_shards: of its time in two shards, on two threads, over
+    its time on one.
     """
     by_row = {worker.row: worker.steps for worker in measured.rows}
     exact_steps, half = by_row[LOGGED], by_row.get(IN_BF16)
@@ -91,10 +92,10 @@ def compare(measured: Measured) -> dict[str, Any]:
     def milliseconds(steps: list[float] | None) -> float | None:
         return None if steps is None else rounded(1000 * statistics.median(steps))
 
-    def ratio(steps: list[float] | None) -> float | None:
-        if steps is None or fastest is None:
+    def ratio(row: str, other: str | None) -> float | None:
+        if row not in by_row or other is None:
             return None
-        pairs = zip(steps, by_row[fastest], strict=True)
+        pairs = zip(by_row[row], by_row[other], strict=True)
         return rounded(statistics.median([ours / theirs for ours, theirs in pairs]))
 
     return {
@@ -102,8 +103,9 @@ def compare(measured: Measured) -> dict[str, Any]:
         "deepstack_bf16_ms": milliseconds(half),
         "fastest_peer": None if fastest is None else label_of(fastest),
         "fastest_peer_ms": None if fastest is None else milliseconds(by_row[fastest]),
-        "ratio": ratio(exact_steps),
-        "ratio_bf16": ratio(half),
+        "ratio": ratio(LOGGED, fastest),
+        "ratio_bf16": ratio(IN_BF16, fastest),
+        "ratio_shards": ratio(IN_SHARDS, LOGGED),
         "products_fraction": rounded(
             statistics.median(
                 [p / s for p, s in zip(measured.rows[0].products, exact_steps, strict=True)]

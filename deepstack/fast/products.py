@@ -34,8 +34,8 @@ def choose_library(
     """Return the library for a run's products; 'auto' is oneDNN on AMD processors with AVX-512.
 
     largest: multiplications of the run's largest product.  threads: whether several threads may
-    multiply at the same time: then no setting of the process may select oneDNN.  Raises ConfigError if oneDNN is asked
-    for and this torch or processor does not compute fp32 products by it.
+    multiply at the same time: then no setting of the process may select oneDNN.  Raises ConfigError
+    if oneDNN is asked for and this torch or processor does not compute fp32 products by it.
     """
     if setting == "onednn" and not onednn_is_fp32():
         raise ConfigError(
