@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.bench.measure import Measured, bench
-from deepstack.bench.report import report, rounded
+from deepstack.bench.measure import bench
+from deepstack.bench.report import report
 from deepstack.bench.rows import LOGGED, is_own, label_of, parse_row
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
@@ -73,43 +72,34 @@ def run_suite(
         config = shape_config(shape, overrides)
         measured = bench(config, steps=steps, peers=peers, own=[IN_BF16, IN_SHARDS], say=say)
         reports.append(report(config, measured, command, shape))
-        rows.append({"shape": shape, **compare(measured)})
+        measured_rows = [worker.row for worker in measured.rows]
+        rows.append({"shape": shape, **compare(measured_rows, reports[-1])})
     return {"suite": name, "command": command, "rows": rows, "reports": reports}
 
 
-def compare(measured: Measured) -> dict[str, Any]:
+def compare(rows: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
     """Return deepstack's steps with ‖ΔF‖ logged beside those of the fastest peer in fp32.
 
-    ratio, ratio_bf16: medians over the rounds of deepstack's time, in fp32 and in bf16, over that
-    of this peer; None without peers.  ratio_shards: of its time in two shards, on two threads, over
-    its time on one.
+    rows: those of the report `found`.  ratio, ratio_bf16: medians over the rounds of deepstack's
+    time, in fp32 and in bf16, over that of this peer; None without peers.  ratio_shards: of its
+    time in two shards, on two threads, over its time on one.
     """
-    by_row = {worker.row: worker.steps for worker in measured.rows}
-    exact_steps, half = by_row[LOGGED], by_row.get(IN_BF16)
-    exact = [row for row in by_row if not is_own(row) and "bf16" not in parse_row(row)[1]]
-    fastest = min(exact, key=lambda row: statistics.median(by_row[row]), default=None)
+    times = {row["name"]: row["step_ms"] for row in found["rows"]}
+    exact = [label_of(r) for r in rows if not is_own(r) and "bf16" not in parse_row(r)[1]]
+    fastest = min(exact, key=lambda label: times[label], default="")
 
-    def milliseconds(steps: list[float] | None) -> float | None:
-        return None if steps is None else rounded(1000 * statistics.median(steps))
-
-    def ratio(row: str, other: str | None) -> float | None:
-        if row not in by_row or other is None:
-            return None
-        pairs = zip(by_row[row], by_row[other], strict=True)
-        return rounded(statistics.median([ours / theirs for ours, theirs in pairs]))
+    def ratio(row: str, other: str) -> float | None:
+        values = found["ratios"].get(f"{label_of(row)} / {other}")
+        return None if values is None else values["median"]
 
     return {
-        "deepstack_ms": milliseconds(exact_steps),
-        "deepstack_bf16_ms": milliseconds(half),
-        "fastest_peer": None if fastest is None else label_of(fastest),
-        "fastest_peer_ms": None if fastest is None else milliseconds(by_row[fastest]),
+        "deepstack_ms": times[label_of(LOGGED)],
+        "deepstack_bf16_ms": times.get(label_of(IN_BF16)),
+        "fastest_peer": fastest or None,
+        "fastest_peer_ms": times.get(fastest),
         "ratio": ratio(LOGGED, fastest),
         "ratio_bf16": ratio(IN_BF16, fastest),
-        "ratio_shards": ratio(IN_SHARDS, LOGGED),
-        "products_fraction": rounded(
-            statistics.median(
-                [p / s for p, s in zip(measured.rows[0].products, exact_steps, strict=True)]
-            )
-        ),
-        "interleaved": measured.interleaved,
+        "ratio_shards": ratio(IN_SHARDS, label_of(LOGGED)),
+        "products_fraction": found["rows"][0]["matmul_fraction"],
+        "interleaved": found["interleaved"],
     }

@@ -83,6 +83,7 @@ def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             use("mkldnn", "matmul", "none")
 
+    run.__name__ = f"{function.__name__} by oneDNN"
     return run
 
 
