@@ -11,6 +11,7 @@ optimizer and the probe.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ from deepstack.bench import shape_config
 from deepstack.bench.process import WARM_UP
 from deepstack.training.timing import temporary_run
 
-NUMBERS = 50_000_000
+NUMBERS = 2**18  # of an array: the caches hold it, and not 200 of them
 
 
 def memory_rate() -> float:
-    """Return the gigabytes per second that an addition of large arrays reads and writes."""
-    x, y, out = (torch.ones(NUMBERS) for _ in range(3))
-    best = min(seconds(torch.add, (x, y), {"out": out}) for _ in range(5))
-    return 12e-9 * NUMBERS / best
+    """Return the gigabytes per second that additions of arrays in no cache read and write."""
+    x, y, out = (torch.ones(200, NUMBERS) for _ in range(3))
+    times = [seconds(torch.add, row[:2], {"out": row[2]}) for row in zip(x, y, out, strict=True)]
+    return 12e-9 * NUMBERS / statistics.median(times)
 
 
 def seconds(function: Any, args: Any, kwargs: Any) -> float:
@@ -73,6 +74,7 @@ def main() -> None:
         with torch.inference_mode(False), torch.enable_grad():
             for step in range(1, WARM_UP["cpu"] + 1):
                 run.step(*run.batch(step), 1e-4)
+        rate = memory_rate()
         parts = run.step.update.bound
         least = [[float("inf")] * len(part.operations) for part in parts]
         for _ in range(arguments.rounds):
@@ -85,7 +87,7 @@ def main() -> None:
                 row[0] += 1
                 row[1] += taken
                 row[2] += sum(t.nbytes for t in tensors_in([args, kwargs]))
-    print(f"parts, ms: {[round(1e3 * sum(t), 1) for t in least]}; memory {memory_rate():.1f} GB/s")
+    print(f"parts, ms: {[round(1e3 * sum(t), 1) for t in least]}; memory {rate:.1f} GB/s")
     print(f"{'part':>4}{'count':>8}{'us a layer':>12}{'GB/s':>8}  operation")
     for (number, name), (count, taken, size) in sorted(sums.items(), key=lambda row: -row[1][1]):
         if taken > 1e-6 * depth:
