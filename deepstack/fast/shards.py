@@ -45,12 +45,11 @@ class ShardedBatch:
     loss: see `Loss`; the second form is needed from two shards on.
     """
 
-    def __init__(self, loss: Loss, banks: Banks, count: int) -> None:
+    def __init__(self, loss: Loss, banks: Banks, count: int, device: torch.device) -> None:
         self.loss, self.banks = loss, banks
-        parameters = [p for bank in banks for p in bank.parameters]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
         kept = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)]
-        self.losses = [torch.zeros((), device=parameters[0].device) for _ in range(count)]
+        self.losses = [torch.zeros((), device=device) for _ in range(count)]
         self.shards = [
             Shard(partial(self.compute, index), gradients, copies)
             for index, copies in enumerate([*kept, []])

@@ -135,7 +135,7 @@ def make_step(
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
     last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
 
-    batch = ShardedBatch(loss, banks, shards)
+    batch = ShardedBatch(loss, banks, shards, alive.device)
 
     def total() -> LossAndNorm:
         value = batch.total()
