@@ -204,6 +204,8 @@ class Train(Section):
     """The number of optimizer steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
+    shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
+    """Equal parts of a batch whose gradients are added in order; runtime.threads replay them."""
     optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     """The optimizer; 'muon' moves the layers' matrices, and adamw the other parameters."""
     lr: Annotated[float, Field(gt=0, le=1e6)] = 1e-3
@@ -267,6 +269,18 @@ class Train(Section):
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )
 
+    @field_validator("shards")
+    @classmethod
+    def _shards_divide_batch(cls, shards: int, info: Any) -> int:
+        batch_size = info.data.get("batch_size")
+        if batch_size is not None and batch_size % shards:
+            raise PydanticCustomError(
+                "relation",
+                "found {shards}; allowed a divisor of train.batch_size = {batch_size}",
+                {"shards": shards, "batch_size": batch_size},
+            )
+        return shards
+
     def lr_factor(self, role: str) -> float:
         """Return the factor on lr for the parameters of a role."""
         return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
@@ -304,7 +318,7 @@ class Runtime(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device; 'auto' takes a GPU when there is one."""
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
-    """CPU threads; 'auto' means one for small matrices."""
+    """CPU threads; 'auto' means one for small matrices.  With train.shards, one a shard."""
     banks: bool = True
     """Whether the parameters of one role over all layers are one tensor; the numbers are equal."""
     fused: bool | Literal["auto"] = "auto"
