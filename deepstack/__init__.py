@@ -10,10 +10,16 @@ Every intended error is a `deepstack.errors.DeepstackError`; its subclasses name
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":
+    sys.tracebacklimit = 0  # the sentence alone
+    raise ImportError("deepstack runs on Linux and macOS; on Windows, use it inside WSL 2")
+
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
-    __version__: str
     from deepstack import errors as errors
     from deepstack import schemes as schemes
     from deepstack.analysis.selection import load_runs as load_runs
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
+    from deepstack.sweeps import calibrate as calibrate
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.external import Probe as probe  # noqa: F401
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 # `import deepstack` needs no torch
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
+    "calibrate": ("deepstack.sweeps", "calibrate"),
     "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),
@@ -50,10 +58,6 @@ __all__ = sorted(_PUBLIC)
 if not TYPE_CHECKING:  # a type checker knows the names above, and reports any other
 
     def __getattr__(name: str) -> Any:
-        if name == "__version__":
-            from importlib.metadata import version
-
-            return version("deepstack")
         if name not in _PUBLIC:
             raise AttributeError(
                 f"module 'deepstack' has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -17,6 +17,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run, varying
 
 DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
+EXPONENTS = "train.lr_exponents."
 # Not a key of the config: the data of a task, which can vary like a setting.
 DATA = "data"
 # Intervals of measurements are no settings.
@@ -130,11 +131,25 @@ def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
     """
     owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
     shown = [k for k in keys if k not in owners or run.get(str(owner_of(k))) in owners[k]]
-    return ", ".join(
+    words = [
         scheme_label(run) if key == SCHEME
         else f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
         for key in shown
-    )  # fmt: skip
+        if not key.startswith(EXPONENTS)
+    ]  # fmt: skip
+    if exponents := [key for key in shown if key.startswith(EXPONENTS)]:
+        words.append(rates_label(run, exponents, runs))
+    return ", ".join(words)
+
+
+def rates_label(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return one label for `train.lr_exponents`: all of them only if a scheme has several sets."""
+    sets = {(one.get(SCHEME), values) for one in runs if any(values := values_of(one, keys))}
+    if not any(values_of(run, keys)):
+        return "equal rates"
+    if len({scheme for scheme, _ in sets}) == len(sets):
+        return "rates by depth"
+    return ", ".join(f"{short_key(k)}\u00a0{value_text(setting_value(run, k))}" for k in keys)
 
 
 def short_key(key: str) -> str:

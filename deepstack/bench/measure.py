@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
 from deepstack.bench.process import WARM_UP, Worker, WorkerError
@@ -72,6 +73,8 @@ def bench(
     config = conf.with_overrides(config, {"runtime.device": device.type})
     names = usual_peers(config, device) if peers is None else list(dict.fromkeys(peers))
     others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
+    own = [*own, *(name for name in names if is_own(name))]
+    names = [name for name in names if not is_own(name)]
     installed = installed_peers(comparable_peers(config, names, say), say)
     facts = facts_of(config, device)
     facts["peers"] = {
@@ -79,7 +82,7 @@ def bench(
         for name in dict.fromkeys(parse_row(row)[0] for row in installed)
         if name != "torch"
     }
-    rows = [Worker(row, config) for row in (*OWN, *own, *installed)]
+    rows = [Worker(row, config) for row in dict.fromkeys((*OWN, *own, *installed))]
     interleaved, measured = measure_rows(rows, steps, device, say)
     also, deep = measure_rows([Worker(LOGGED, c) for c in others], steps, device, say, False)
     for worker in measured:
@@ -242,7 +245,7 @@ def facts_of(config: conf.Config, device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "deepstack": metadata.version("deepstack"),
+        "deepstack": deepstack.__version__,
         "date": datetime.date.today().isoformat(),
         "import_torch_s": round(time.perf_counter() - began, 2),
     }

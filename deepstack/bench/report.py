@@ -10,7 +10,7 @@ from deepstack import config as conf
 from deepstack.analysis.fit import power_law
 from deepstack.bench.measure import Measured
 from deepstack.bench.process import Worker
-from deepstack.bench.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, is_own, label_of
+from deepstack.bench.rows import LOGGED, OWN, PRODUCTS_LABEL, UNLOGGED, is_own, label_of
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:
@@ -88,9 +88,14 @@ def _row(name: str, seconds: Sequence[float], tokens: int) -> dict[str, Any]:
 
 
 def ratios_of(workers: Sequence[Worker]) -> dict[str, dict[str, float]]:
-    """Return step times of deepstack's rows over each other row, and of logged over unlogged."""
+    """Return step times of deepstack's rows over each other row, and of its rows over each other.
+
+    Each of deepstack's rows is compared with that in which ‖ΔF‖ is logged, and this one with that
+    in which nothing is.
+    """
     by_row = {worker.row: worker.steps for worker in workers}
     pairs = [(LOGGED, UNLOGGED)]
+    pairs += [(row, LOGGED) for row in by_row if is_own(row) and row not in OWN]
     pairs += [
         (ours, other) for other in by_row if not is_own(other) for ours in by_row if is_own(ours)
     ]

@@ -22,8 +22,14 @@ OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
 
 PRODUCTS_LABEL = "matrix products alone"
 
-VARIANTS = {"fp32": "fp32", "bf16": "bf16", "onednn": "products by oneDNN"}
-"""The variants of a row and their labels: another precision, or torch's products by oneDNN.
+VARIANTS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "onednn": "products by oneDNN",
+    "shards": "two shards on two threads",
+}
+"""The variants of a row and their labels: another precision, torch's products by oneDNN, or
+deepstack's step on two threads.
 
 A row is named by its peer and its variants, as in torch+onednn or deepstack+bf16.
 """
@@ -42,6 +48,8 @@ def parse_row(row: str) -> tuple[str, list[str]]:
             raise ConfigError(f"bench: {unknown('variant', variant, list(VARIANTS))}")
     if "onednn" in variants and (name in OWN or not PEERS[name].torch):
         raise ConfigError(f"bench: found {row}; allowed with onednn: peers that use torch")
+    if "shards" in variants and name not in OWN:
+        raise ConfigError(f"bench: found {row}; allowed with shards: {', '.join(OWN)}")
     return name, variants
 
 
@@ -58,8 +66,10 @@ def label_of(row: str) -> str:
 
 
 def config_of_row(row: str, config: conf.Config) -> conf.Config:
-    """Return the configuration of a row: that of all rows, in the precision of its variant."""
+    """Return the configuration of a row: that of all rows, changed by its variants."""
     _, variants = parse_row(row)
+    if "shards" in variants:
+        config = conf.with_overrides(config, {"train.shards": 2, "runtime.threads": 2})
     for precision in ("fp32", "bf16"):
         if precision in variants:
             config = conf.with_overrides(config, {"train.precision": precision})

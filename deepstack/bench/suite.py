@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.bench.measure import Measured, bench
-from deepstack.bench.report import report, rounded
+from deepstack.bench.measure import bench
+from deepstack.bench.report import report
 from deepstack.bench.rows import LOGGED, is_own, label_of, parse_row
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
@@ -33,7 +32,7 @@ SHAPES = {
 SUITES = {"cpu": ("narrow", "small", "medium", "wide")}
 """Suites by name, each with its shapes, which a CPU runs in one thread."""
 
-IN_BF16 = f"{LOGGED}+bf16"
+IN_BF16, IN_SHARDS = f"{LOGGED}+bf16", f"{LOGGED}+shards"
 
 
 def shape_config(name: str, overrides: Sequence[str] = ()) -> conf.Config:
@@ -63,7 +62,7 @@ def run_suite(
 ) -> dict[str, Any]:
     """Return the reports of a suite's shapes, and one row per shape that compares them.
 
-    Every shape is measured in fp32 and bf16, with the rows of each shape in turns.
+    Every shape is measured in fp32, in bf16 and in two shards; the rows of a shape take turns.
     """
     if name not in SUITES:
         raise ConfigError(f"--suite: {unknown('suite', name, SUITES)}")
@@ -71,43 +70,36 @@ def run_suite(
     for shape in SUITES[name]:
         say(f"{shape}: {' x '.join(map(str, SHAPES[shape][:2]))}")
         config = shape_config(shape, overrides)
-        measured = bench(config, steps=steps, peers=peers, own=[IN_BF16], say=say)
+        measured = bench(config, steps=steps, peers=peers, own=[IN_BF16, IN_SHARDS], say=say)
         reports.append(report(config, measured, command, shape))
-        rows.append({"shape": shape, **compare(measured)})
+        measured_rows = [worker.row for worker in measured.rows]
+        rows.append({"shape": shape, **compare(measured_rows, reports[-1])})
     return {"suite": name, "command": command, "rows": rows, "reports": reports}
 
 
-def compare(measured: Measured) -> dict[str, Any]:
+def compare(rows: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
     """Return deepstack's steps with ‖ΔF‖ logged beside those of the fastest peer in fp32.
 
-    ratio, ratio_bf16: medians over the rounds of deepstack's time, in fp32 and in bf16, over that
-    of this peer; None without peers.
+    rows: those of the report `found`.  ratio, ratio_bf16: medians over the rounds of deepstack's
+    time, in fp32 and in bf16, over that of this peer; None without peers.  ratio_shards: of its
+    time in two shards, on two threads, over its time on one.
     """
-    by_row = {worker.row: worker.steps for worker in measured.rows}
-    exact_steps, half = by_row[LOGGED], by_row.get(IN_BF16)
-    exact = [row for row in by_row if not is_own(row) and "bf16" not in parse_row(row)[1]]
-    fastest = min(exact, key=lambda row: statistics.median(by_row[row]), default=None)
+    times = {row["name"]: row["step_ms"] for row in found["rows"]}
+    exact = [label_of(r) for r in rows if not is_own(r) and "bf16" not in parse_row(r)[1]]
+    fastest = min(exact, key=lambda label: times[label], default="")
 
-    def milliseconds(steps: list[float] | None) -> float | None:
-        return None if steps is None else rounded(1000 * statistics.median(steps))
-
-    def ratio(steps: list[float] | None) -> float | None:
-        if steps is None or fastest is None:
-            return None
-        pairs = zip(steps, by_row[fastest], strict=True)
-        return rounded(statistics.median([ours / theirs for ours, theirs in pairs]))
+    def ratio(row: str, other: str) -> float | None:
+        values = found["ratios"].get(f"{label_of(row)} / {other}")
+        return None if values is None else values["median"]
 
     return {
-        "deepstack_ms": milliseconds(exact_steps),
-        "deepstack_bf16_ms": milliseconds(half),
-        "fastest_peer": None if fastest is None else label_of(fastest),
-        "fastest_peer_ms": None if fastest is None else milliseconds(by_row[fastest]),
-        "ratio": ratio(exact_steps),
-        "ratio_bf16": ratio(half),
-        "products_fraction": rounded(
-            statistics.median(
-                [p / s for p, s in zip(measured.rows[0].products, exact_steps, strict=True)]
-            )
-        ),
-        "interleaved": measured.interleaved,
+        "deepstack_ms": times[label_of(LOGGED)],
+        "deepstack_bf16_ms": times.get(label_of(IN_BF16)),
+        "fastest_peer": fastest or None,
+        "fastest_peer_ms": times.get(fastest),
+        "ratio": ratio(LOGGED, fastest),
+        "ratio_bf16": ratio(IN_BF16, fastest),
+        "ratio_shards": ratio(IN_SHARDS, label_of(LOGGED)),
+        "products_fraction": found["rows"][0]["matmul_fraction"],
+        "interleaved": found["interleaved"],
     }

@@ -16,6 +16,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+import deepstack
+from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
@@ -23,8 +25,8 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "plot", "report", "compare", "ls", "check", "init", "list", "theory", "bench",
-    "export", "verify", "rerun", "rm", "tag", "note",
+    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "check", "init", "list",
+    "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 
 
@@ -62,6 +64,12 @@ class Group(TyperGroup):
         if word in COMMANDS_ELSEWHERE and self.get_command(ctx, word) is None:
             ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with the whole first sentence of each."""
+        rows = [(name, first_line(self.commands[name].help)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -102,6 +110,11 @@ def suggest_choice(error: Any) -> None:
         error.message = f"found {match[1]!r}; {hint}allowed: {', '.join(choices)}"
 
 
+def first_line(text: str | None) -> str:
+    """Return the first paragraph of a help text on one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
 def suggest_option(error: Any) -> None:
     """Add the nearest option or setting to the message of an unknown option.
 
@@ -131,7 +144,6 @@ def suggest_option(error: Any) -> None:
 
 app = typer.Typer(
     cls=Group,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     pretty_exceptions_enable=False,
@@ -142,7 +154,7 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name)(getattr(_module, f"{_name}_command"))
+    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
 
 
 @app.callback(invoke_without_command=True)
@@ -151,9 +163,7 @@ def version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"deepstack {installed('deepstack')}")
+        typer.echo(f"deepstack {deepstack.__version__}")
         raise typer.Exit()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -53,9 +53,9 @@ def bench_command(
     """Time training steps of a config's stack beside other libraries' encoders of its shape.
 
     Each row runs in its own process, and the rows take turns. The peers are torch, torchscale,
-    x_transformers, bert and jax; pip install '.[bench]' installs them. torch+onednn, torch+bf16 and
-    jax+fp32 are rows of another precision or library. Examples: deepstack bench medium;
-    deepstack bench --suite cpu --peers torch,torch+onednn,jax
+    x_transformers, bert and jax; pip install '.[bench]' installs them. torch+onednn, torch+bf16,
+    jax+fp32 and deepstack+shards are rows of another precision, library or number of threads.
+    Examples: deepstack bench medium; deepstack bench --suite cpu --peers torch,torch+onednn,jax
     """
     from deepstack.config import load_config
 

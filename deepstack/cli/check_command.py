@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from deepstack.cli.options import Json, Overrides, Plugins, load_plugins, located
+from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
 from deepstack.gc_control import gc_paused
 
 if TYPE_CHECKING:
@@ -15,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")],
+    config: ConfigFile,
     overrides: Overrides = [],
     plugin: Plugins = [],
     json: Json = False,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import typer
+
 from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
 
 
@@ -12,6 +16,14 @@ def compare_command(
     where: Where = [],
     sort: Sort = None,
     last: Last = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer",
+            help="Print the best learning rate at each depth, its exponent in N, and the loss "
+            "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
+        ),
+    ] = False,
     markdown: Markdown = False,
     json: Json = False,
 ) -> None:
@@ -23,9 +35,36 @@ def compare_command(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
+    if transfer:
+        emit(transfer_rows(directories, where, last), json, markdown=markdown)
+        return
     table = compared(directories, against, best, say=note, where=where, sort=sort, last=last)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     chosen = [name for name in table.columns if "." in name]  # by --best
     first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)
+
+
+def transfer_rows(
+    directories: list[str], where: list[str], last: int | None
+) -> list[dict[str, Any]]:
+    """Return the rows of --transfer of all studies that have several learning rates."""
+    from deepstack.analysis.studies import find_studies
+    from deepstack.analysis.transfer import transfer_table
+    from deepstack.errors import NothingMatchedError
+
+    studies, skipped = find_studies(directories, where=where, last=last)
+    rows: list[dict[str, Any]] = []
+    for study, runs in studies.items():
+        try:
+            table = transfer_table(runs)
+        except NothingMatchedError as error:
+            skipped.append(f"{study.name}: {error}")
+            continue
+        rows += [{"study": study.name} | row if len(studies) > 1 else row for row in table]
+    for line in skipped:
+        note(line)
+    if not rows:
+        raise NothingMatchedError("no study has finished runs of two learning rates")
+    return rows

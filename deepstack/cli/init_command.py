@@ -8,13 +8,27 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_config
 from deepstack.errors import ConfigError
 
 
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The YAML file to write.")] = Path(
-        "experiment.yaml"
-    ),
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="The YAML file to write (default: experiment.yaml, or NAME.yaml with --from).",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Copy an example instead: deepstack list configs.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema for editors; write nothing.")
     ] = False,
@@ -22,16 +36,23 @@ def init_command(
     """Write a starting config with every setting, its default and its meaning."""
     from deepstack import config as conf
     from deepstack.cli.tables import emit_json
+    from deepstack.config.examples import example
 
     if schema:
         emit_json(conf.json_schema())
         return
+    text = None if source is None else example(source).read_text(encoding="utf-8")
+    file = file or Path("experiment.yaml" if source is None else f"{source}.yaml")
     if file.exists():
         raise ConfigError(f"{file} exists already; give another name: deepstack init mine.yaml")
     beside = file.with_name("deepstack.schema.json")
     try:
         beside.write_text(json.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")
-        file.write_text(conf.annotated_defaults(beside.name), encoding="utf-8")
+        if text is None:
+            text = conf.annotated_defaults(beside.name)
+        else:
+            text = f"# yaml-language-server: $schema={beside.name}\n{text}"
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     typer.echo(file)

@@ -1,18 +1,21 @@
-"""The command `deepstack list settings|schemes|tasks|diagnostics|charts|claims`."""
+"""The command `deepstack list configs|settings|schemes|tasks|diagnostics|charts|claims`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
 Rows = list[dict[str, Any]]
-Kind = StrEnum("Kind", ["settings", "schemes", "tasks", "diagnostics", "charts", "claims"])
+Kind = StrEnum(
+    "Kind", ["configs", "settings", "schemes", "tasks", "diagnostics", "charts", "claims"]
+)
 """The kinds of entries that can be listed."""
 
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
@@ -31,7 +34,7 @@ def list_command(
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
-    """List settings, schemes, tasks, diagnostics, charts or claims.
+    """List configs, settings, schemes, tasks, diagnostics, charts or claims.
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
@@ -39,6 +42,7 @@ def list_command(
 
     load_plugins(plugin)
     functions: dict[Kind, Callable[[], Rows]] = {
+        Kind.configs: config_rows,
         Kind.settings: setting_rows,
         Kind.schemes: lambda: scheme_rows(depth),
         Kind.tasks: task_rows,
@@ -53,6 +57,21 @@ def list_command(
             for row in rows
         ]
     emit(rows, json, markdown=markdown)
+
+
+def config_rows() -> Rows:
+    """Return name, command and description of every example configuration."""
+    from deepstack.config.examples import description, example_paths
+
+    return [
+        {"name": name, "command": command_of(path), "description": description(path)}
+        for name, path in example_paths().items()
+    ]
+
+
+def command_of(path: Path) -> str:
+    """Return the command that runs a configuration: `sweep` if it describes one."""
+    return "sweep" if "\nsweep:" in path.read_text(encoding="utf-8") else "train"
 
 
 def setting_rows() -> Rows:
@@ -130,9 +149,9 @@ def task_rows() -> Rows:
 
 def family_cell(families: list[str]) -> str:
     """Format families as a table cell."""
-    from deepstack.schemes import FAMILIES
+    from deepstack.config import Family
 
-    return "all" if set(families) == set(FAMILIES) else ", ".join(families)
+    return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
 def diagnostic_rows() -> Rows:

@@ -11,6 +11,13 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import (
+    complete_config,
+    complete_key,
+    complete_names,
+    complete_setting,
+)
+from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
@@ -22,9 +29,22 @@ Plugins = Annotated[
     list[Path],
     typer.Option("--plugin", help="A Python file with your schemes, tasks, …; repeatable."),
 ]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, a run's config.yaml, or an example: deepstack list configs.",
+        callback=example_or_file,
+        autocompletion=complete_config,
+    ),
+]
 Overrides = Annotated[
     list[str],
-    typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in model.depth=48."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings to change, as in model.depth=48.",
+        autocompletion=complete_setting,
+    ),
 ]
 AllowEnvChange = Annotated[
     bool,
@@ -48,6 +68,7 @@ Best = Annotated[
     list[str],
     typer.Option(
         metavar="KEY",
+        autocompletion=complete_key,
         help="For each setting and depth, use only the best value of KEY, such as train.lr; "
         "repeatable.",
     ),
@@ -75,7 +96,11 @@ AtStep = Annotated[
     ),
 ]
 Diagnostic = Annotated[
-    str | None, typer.Option(help="Diagnostic for layer_step_heat_map and last_layer_vs_step.")
+    str | None,
+    typer.Option(
+        help="Diagnostic for layer_step_heat_map and last_layer_vs_step.",
+        autocompletion=complete_names("diagnostics", "diagnostic"),
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_chart_or_folder
 from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins, note
 from deepstack.errors import BrokenChartError, ConfigError
 
@@ -20,6 +21,7 @@ def plot_command(
         typer.Argument(
             metavar="CHART|DIR",
             help="Charts to draw (default: all), then one folder, or several with --to.",
+            autocompletion=complete_chart_or_folder,
         ),
     ] = ["results"],
     at_step: AtStep = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.completion import complete_config_or_setting, complete_names
 from deepstack.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -26,15 +27,20 @@ def sweep_command(
         list[str],
         typer.Argument(
             metavar="CONFIG|KEY=A,B",
-            help="YAML file of a run or sweep (default: the built-in depth study), then settings; "
-            "several values make a grid.",
+            help="YAML file or example of a run or sweep (default: the built-in depth study), then "
+            "settings; several values make a grid.",
+            autocompletion=complete_config_or_setting,
         ),
     ] = [],
     depths: Annotated[
         str | None, typer.Option(help="Values of model.depth, as in 6,48,200,1000.")
     ] = None,
     schemes: Annotated[
-        str | None, typer.Option(help="Values of model.scheme, as in post_ln,deepnorm.")
+        str | None,
+        typer.Option(
+            help="Values of model.scheme, as in post_ln,deepnorm.",
+            autocompletion=complete_names("schemes", ""),
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Values of seed, as in 0,1,2.")] = None,
     workers: Annotated[
@@ -88,6 +94,26 @@ def sweep_command(
     sbatch: Annotated[
         list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
     ] = [],
+    refine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Find the best value of a setting, as in train.lr, for each cell of the others.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="With --refine: the final ratio of neighbouring values.")
+    ] = 1.26,
+    max_runs: Annotated[
+        int | None, typer.Option(min=1, help="With --refine: the largest number of runs.")
+    ] = None,
+    select_seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="With --refine: seeds that choose the value; --seeds are trained at it, in "
+            "STUDY_reported."
+        ),
+    ] = None,
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],
@@ -99,7 +125,7 @@ def sweep_command(
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
     from deepstack import config as conf
-    from deepstack.config.examples import example
+    from deepstack.config.examples import example, example_or_file
 
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
@@ -107,19 +133,39 @@ def sweep_command(
     if address is not None:
         words.remove(address)
     named = bool(words) and "=" not in words[0]
-    path = Path(words[0]) if named else example(BUILT_IN)
+    path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
     opt.load_plugins(plugin)
+    if refine is not None:
+        from deepstack.cli.refine import refine_study
+
+        with opt.located(path, settings):
+            refine_study(
+                described,
+                refine,
+                tolerance=tolerance,
+                max_runs=max_runs,
+                select_seeds=select_seeds,
+                name=name,
+                out=out,
+                workers=workers,
+                dry_run=dry_run,
+                quiet=quiet,
+                json=json,
+            )
+        return
 
     from deepstack import sweeps
+    from deepstack.cli.finding import sweep_finding
     from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
     from deepstack.cli.tables import emit
+    from deepstack.records import Run
     from deepstack.training import device_is_here
 
     retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
@@ -155,6 +201,8 @@ def sweep_command(
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
     if not quiet and any(entry.state == "done" for entry in progress):
+        for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
+            typer.echo(line, err=True)
         folder = shlex.quote(str(out / name))
         opt.note(
             f"for one page: deepstack report {folder}; compare and plot also accept the folder"

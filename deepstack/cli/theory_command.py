@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from deepstack.cli.completion import complete_names
 from deepstack.cli.options import Json, Markdown, Plugins, command_line, load_plugins, note
 from deepstack.errors import ConfigError
 
@@ -15,7 +16,11 @@ from deepstack.errors import ConfigError
 def theory_command(
     claim: Annotated[
         list[str],
-        typer.Option("--claim", help="A claim to measure, as in C9; repeatable (default: all)."),
+        typer.Option(
+            "--claim",
+            help="A claim to measure, as in C9; repeatable (default: all).",
+            autocompletion=complete_names("theory", "claim"),
+        ),
     ] = [],
     json: Json = False,
     markdown: Markdown = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,7 @@ from deepstack.gc_control import gc_paused
 
 
 def train_command(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
-    ],
+    config: opt.ConfigFile,
     overrides: opt.Overrides = [],
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
@@ -50,6 +49,7 @@ def train_command(
     study = study_name(settings, config) if study is None else checked_study(study)
     opt.load_plugins(plugin)
     from deepstack.cli.display import observe
+    from deepstack.cli.finding import next_command, run_finding
     from deepstack.cli.signals import stop_on_signal
 
     with gc_paused():
@@ -77,5 +77,7 @@ def train_command(
     if not is_rank0:
         return
     typer.echo(run.path)
+    if not quiet and (sentence := run_finding(run)):
+        typer.echo(f"{sentence}\nnext: {next_command(run, sys.argv[1:])}", err=True)
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)

@@ -130,7 +130,7 @@ def memory_terms(
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "weights": weights,
-        "gradients": trained,
+        "gradients": trained * train.shards,
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": depth * LAYER_OVERHEAD,

@@ -12,12 +12,41 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")
 
 
+def example_paths() -> dict[str, Path]:
+    """Return the path of every example configuration by name."""
+    paths = [path for folder in _FOLDERS for path in folder.glob("*.yaml")]
+    return {path.stem: path for path in sorted(paths)}
+
+
 def example(name: str) -> Path:
     """Return the path of an example configuration by name, as in example('quick').
 
     Raises ConfigError with the nearest name when there is none of that name.
     """
-    paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
+    paths = example_paths()
     if name not in paths:
         raise ConfigError(unknown("example", name, sorted(paths)))
     return paths[name]
+
+
+def example_or_file(path: Path) -> Path:
+    """Return the example that a bare name means if there is no such file, else the path.
+
+    Raises ConfigError for a missing file configs/NAME.yaml that deepstack has as an example.
+    """
+    paths = example_paths()
+    if path.exists() or path.stem not in paths:
+        return path
+    if str(path) == path.stem:
+        return paths[path.stem]
+    if path.parent.name == "configs":
+        raise ConfigError(f"{path}: no such file; use the example {path.stem!r} by its name alone")
+    return path
+
+
+def description(path: Path) -> str:
+    """Return the first sentence of the comment that opens a configuration."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    return text.replace("  ", " ").partition(". ")[0].rstrip(".") + "."

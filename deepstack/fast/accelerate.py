@@ -16,6 +16,7 @@ from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.layers import enable_fast_paths, in_parts
 from deepstack.fast.replay import replaying
 from deepstack.fast.rule import FastPaths
+from deepstack.fast.shards import Loss
 from deepstack.fast.step import Probe, Step, StepFunction, Update, make_step, probed
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
@@ -32,10 +33,11 @@ class Accelerated:
     config: conf.Config
     paths: FastPaths
     notify: Callable[[str], None]
+    threads: int = 1
 
     def make_step(
         self,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         probe: Probe | None,
         share: Callable[[Tensor], Tensor] | None = None,
         norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
@@ -50,6 +52,7 @@ class Accelerated:
             clip=train.clip,
             max_loss=train.max_loss,
             alive=torch.ones((), device=built.trained[0].parameters[0].device),
+            shards=train.shards,
             probe=probe,
             share=share,
             norm_of=norm_of,
@@ -60,7 +63,7 @@ class Accelerated:
     def _recorder(self) -> Callable[[Update, Probe | None], StepFunction]:
         """Return the function that records a step: CUDA graph capture, replay, or neither."""
         if self.paths.replayed:
-            return partial(replaying, said=self.notify)
+            return partial(replaying, said=self.notify, threads=self.threads)
         if self.paths.captured:
             model = self.built.model
             concurrent = not model.schemes[0].changes_by_step
@@ -86,11 +89,12 @@ def accelerate(
     config: conf.Config,
     paths: FastPaths,
     notify: Callable[[str], None],
+    threads: int = 1,
 ) -> Accelerated:
     """Make a model run by the chosen fast paths and return the maker of its training step.
 
     optimizer: made with `capturable` where the step is captured or replayed.  notify: receives a
-    line before or after something that takes long.
+    line before or after something that takes long.  threads: that replay the shards of a batch.
     """
     enable_fast_paths(built.model, paths, config.runtime.recompute_every, notify)
     on_gpu = built.trained[0].parameters[0].is_cuda
@@ -98,4 +102,4 @@ def accelerate(
         notify("Triton makes kernels; seconds, once on a machine")
     if paths.compiled and on_gpu:  # tell torch's compiler too
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
-    return Accelerated(built, optimizer, config, paths, notify)
+    return Accelerated(built, optimizer, config, paths, notify, threads)

@@ -94,4 +94,5 @@ def copying(operation: Any, results: dict[int, Tensor]) -> Callable[..., None]:
         for index, result in places:
             result.copy_(values if is_single else values[index])
 
+    copy.__name__ = f"{operation} and a copy"
     return copy

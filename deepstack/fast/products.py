@@ -19,7 +19,8 @@ from torch import Tensor
 
 from deepstack.errors import ConfigError
 
-Library = Literal["mkl", "onednn"]
+Library = Literal["mkl", "onednn", "onednn_linear"]
+"""onednn_linear: oneDNN by an operation that reads no setting of the process; for threads."""
 
 # Multiplications of a product from which on oneDNN is faster.
 LARGE_PRODUCT = 3 * 2**19
@@ -27,11 +28,14 @@ LARGE_PRODUCT = 3 * 2**19
 FP32_ERROR = 1e-6
 
 
-def choose_library(setting: Literal["auto", "mkl", "onednn"], largest: float) -> Library:
+def choose_library(
+    setting: Literal["auto", "mkl", "onednn"], largest: float, threads: bool = False
+) -> Library:
     """Return the library for a run's products; 'auto' is oneDNN on AMD processors with AVX-512.
 
-    largest: multiplications of the run's largest product.  Raises ConfigError if oneDNN is asked
-    for and this torch or processor does not compute fp32 products by it.
+    largest: multiplications of the run's largest product.  threads: whether several threads may
+    multiply at the same time: then no setting of the process may select oneDNN.  Raises ConfigError
+    if oneDNN is asked for and this torch or processor does not compute fp32 products by it.
     """
     if setting == "onednn" and not onednn_is_fp32():
         raise ConfigError(
@@ -41,8 +45,8 @@ def choose_library(setting: Literal["auto", "mkl", "onednn"], largest: float) ->
         )
     if setting == "auto":
         is_faster = largest >= LARGE_PRODUCT and is_amd_with_avx512() and onednn_is_fp32()
-        return "onednn" if is_faster else "mkl"
-    return setting
+        setting = "onednn" if is_faster else "mkl"
+    return "onednn_linear" if setting == "onednn" and threads else setting
 
 
 @cache
@@ -79,6 +83,7 @@ def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             use("mkldnn", "matmul", "none")
 
+    run.__name__ = f"{function.__name__} by oneDNN"
     return run
 
 
@@ -111,7 +116,30 @@ ONEDNN = ProductFunctions(
 )
 
 
+def linear_mm(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b, by the operation of linear layers."""
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+
+
+def linear_addmm(bias: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return bias + alpha a b, by the operation of linear layers."""
+    if alpha != 1.0:
+        return linear_mm(a, b).mul_(alpha).add_(bias)
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+
+
+def linear_addmm_(total: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """Add alpha a b in place, by the operation of linear layers."""
+    return total.add_(linear_mm(a, b), alpha=alpha)
+
+
+BY_LIBRARY = {
+    "mkl": MKL,
+    "onednn": ONEDNN,
+    "onednn_linear": ProductFunctions(linear_mm, linear_addmm, linear_addmm_, torch.bmm),
+}
+
+
 def product_functions(library: Library, multiplications: int) -> ProductFunctions:
     """Return the functions for products with so many multiplications; small ones take MKL."""
-    is_large = multiplications >= LARGE_PRODUCT
-    return ONEDNN if library == "onednn" and is_large else MKL
+    return BY_LIBRARY[library] if multiplications >= LARGE_PRODUCT else MKL

@@ -2,8 +2,9 @@
 
 A narrow layer's operations take a few microseconds each, and autograd, allocation, views and Python
 take as long again.  `replaying` runs a step under a recorder that notes every operation of
-forward, backward, optimizer and probe.  It gives each result a fixed place in one block of memory
+forward, backward, optimizer and probe.  It gives each result a fixed place in a block of memory
 and then runs the same kernels on the same numbers in the same order, so every bit stays the same.
+The shards of a batch (`shards`) have separate blocks, and threads run them at the same time.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +37,13 @@ UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_stride
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
 
 
-def replaying(update: Update, probe: Probe | None, said: Callable[[str], None]) -> StepFunction:
+def replaying(
+    update: Update, probe: Probe | None, said: Callable[[str], None], threads: int = 1
+) -> StepFunction:
     """Return a step, update then probe, whose fourth and later calls replay the third call.
+
+    threads: that replay the shards of a batch.  One thread runs them if they draw random numbers,
+    whose order would otherwise change.
 
     The second call is recorded as well.  If the two recordings differ, or if the update reads a
     value, every step runs eagerly and `said` receives the reason.  It also receives the time that
@@ -45,16 +53,21 @@ def replaying(update: Update, probe: Probe | None, said: Callable[[str], None]) 
     recording too; the next call overwrites them.  Learning rates must be tensors, changed in place.
     Batches of another shape run eagerly.
     """
-    return _Replayed(update, probe, said)
+    return _Replayed(update, probe, said, threads)
 
 
 class _Replayed:
-    def __init__(self, update: Update, probe: Probe | None, said: Callable[[str], None]) -> None:
-        self.update, self.probe, self.said = update, probe, said
+    def __init__(
+        self, update: Update, probe: Probe | None, said: Callable[[str], None], threads: int
+    ) -> None:
+        self.update, self.said = update, said
+        self.threads = min(threads, len(update.shards))
         self.whole = probed(update, probe)
+        self.finish = probed(lambda *_: update.apply(*update.total()), probe)
         self.calls, self.seconds = 0, 0.0
-        self.recorded: Recording | None = None
-        self.bound: Bound | None = None
+        self.recorded: list[Recording] = []
+        self.bound: list[Bound] = []
+        self.pool: ThreadPoolExecutor | None = None
         self.refused = False
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
@@ -67,47 +80,91 @@ class _Replayed:
             return self.whole(inputs, targets)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
-        if self.bound is None:
-            with gc_paused():
-                return self.record()
-        with torch.inference_mode(), gc_paused():
-            for operation, args, kwargs in self.bound.operations:
-                operation(*args, **kwargs)
-        return self.bound.measured
+        with gc_paused():
+            return self.replay() if self.bound else self.record()
+
+    def replay(self) -> Measured:
+        """Run the recorded operations: of all shards, then of the rest of the step."""
+        *shards, rest = self.bound
+        if self.pool is None:
+            for shard in shards:
+                shard.run()
+        else:
+            list(self.pool.map(Bound.run, shards))  # raises the error of a thread
+        rest.run()
+        return Measured(*rest.results)
 
     def record(self) -> Measured:
         """Run a step and note its operations; the second time, prepare the replay."""
         began = time.perf_counter()
-        with Recording(self.recorded) as recording:
-            measured = self.whole(self.inputs, self.targets)
-        recording.finish(tuple(measured))
-        before, self.recorded = self.recorded, recording
-        if before is not None and not recording.refused and not recording.equals(before):
-            recording.refused = "it does not do the same at every step"
-        if recording.refused:
-            self.refused, self.recorded = True, None
-            self.said(f"a step cannot be replayed: {recording.refused}")
-        elif before is not None:
-            self.recorded = None
-            with torch.inference_mode():
-                self.bound = bind_recording(recording)
-            trim_memory()
+        earlier, self.recorded = self.recorded, []
+        for part in (*(shard.compute for shard in self.update.shards), self.finish):
+            like = earlier[len(self.recorded)] if earlier else None
+            with Recording(like) as recording:
+                measured = part(self.inputs, self.targets)
+            recording.finish(tuple(measured or ()))
+            self.recorded.append(recording)
+        assert measured is not None
+        refused = next((r.refused for r in self.recorded if r.refused), "")
+        if earlier and not refused and not all(map(Recording.equals, self.recorded, earlier)):
+            refused = "it does not do the same at every step"
+        if refused:
+            self.refused, self.recorded = True, []
+            self.said(f"a step cannot be replayed: {refused}")
+        elif earlier:
+            self.prepare()
         self.seconds += time.perf_counter() - began
         if self.bound and self.seconds >= WORTH_SAYING:
-            count = len(self.bound.operations)
+            count = sum(len(part.operations) for part in self.bound)
             self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
         return measured
+
+    def prepare(self) -> None:
+        """Bind the recordings to memory and start the threads."""
+        *shards, rest = self.recorded
+        self.recorded = []
+        with torch.inference_mode():
+            self.bound = [
+                bind_recording(recording, zip(shard.gradients, shard.kept, strict=False))
+                for recording, shard in zip(shards, self.update.shards, strict=True)
+            ]
+            self.bound.append(bind_recording(rest))
+        trim_memory()
+        if self.threads > 1 and not any(draws_numbers(recording) for recording in shards):
+            one_each = partial(torch.set_num_threads, 1)
+            self.pool = ThreadPoolExecutor(self.threads, "shard", one_each)
+
+
+def draws_numbers(recording: Recording) -> bool:
+    """Return whether an operation draws from torch's random generator."""
+    random = torch.Tag.nondeterministic_seeded
+    return any(random in call.operation.tags for call in recording.calls)
 
 
 class Bound(NamedTuple):
     """A recording bound to memory: its operations in order, and the tensors of its results."""
 
     operations: list[Operation]
-    measured: Measured
+    results: Any
+
+    def run(self) -> None:
+        """Run the operations."""
+        with torch.inference_mode():
+            for operation, args, kwargs in self.operations:
+                operation(*args, **kwargs)
 
 
-def bind_recording(recording: Recording) -> Bound:
-    """Bind a recording to one block of memory and return its operations and results."""
+def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor]] = ()) -> Bound:
+    """Bind a recording to one block of memory and return its operations and results.
+
+    replaced: pairs of tensors that existed before, each alone in its storage; the operations use
+    the second in place of the first.
+    """
+    storages = {storage._cdata: number for number, storage in recording.before.items()}
+    aliases = {
+        storages[old.untyped_storage()._cdata]: storages[new.untyped_storage()._cdata]
+        for old, new in replaced
+    }
     before = frozenset(recording.before)
     calls = [call for call in recording.calls if call.operation not in UNFILLED]
     permanent = numbers_in(recording.results) - before
@@ -116,6 +173,8 @@ def bind_recording(recording: Recording) -> Bound:
     tensors: dict[TensorRef, Tensor] = {}
 
     def tensor(reference: TensorRef) -> Tensor:
+        if reference.number in aliases:
+            reference = reference._replace(number=aliases[reference.number])
         if reference not in tensors:
             number, offset, size, stride, dtype = reference
             storage = recording.before.get(number, memory)
@@ -124,7 +183,7 @@ def bind_recording(recording: Recording) -> Bound:
         return tensors[reference]
 
     operations = [bind(call, tensor) for call in calls]
-    return Bound(operations, Measured(*map_nested(recording.results, tensor, TensorRef)))
+    return Bound(operations, map_nested(recording.results, tensor, TensorRef))
 
 
 def layout(

@@ -79,6 +79,10 @@ def choose_fast_paths(
                 "runtime.compile=false": compiled is True,
             },
         ),
+        "runtime.compile": (
+            compiled,
+            {"runtime.parallel=data": sharded, "a scheme whose layers are alike": not uniform},
+        ),
         "runtime.cuda_graph": (
             captured,
             {"one process with a GPU": not gpu or processes > 1, STATIC: not static},
@@ -98,11 +102,8 @@ def choose_fast_paths(
         if chosen is True and (
             missing := [requirement for requirement, wrong in reasons.items() if wrong]
         ):
-            raise refused(key, " and ".join(missing))
-    if compiled is True and sharded:
-        raise refused("runtime.compile", "runtime.parallel=data")
-    if compiled is True and not uniform:
-        raise refused("runtime.compile", "a scheme whose layers are alike")
+            needs = " and ".join(missing)
+            raise ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
     can_fuse = not gpu or (nodes and not inside)
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
@@ -118,11 +119,6 @@ def choose_fast_paths(
         else captured,
         replayed=replay_it and steps >= FEW_STEPS if replayed == "auto" else replayed,
     )
-
-
-def refused(key: str, needs: str) -> ConfigError:
-    """Return the error for a fast path that is requested but not available."""
-    return ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
 
 
 def has_triton() -> bool:

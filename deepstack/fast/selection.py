@@ -61,7 +61,9 @@ def fast_paths_of(
                 key="runtime.products",
             )
         return paths
-    return replace(paths, products=choose_library(runtime.products, layer))
+    shards = config.train.shards
+    library = choose_library(runtime.products, layer / shards, threads=shards > 1)
+    return replace(paths, products=library)
 
 
 def triton_version() -> str | None:

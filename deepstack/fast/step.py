@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.fast.gpu.deferred_gradients import forget
-from deepstack.gc_control import gc_paused
+from deepstack.fast.shards import Loss, Shard, ShardedBatch
 from deepstack.parameters.banks import Bank, Banks, global_norm
 
 
@@ -40,14 +39,22 @@ LossAndNorm = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
 
 @dataclass(frozen=True)
 class Update:
-    """A training step in two parts, (inputs, targets) -> Measured.
+    """A training step in parts, (inputs, targets) -> Measured.
 
-    gradients: (inputs, targets) -> LossAndNorm; only reads parameters.
-    apply: LossAndNorm -> Measured; changes them.
+    shards: the parts of the batch, whose gradients only read parameters.
+    total: () -> LossAndNorm of the whole batch, after all shards.
+    apply: LossAndNorm -> Measured; changes parameters.
     """
 
-    gradients: Callable[[Tensor, Tensor], LossAndNorm]
+    shards: Sequence[Shard]
+    total: Callable[[], LossAndNorm]
     apply: Callable[[Tensor, Tensor], Measured]
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> LossAndNorm:
+        """Compute the gradients of the batch; only reads parameters."""
+        for shard in self.shards:
+            shard.compute(inputs, targets)
+        return self.total()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
         return self.apply(*self.gradients(inputs, targets))
@@ -72,7 +79,7 @@ class Step:
         del self.update
 
 
-def probed(update: Update, probe: Probe | None) -> StepFunction:
+def probed(update: StepFunction, probe: Probe | None) -> StepFunction:
     """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
@@ -91,7 +98,7 @@ def weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 def make_step(
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss,
     banks: Banks,
     trained: Sequence[Bank],
     optimizer: torch.optim.Optimizer,
@@ -99,6 +106,7 @@ def make_step(
     clip: float | None,
     max_loss: float,
     alive: Tensor,
+    shards: int = 1,
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
@@ -107,7 +115,8 @@ def make_step(
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 
-    loss: (inputs, targets) -> the mean loss.  Every parameter group has a key 'factor': its
+    loss: (inputs, targets) -> the mean loss; see `shards.Loss`.  shards: equal parts of a batch,
+    whose gradients are added in order.  Every parameter group has a key 'factor': its
     learning rate is lr * factor.  The gradient is scaled by min(1, clip / its norm).  After a
     non-finite or too large value all later updates are masked on the device: the parameters stay
     unchanged, and the host does not wait.
@@ -126,17 +135,11 @@ def make_step(
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
     last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
 
-    def gradients(inputs: Tensor, targets: Tensor) -> LossAndNorm:
-        banks.zero_gradients()
-        with gc_paused():
-            value = loss(inputs, targets)
-            try:
-                value.backward()
-            except BaseException:
-                forget()
-                raise
-        value = share(value.detach()) if share else value.detach()
-        return value, norm_of(trained)
+    batch = ShardedBatch(loss, banks, shards, alive.device)
+
+    def total() -> LossAndNorm:
+        value = batch.total()
+        return share(value) if share else value, norm_of(trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
@@ -157,7 +160,7 @@ def make_step(
             last_update.copy_(values["model_update"])
         return values
 
-    update = capture(Update(gradients, apply), probe and partial(masking_probe, probe))
+    update = capture(Update(batch.shards, total, apply), probe and partial(masking_probe, probe))
     return Step(update, optimizer)
 
 

@@ -30,6 +30,7 @@ from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder
 from deepstack.records.files import replace
+from deepstack.records.published import writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +84,8 @@ def draw(
     several = len(studies) > 1
     for study, members in studies.items():
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
-        target = base / "figures" if out is None else Path(out) / (study.name if several else "")
+        own = study.name if several else ""
+        target = writable(base / "figures") if out is None else Path(out) / own
         options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
         draw_them = partial(draw_study, functions=functions, target=target, options=options)
         paths, errors = use_readable(members, skipped, draw_them)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepstack.errors import LockedError, ResourceError
+from deepstack.records.published import refuse_published
 
 # Long enough for a holder that has not written its name yet, and for a reader that holds the lock
 # for an instant; well below the two seconds in which a refusal is promised.
@@ -176,6 +177,7 @@ def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
     Syncs the folder once, which takes half as long as once for each file.  Required by the planted
     faults replaced_in_place and replaced_without_a_sync.
     """
+    refuse_published(folder)
     # The holder of the folder's lock is the only writer, so one fixed name is enough; the next
     # process overwrites a draft that a killed one left.
     drafts: dict[Path, Path] = {}
@@ -210,6 +212,7 @@ def locked(path: Path) -> Iterator[None]:
     planted faults lock_not_released_by_a_kill and lock_without_effect, and by
     test_who_waited_for_a_folder_that_went_away_holds_the_one_that_is_there.
     """
+    refuse_published(path.parent)
     deadline = time.monotonic() + PATIENCE_SECONDS
     descriptor, new = _open_lock(path)
     try:

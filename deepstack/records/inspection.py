@@ -24,6 +24,7 @@ from deepstack.records.checksums import (
 )
 from deepstack.records.files import read
 from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
+from deepstack.records.published import is_published
 from deepstack.records.run import find_runs, folders_below
 
 SIGNS = ("status.json", "meta.json", "steps.csv")
@@ -39,6 +40,7 @@ class Inspection:
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
     known: whether an ended run has checksums; those of older versions have none.
+    weights: False for a run published without its checkpoints.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -47,6 +49,7 @@ class Inspection:
         self.files = 0
         self.problems: list[str] = []
         self.known = True
+        self.weights = True
         held = folder.holder() is not None
         status = self._read_status()
         if self.state == "running" and not held:
@@ -64,12 +67,17 @@ class Inspection:
 
     @property
     def verdict(self) -> str:
-        """One of 'damaged', 'no checksums', 'so far' (the run has not ended) and 'whole'."""
+        """One of 'damaged', 'no checksums', 'so far' (not ended), 'no weights' and 'whole'.
+
+        'no weights': a published run whose other files are whole.
+        """
         if self.problems:
             return "damaged"
         if self.state not in ENDED:
             return "so far"
-        return "whole" if self.known else "no checksums"
+        if not self.known:
+            return "no checksums"
+        return "whole" if self.weights else "no weights"
 
     def _add(self, name: str, problem: str) -> None:
         self.problems.append(f"{name}: {problem}")
@@ -133,9 +141,12 @@ class Inspection:
         wanted = sums.pop(STATUS, None)  # older versions have none
         if status and wanted not in (None, status_sum(status)):
             self._add(STATUS, "changed (sha256 differs)")
+        self.weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
         for name, wanted in sums.items():
             if not is_data(name):
                 self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
+            elif name.startswith("checkpoint/") and not self.weights:
+                continue
             elif name not in there:
                 self._add(name, "missing")
             elif not there[name].is_file():  # reading a pipe would block

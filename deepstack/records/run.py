@@ -23,6 +23,7 @@ from deepstack.records.folder import (
     damage_error,
 )
 from deepstack.records.labels import Labels, read_labels
+from deepstack.records.published import PUBLISHED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
 # different values. Elsewhere a missing key belongs to the config of an older version.
-OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
+OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 RESULTS = "results"  # the default of --out
 NOT_THE_EXPERIMENT = ("name", "runtime")
 
@@ -239,9 +240,15 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """Return a folder and the visible ones one and two levels below it."""
+    """Return a folder, the visible ones one and two levels below it, and published runs."""
     children = visible_folders(root)
-    return [root, *children, *(path for child in children for path in visible_folders(child))]
+    published = [child for child in children if child.name == PUBLISHED]
+    studies = [study for folder in published for study in visible_folders(folder)]
+    return [
+        root,
+        *children,
+        *(path for folder in [*children, *studies] for path in visible_folders(folder)),
+    ]
 
 
 def visible_folders(folder: Path) -> list[Path]:

@@ -35,6 +35,7 @@ from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
 from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
+from deepstack.records.published import writable
 from deepstack.records.run import NOT_THE_EXPERIMENT
 
 PIXELS = 150  # of the page, for an inch of a figure
@@ -77,7 +78,7 @@ def report(
             f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
             "(to=… from Python)"
         )
-    path = Path(folders[0]) / "report.html" if to is None else Path(to)
+    path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
     studies, skipped = find_studies(folders, partial(Run.damage, layers=True), where, sort, last)

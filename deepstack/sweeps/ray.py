@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from importlib import metadata
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
 
+import deepstack
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.records import RunFolder, files
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
@@ -90,7 +90,7 @@ class OnRay(Launcher):
             self._mailbox = self.ray.remote(mailbox_class()).options(
                 num_cpus=0, scheduling_strategy=pinned(here)
             ).remote()  # fmt: skip
-            self._task = self.ray.remote(task(metadata.version("deepstack")))
+            self._task = self.ray.remote(task(deepstack.__version__))
         folder = self.out / self.study
         for leftover in folder.glob(f"{TOKEN}*"):
             if files.holder(leftover) is None:

@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+import deepstack
 from deepstack import plugins
 from deepstack.errors import ConfigError, PluginError, ResourceError
 
@@ -25,11 +26,12 @@ def task(version: str) -> Callable[..., tuple[int, str]]:
     def run_deepstack(order: dict[str, Any], mailbox: Any, key: str) -> tuple[int, str]:
         import socket
         import sys
-        from importlib import import_module, metadata
+        from importlib import import_module
 
         ray = import_module("ray")
         try:
-            if (installed := metadata.version("deepstack")) != version:
+            installed = import_module("deepstack").__version__
+            if installed != version:
                 raise ImportError(f"found {installed}")
             node = import_module("deepstack.sweeps.ray_node")
         except ImportError as error:
@@ -118,16 +120,16 @@ def check_nodes(ray: Any, nodes: Sequence[dict[str, Any]]) -> int | None:
 
     Raises ConfigError with the nodes where this version of deepstack cannot be imported.
     """
-    version = metadata.version("deepstack")
+    version = deepstack.__version__
 
     def facts() -> tuple[str, str, str, list[int]]:
         import socket
         import subprocess
         import sys
-        from importlib import metadata
+        from importlib import import_module
 
         try:
-            installed = metadata.version("deepstack")
+            installed = import_module("deepstack").__version__
         except ImportError:
             installed = "none"
         try:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import deepstack
 from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
 from deepstack.errors import ResourceError
@@ -68,10 +68,12 @@ def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
     """Return the number of CPU threads: the configured one, else 1 for small matrices.
 
     One thread is several times faster than two for narrow models on a busy machine.  Ranks on one
-    host divide its cores.
+    host divide its cores.  Shards of a batch are independent: each takes a thread.
     """
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
+    if config.train.shards > 1:
+        return min(config.train.shards, cores())
     tokens = config.train.batch_size * config.task.seq_len / ranks.size
     if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
@@ -100,8 +102,13 @@ def use_deterministic(on: bool, device: torch.device) -> None:
 def torch_settings(
     config: conf.Config, device: torch.device, ranks: RankGroup = ALONE
 ) -> Iterator[int]:
-    """Set threads and determinism for a run, yield the threads, and restore both afterwards."""
+    """Set threads and determinism for a run, yield the threads, and restore both afterwards.
+
+    These are the threads of an operation, on which numbers may depend: one with shards of a batch.
+    """
     threads, before = choose_threads(config, ranks), torch.get_num_threads()
+    if config.train.shards > 1:
+        threads = 1
     deterministic = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic  # a module whose setting is created at import
     fill = memory.fill_uninitialized_memory
@@ -177,7 +184,7 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 def versions(device: torch.device) -> dict[str, str]:
     """Return the versions of deepstack, Python and torch, and the device."""
     return {
-        "deepstack": metadata.version("deepstack"),
+        "deepstack": deepstack.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": device.type,

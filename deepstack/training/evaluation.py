@@ -25,7 +25,7 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def mean_loss(logits: Tensor, targets: Tensor, count: float | None = None) -> Tensor:
+def mean_loss(logits: Tensor, targets: Tensor, count: float | Tensor | None = None) -> Tensor:
     """Return the mean cross-entropy over predicted positions in nats, (batch, seq, vocab) -> 0-d.
 
     count: divisor of the sum for a part of a batch; by default the number of positions here.

@@ -37,8 +37,8 @@ class SpectralPenalty:
     """
 
     def __init__(self, config: conf.Config, built: Built, ranks: RankGroup) -> None:
-        # Gradients are summed over the ranks, each of which has the whole penalty.
-        self.strength = config.train.spectral_penalty / ranks.size
+        # Gradients are summed over ranks and shards, each of which has the whole penalty.
+        self.strength = config.train.spectral_penalty / (ranks.size * config.train.shards)
         self.scaled = config.model.init.distribution == "ntk"
         self.banks: list[Bank] = []
         if not self.strength:

@@ -148,11 +148,17 @@ def refuse_broken_scheme(config: conf.Config) -> None:
 
 
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
-    """Raise ConfigError for settings that need what the ranks cut: a batch, or matrices."""
-    mode = parallelism(config, ranks)
-    if mode and config.model.norm.kind == "batch":
+    """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
+    mode, shards = parallelism(config, ranks), config.train.shards
+    if mode and shards > 1:
+        key = "train.shards"
+        text = f"{key}: found {shards}, which needs one process; allowed 1: ranks split the batch"
+        raise ConfigError(text, key=key)
+    reasons = {"one process": bool(mode), "train.shards=1": shards > 1}
+    needs_whole = " and ".join(name for name, missing in reasons.items() if missing)
+    if config.model.norm.kind == "batch" and needs_whole:
         key = "model.norm.kind"
-        raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
+        raise ConfigError(f"{key}: found batch, which needs {needs_whole}; or use rms", key=key)
     needs = {
         "train.optimizer": config.train.optimizer == "muon",
         "train.spectral_penalty": config.train.spectral_penalty > 0,

@@ -24,6 +24,7 @@ from deepstack.records.comparison import (
     read_table,
     row_difference,
 )
+from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import git_state
 from deepstack.training.loop import train
@@ -182,7 +183,7 @@ def end_differences(old: RunFolder, new: RunFolder, ended: bool) -> tuple[list[D
         places.append(Difference(at, "status.json", "state", str(was.get("state")), now["state"]))
     step = max({*old.checkpoints()} & {*new.checkpoints()}, default=None)
     if step is None:
-        if ended and now["state"] == "done":
+        if ended and now["state"] == "done" and not is_published(old.path):
             places.append(Difference(at, f"checkpoint/{at}", "the folder", "not there", "there"))
         return places, 0
     file = f"checkpoint/{step}"

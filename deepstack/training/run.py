@@ -20,6 +20,7 @@ from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.buffer_writes import refuse_buffer_writes
+from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.intervals import is_due
 from deepstack.training.meta import columns_of, meta_of, resolution_notice
@@ -95,7 +96,14 @@ class TrainingRun:
             optim=self.built.optim,
             capturable=paths.captured or paths.replayed,
         )
-        fast = accelerate(self.built, self.optimizer, config, paths, self.observer.notify)
+        fast = accelerate(
+            self.built,
+            self.optimizer,
+            config,
+            paths,
+            self.observer.notify,
+            choose_threads(config, self.ranks),
+        )
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(
@@ -211,11 +219,14 @@ class TrainingRun:
         bf16 = self.config.train.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a batch, or the contribution of this rank's share to it."""
+    def loss(self, inputs: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch, or the contribution of a part of it.
+
+        count: predicted positions of the whole batch, of which these are a shard.
+        """
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
-        return self.penalised(mean_loss(logits, targets, self.count))
+        return self.penalised(mean_loss(logits, targets, self.count if count is None else count))
 
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""

@@ -93,6 +93,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
         (["--peers", "torhc"], "did you mean 'torch'?"),
         (["--peers", "torch+onedn"], "did you mean 'onednn'?"),
         (["--peers", "jax+onednn"], "allowed with onednn: peers that use torch"),
+        (["--peers", "torch+shards"], "allowed with shards: deepstack, deepstack_unlogged"),
         (["--peers", "torch", "--no-peers"], "allowed one of them"),
         (["--depths", "6"], "two or more depths"),
         (["--depths", "6,x"], "as in 6,48,200,1000"),
@@ -170,8 +171,9 @@ def test_a_suite_has_one_row_for_each_shape() -> None:
     assert [row["shape"] for row in found["rows"]] == ["narrow", "small", "medium", "wide"]
     for row, each in zip(found["rows"], found["reports"], strict=True):
         assert row["fastest_peer"] == "nn.TransformerEncoder"
-        assert 0 < row["ratio"] and 0 < row["ratio_bf16"]
-        assert [r["name"] for r in each["rows"]][2] == "deepstack, bf16"
+        assert 0 < row["ratio"] and 0 < row["ratio_bf16"] and 0 < row["ratio_shards"]
+        own = ["deepstack, bf16", "deepstack, two shards on two threads"]
+        assert [r["name"] for r in each["rows"]][2:4] == own
 
 
 def test_a_named_shape_is_a_config() -> None:
@@ -303,8 +305,8 @@ def test_other_depths_are_deepstacks_row_alone(monkeypatch: pytest.MonkeyPatch) 
     FakeWorker.said = []
     monkeypatch.setattr(measure, "facts_of", lambda config, device: {})
     monkeypatch.setattr(measure, "Worker", lambda row, config: FakeWorker(row, config=config))
-    found = measure.bench(config_of(), steps=1, peers=[], depths=[3, 9])
-    assert [worker.row for worker in found.rows] == list(OWN)
+    found = measure.bench(config_of(), steps=1, peers=["deepstack+bf16"], depths=[3, 9])
+    assert [worker.row for worker in found.rows] == [*OWN, "deepstack+bf16"]
     assert [worker.config.model.depth for worker in found.depths] == [3, 9]
     assert FakeWorker.said[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
     counts = build_model(config_of(), vocab_size=257, device="meta").banks.count()

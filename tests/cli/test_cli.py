@@ -130,7 +130,7 @@ def test_settings_are_listed_with_what_each_may_be() -> None:
     assert {"gelu", "relu"} <= set(found["model.activation"]["allowed"].split(", "))
     assert {"adam", "sgd"} <= set(found["train.optimizer"]["allowed"].split(", "))
     assert found["train.lr"]["default"] == Config().train.lr
-    assert "allowed: settings, " in deepstack("list", "norms").stderr
+    assert "allowed: configs, settings, " in deepstack("list", "norms").stderr
 
 
 def test_listed_coefficients_are_at_the_depth_asked_for() -> None:

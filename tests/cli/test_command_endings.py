@@ -185,8 +185,8 @@ def test_a_signal_removes_temporary_folders(
     command: str, number: signal.Signals, copied: Path, tmp_path: Path
 ) -> None:
     if command == "rerun":  # many steps to make again
-        recorded = copied / "config.yaml"
-        recorded.write_text(recorded.read_text().replace("steps: 2", "steps: 100000"))
+        path = copied / "config.yaml"
+        path.write_text(path.read_text().replace("steps: 2", "steps: 100000"))
         words = [copied, "--check", "--allow-env-change"]
     else:
         words = [*TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]

@@ -55,8 +55,7 @@ def test_the_three_1000_layer_configs_differ_in_their_scheme_alone() -> None:
 
 def test_the_built_in_study_has_the_settings_of_deepnorm_1000() -> None:
     study = load_study(example("depth_sweep"))
-    cells = expand(study.base, study.grid)
-    assert load_config(example("deepnorm_1000")) in cells
+    assert load_config(example("deepnorm_1000")) in expand(study)
 
 
 def test_an_example_that_is_not_there() -> None:

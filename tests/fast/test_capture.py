@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deepstack.fast import CapturedFunction, Measured, Update, capture
+from deepstack.fast.shards import Shard
 
 
 class Stream:
@@ -83,16 +84,19 @@ def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
             assert failed[0]() is None
             assert not any(graph.held for graph in graphs[: 1 if where == "gradients" else 3])
 
-    def gradients(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(inputs: Tensor, targets: Tensor) -> None:
         fails("gradients")
-        return found, found
 
     def probe() -> dict[str, Tensor]:
         fails("probe")
         return {}
 
     lines: list[str] = []
-    update = Update(gradients, lambda value, norm: Measured(value, norm, found, {}))
+    update = Update(
+        [Shard(gradients, [], [])],
+        lambda: (found, found),
+        lambda value, norm: Measured(value, norm, found, {}),
+    )
     made = capture(update, probe, lines.append, parts=lambda every, between: nullcontext())
     for _ in range(4):
         made(found, found)

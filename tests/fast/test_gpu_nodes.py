@@ -215,7 +215,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
             x = layer(x)
         return x.sum()
 
-    class Nothing:
+    class Nothing(list[Any]):
         def zero_gradients(self) -> None: ...
 
     group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}

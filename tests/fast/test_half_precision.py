@@ -13,7 +13,7 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.fast.fused_attention import SelfAttention
 from deepstack.fast.layers import enable_fast_paths
-from deepstack.fast.products import onednn_is_fp32
+from deepstack.fast.products import LARGE_PRODUCT, onednn_is_fp32
 from deepstack.fast.rule import FastPaths
 from deepstack.model import build_model
 
@@ -48,10 +48,12 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return (difference / sum(float(g.square().sum()) for g in other.values())) ** 0.5
 
 
+@pytest.mark.parametrize("large", [1, LARGE_PRODUCT])
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_fused_gradients_under_autocast_are_as_near_to_fp32_as_the_plain_ones(
-    changes: dict[str, Any],
+    changes: dict[str, Any], large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("deepstack.fast.fused_attention.LARGE_PRODUCT", large)
     exact = gradients(changes, fused=False, half=False)
     plain = distance(gradients(changes, fused=False, half=True), exact)
     fused = distance(gradients(changes, fused=True, half=True), exact)
@@ -80,7 +82,7 @@ def test_attention_by_products_equals_the_flash_kernel(causal: bool) -> None:
     results = []
     for library in ("onednn", "mkl"):
         attention = SelfAttention(1, causal, library)
-        assert attention.uses_products(batch * seq, seq, d) is (library == "onednn")
+        assert attention.uses_products(x.view(-1, 3 * d), seq) is (library == "onednn")
         saved: list[torch.Tensor] = []
         y = attention.forward(x.clone().view(-1, 3 * d), seq, saved)
         results.append((y, attention.backward(dy.view(-1, d), seq, saved)))
@@ -91,11 +93,12 @@ def test_attention_by_products_equals_the_flash_kernel(causal: bool) -> None:
 
 def test_attention_over_long_sequences_keeps_no_weights() -> None:
     attention = SelfAttention(2, False, "onednn")
-    assert attention.uses_products(1024, 64, 64)
-    assert not attention.uses_products(4096, 256, 64)
-    saved: list[torch.Tensor] = []
-    attention.forward(torch.randn(512, 3 * 64), 256, saved)
-    assert max(t.numel() for t in saved) < 2 * 2 * 256 * 256
+    assert attention.uses_products(torch.empty(1024, 3 * 64), 64)
+    assert attention.uses_products(torch.empty(1024, 3 * 64, dtype=torch.bfloat16), 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        saved: list[torch.Tensor] = []
+        attention.forward(torch.randn(512, 3 * 64, dtype=dtype), 256, saved)
+        assert max(t.numel() for t in saved) < 2 * 2 * 256 * 256
 
 
 @NEEDS_ONEDNN

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +106,17 @@ def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
     monkeypatch.setattr(products, "onednn_is_fp32", lambda: False)
     with pytest.raises(ConfigError, match="does not multiply in full fp32"):
         choose_library("onednn", LARGE_PRODUCT)
+
+
+@NEEDS_ONEDNN
+def test_other_kernels_of_onednn_have_another_fingerprint() -> None:
+    code = (
+        "import torch; from deepstack.training.fingerprint import fingerprint; "
+        "print(fingerprint(torch.device('cpu'), bf16=False))"
+    )
+    isa = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    prints = {
+        subprocess.check_output([sys.executable, "-c", code], env=os.environ | more, text=True)
+        for more in ({}, isa)
+    }
+    assert len(prints) == 2, "a resume under these kernels is refused"

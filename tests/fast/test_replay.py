@@ -17,10 +17,11 @@ from torch import Tensor
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
-from deepstack.fast import Measured, replaying
+from deepstack.fast import Measured, Update, replaying
 from deepstack.fast.out_variants import FUNCTIONS, bind
 from deepstack.fast.recording import Recording, TensorRef
 from deepstack.fast.replay import bind_recording, layout, padded
+from deepstack.fast.shards import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
@@ -30,9 +31,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that are replayed."""
     found: list[Recording] = []
 
-    def seen(recording: Recording) -> Any:
+    def seen(recording: Recording, *replaced: Any) -> Any:
         found.append(recording)
-        return bind_recording(recording)
+        return bind_recording(recording, *replaced)
 
     monkeypatch.setattr("deepstack.fast.replay.bind_recording", seen)
     return found
@@ -45,7 +46,8 @@ def both(given: Config, folder: Path, recordings: list[Recording]) -> list[Run]:
         own = with_overrides(given, {"runtime.replay": replay})
         runs.append(deepstack.train(own, out=folder / str(replay)))
         assert runs[-1].meta["environment"]["replayed"] is replay
-        assert len(recordings) == replay
+        shards = given.train.shards
+        assert len(recordings) == (shards + 1 if replay else 0), "each shard, and the rest"
     return runs
 
 
@@ -66,6 +68,10 @@ KINDS: list[dict[str, Any]] = [
     {"model__dropout": 0.1},
     {"train__precision": "bf16"},
     {"runtime__recompute_every": 2},
+    {"train__shards": 2, "runtime__threads": 2},
+    {"train__shards": 4, "runtime__threads": 3, "runtime__fused": False},
+    {"train__shards": 2, "runtime__threads": 2, "model__dropout": 0.1},
+    {"train__shards": 2, "runtime__threads": 2, "train__precision": "bf16"},
     {"runtime__banks": False},
     {"runtime__fused": False},
     {"model__norm__kind": "batch"},
@@ -118,10 +124,16 @@ class Steps:
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.compute, self.calls = compute, 0
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
+        self.value = torch.zeros(())
+        self.update = Update(
+            [Shard(self.gradients, [], [])],
+            lambda: (self.value, self.value * 2),
+            lambda value, norm: Measured(value.clone(), norm, torch.ones(()), {"more": value - 1}),
+        )
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> None:
         self.calls += 1
-        value = self.compute(inputs, targets)
-        return Measured(value, value * 2, torch.ones(()), {"more": value - 1})
+        self.value.copy_(self.compute(inputs, targets))
 
 
 def results(update: Callable[[Tensor, Tensor], Measured], shapes: list[int]) -> list[list[float]]:
@@ -159,8 +171,8 @@ def many_operations(x: Tensor, targets: Tensor) -> Tensor:
 def test_many_operations_replayed_are_themselves() -> None:
     steps, said = Steps(many_operations), list[str]()
     shapes = [4] * 5 + [7] + [4] * 3
-    expected = results(Steps(many_operations), shapes)
-    assert results(replaying(steps, None, said.append), shapes) == expected
+    expected = results(Steps(many_operations).update, shapes)
+    assert results(replaying(steps.update, None, said.append), shapes) == expected
     assert steps.calls == 4, "three steps, and the one of another shape"
     assert not said
 
@@ -198,7 +210,9 @@ class Growing:
 def test_what_cannot_be_replayed_is_made_as_it_is(compute: Any, why: str) -> None:
     steps, said = Steps(compute()), list[str]()
     shapes = [4] * 7
-    assert results(replaying(steps, None, said.append), shapes) == results(Steps(compute()), shapes)
+    assert results(replaying(steps.update, None, said.append), shapes) == results(
+        Steps(compute()).update, shapes
+    )
     assert steps.calls == len(shapes)
     assert said == [f"a step cannot be replayed: {said[0].partition(': ')[2]}"]
     assert why in said[0]
@@ -319,6 +333,6 @@ def test_results_that_share_a_storage_are_both_taken_over() -> None:
 
     steps = Steps(compute)
     with torch.no_grad():
-        expected = results(Steps(compute), [4] * 6)
-        assert results(replaying(steps, None, print), [4] * 6) == expected
+        expected = results(Steps(compute).update, [4] * 6)
+        assert results(replaying(steps.update, None, print), [4] * 6) == expected
     assert steps.calls == 3

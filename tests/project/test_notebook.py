@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,20 @@ def test_a_configuration_is_not_changed_and_says_how_to_make_another(key: str) -
     assert config == deepstack.load_config(QUICK)
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert deepstack.__version__ == version("deepstack")
+def test_on_windows_one_sentence_refuses() -> None:
+    code = "import sys; sys.platform = 'win32'; import deepstack"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "ImportError: deepstack runs on Linux and macOS; on Windows, use it inside WSL 2\n"
+    )
 
 
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in deepstack.__all__:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name
     with pytest.raises(
-        AttributeError, match="no attribute 'trian'; it has build_model, compare, errors"
+        AttributeError, match="no attribute 'trian'; it has build_model, calibrate, compare, errors"
     ):
         _ = deepstack.trian
 

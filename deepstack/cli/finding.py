@@ -1,0 +1,85 @@
+"""Describes the result of a run or a sweep in words, and names the next command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from deepstack.records.run import visible_folders
+
+if TYPE_CHECKING:
+    from deepstack.records import Run
+
+MOST_GROUPS = 8  # schemes, and depths, up to which a sweep has a finding
+
+
+def run_finding(run: Run) -> str | None:
+    """Return one sentence on how a run ended, or None if nothing is known to compare with."""
+    from deepstack.analysis.outcomes import CLEAR, loss_and_floor
+
+    subject = f"{label_of(run)} with {run.get('model.depth')} layers"
+    if run.state == "diverged":
+        return f"{subject} diverged at step {run.status.get('step')}."
+    loss, floor = loss_and_floor(run)
+    if run.state != "done" or loss is None or floor is None:
+        return None
+    values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
+    if abs(loss - floor) <= CLEAR:
+        return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
+    if loss > floor:
+        return f"{subject} ends {loss - floor:.2f} nats above {guess} ({values})."
+    return f"{subject} has learned from context: {floor - loss:.2f} nats below {guess} ({values})."
+
+
+def next_command(run: Run, words: Sequence[str]) -> str:
+    """Return the command to type after `deepstack WORDS`, which trained this run.
+
+    It trains another scheme, or plots the study once that has a second scheme.
+    """
+    scheme, study = run.get("model.scheme"), run.path.parent
+    # The name of a run's folder begins with its scheme: scheme-d48-s0-398b60.
+    others = [path.name for path in visible_folders(study) if path.name.count("-") >= 3]
+    if any(not name.startswith(f"{scheme}-") for name in others) or run.get("model.scheme_options"):
+        return shlex.join(["deepstack", "plot", str(study)])
+    other = "deepnorm" if scheme == "post_ln" else "post_ln"
+    unchanged = [word for word in words if not word.startswith("model.scheme=")]
+    return shlex.join(["deepstack", *unchanged, f"model.scheme={other}"])
+
+
+def sweep_finding(runs: Sequence[Run]) -> list[str]:
+    """Return a line per depth with the schemes that learned from context, the best first."""
+    from deepstack.analysis.outcomes import margin, outcome
+
+    cells: dict[int, dict[str, list[Run]]] = {}
+    for run in runs:
+        if run.damage() is None and outcome(run) is not None:
+            of_depth = cells.setdefault(int(run.get("model.depth")), {})
+            of_depth.setdefault(label_of(run), []).append(run)
+    if not cells or len(cells) > MOST_GROUPS or max(map(len, cells.values())) > MOST_GROUPS:
+        return []
+    lines = []
+    for depth, schemes in sorted(cells.items()):
+        parts = []
+        for label, members in schemes.items():
+            trained = [run for run in members if outcome(run) == "trained"]
+            gain = fmean(-(margin(run) or 0.0) for run in trained) if trained else 0.0
+            count = f"{len(trained)} of {len(members)}"
+            parts.append((-len(trained) / len(members), -gain, f"{label} {count}", gain))
+        texts = [text + (f" ({gain:.2f})" if gain else "") for _, _, text, gain in sorted(parts)]
+        lines.append(f"{depth} layers: {', '.join(texts)}")
+    guess = guess_of(next(iter(next(iter(cells.values())).values()))[0])
+    return [f"runs that learned from context, and nats below {guess} (mean of these):", *lines]
+
+
+def guess_of(run: Run) -> str:
+    """Return the name of the loss that `analysis.outcomes` compares with."""
+    return "the unigram" if "unigram_loss" in run.evals else "a guess without context"
+
+
+def label_of(run: Run) -> str:
+    """Return the scheme's name for readers, such as Post-LN."""
+    from deepstack.analysis.settings import scheme_label
+
+    return scheme_label(run)

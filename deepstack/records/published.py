@@ -1,0 +1,43 @@
+"""The folder results/published: commands read its runs, and none writes there."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+from deepstack.errors import ConfigError
+
+PUBLISHED = "published"
+_PARTS = ("results", PUBLISHED)
+
+
+def is_published(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is results/published or lies below it."""
+    return _position(path) is not None
+
+
+def writable(path: Path) -> Path:
+    """Return the path for output on published runs: results/figures/… for results/published/…"""
+    position = _position(path)
+    if position is None:
+        return path
+    parts = path.absolute().parts
+    below = [part for part in parts[position + 1 :] if part != "figures"]
+    moved = Path(*parts[:position], "figures", *below)
+    return moved if path.is_absolute() else Path(os.path.relpath(moved))
+
+
+def refuse_published(path: Path) -> None:
+    """Raise ConfigError for a path in results/published."""
+    if is_published(path):
+        raise ConfigError(
+            f"{path}: no command writes to results/published; give another folder with --out or "
+            "--to, or copy the runs"
+        )
+
+
+def _position(path: str | os.PathLike[str]) -> int | None:
+    """Return the index of the part `published` in the absolute path, or None."""
+    parts = Path(os.path.abspath(path)).parts
+    return next((i for i, two in enumerate(pairwise(parts), 1) if two == _PARTS), None)

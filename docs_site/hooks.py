@@ -1,0 +1,84 @@
+"""Adds the pages of the documentation site: Markdown files of the repository and the reference.
+
+Pages keep the paths that they have in the repository, so a link works in both places.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import reference  # noqa: E402  (lies in this folder)
+
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/*.md", "results/README.md")
+EXPERIMENTS = ("experiments/*/README.md",)
+PICTURES = ("docs/**/*.png", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
+# Files of this folder, and where the site has them.
+OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/iframe_worker.js"}
+SHIM = "https://unpkg.com/iframe-worker/shim"
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Replace the files of docs/ by all pages and pictures at their paths in the repository."""
+    others = [file for file in files if file.inclusion.is_included() and _is_theme(file, config)]
+    pages = [path for glob in (*PAGES, *EXPERIMENTS, *PICTURES) for path in sorted(ROOT.glob(glob))]
+    for path in pages:
+        name = path.relative_to(ROOT).as_posix()
+        others.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, target in OWN.items():
+        path = Path(__file__).with_name(name)
+        others.append(File.generated(config, target, abs_src_path=str(path)))
+    for name, text in reference.pages(ROOT).items():
+        others.append(File.generated(config, name, content=text))
+    return Files(others)
+
+
+def _is_theme(file: File, config: Any) -> bool:
+    """Return whether a file comes from the theme, not from docs/."""
+    return not Path(file.abs_src_path or "").is_relative_to(Path(config["docs_dir"]))
+
+
+def on_nav(nav: Any, config: Any, files: Files) -> Any:
+    """List the pages of single experiments nowhere in the menu: their own page lists them."""
+    for file in files.documentation_pages():
+        if file.src_uri.startswith("experiments/") and file.page is not None:
+            file.inclusion = file.inclusion.NOT_IN_NAV
+    return nav
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Load the script for search without a server from the site itself."""
+    up = "../" * page.file.dest_uri.count("/")
+    return output.replace(SHIM, f"{up}{OWN['iframe_worker.js']}")
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Do the same in the page for missing addresses, which lies at the top."""
+    return output.replace(SHIM, OWN["iframe_worker.js"])
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links to files that are no page, such as configs and code, into their paths."""
+    folder = (ROOT / page.file.src_uri).parent
+
+    def replace(match: re.Match[str]) -> str:
+        text, target, anchor = match.group(1), match.group(2), match.group(3) or ""
+        path = (folder / target).resolve()
+        if not path.is_relative_to(ROOT):
+            return match.group(0)
+        name = path.relative_to(ROOT).as_posix()
+        if files.get_file_from_path(name):
+            return match.group(0)
+        if files.get_file_from_path(f"{name}/README.md"):
+            return f"[{text}]({target.rstrip('/')}/README.md{anchor})"
+        return f"`{name}`" if text.strip("`") in name else f"{text} (`{name}`)"
+
+    return LINK.sub(replace, markdown)

@@ -1,0 +1,61 @@
+"""train and sweep end with a finding in words and the next command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
+
+from deepstack.cli.finding import next_command, run_finding, sweep_finding
+from deepstack.records import Run, find_runs
+
+PUBLISHED = Path(__file__).parents[2] / "results/published/schemes_and_depth"
+
+
+def published(name: str) -> Run:
+    (path,) = PUBLISHED.glob(f"{name}-*")
+    return Run(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("deepnorm-d48-s0", "DeepNorm with 48 layers has learned from context: 0.41 nats below"),
+        ("post_ln-d48-s0", "Post-LN with 48 layers has learned nothing from context: it ends"),
+    ],
+)
+def test_a_run_is_described(name: str, sentence: str) -> None:
+    text = run_finding(published(name))
+    assert text is not None and text.startswith(sentence) and "the unigram" in text
+
+
+def test_a_sweep_is_described_by_depth() -> None:
+    lines = sweep_finding(find_runs(PUBLISHED))
+    assert lines[1:] == [
+        "6 layers: Pre-LN 3 of 3 (0.46), DeepNorm 3 of 3 (0.42), Post-LN 3 of 3 (0.32)",
+        "48 layers: Pre-LN 3 of 3 (0.40), DeepNorm 3 of 3 (0.36), Post-LN 0 of 3",
+        "200 layers: Pre-LN 3 of 3 (0.39), DeepNorm 3 of 3 (0.34), Post-LN 0 of 3",
+    ]
+
+
+def test_train_names_another_scheme_and_then_the_charts(tmp_path: Path) -> None:
+    words = ["train", "quick", "model.scheme=deepnorm"]
+    one = Run(Path(typed("train", QUICK, *TINY, "-q", "--out", tmp_path).stdout.strip()))
+    assert next_command(one, words) == "deepstack train quick model.scheme=post_ln"
+    other = ["train", QUICK, *TINY, "model.scheme=post_ln", "--out", tmp_path]
+    shown = typed(*other)
+    assert f"next: deepstack plot {tmp_path / 'quick'}" in shown.stderr
+    assert typed(*other, "-q").stderr == ""
+    assert next_command(one, words) == f"deepstack plot {tmp_path / 'quick'}"
+
+
+def test_a_diverged_run_and_a_damaged_one_are_no_obstacle(tmp_path: Path) -> None:
+    words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
+    shown = typed(*words)
+    assert "DeepNorm with 2 layers diverged at step 1." in shown.stderr
+    sweep = ["sweep", QUICK, *TINY, "seed=0,1", "--out", tmp_path]
+    assert typed(*sweep, "-q").exit_code == 0
+    (tmp_path / "quick" / next(iter(find_runs(tmp_path))).name / "evals.csv").write_text("step\n")
+    assert sweep_finding(find_runs(tmp_path)) is not None

@@ -1,0 +1,105 @@
+"""Help texts are whole and show an example; the shell completes what can be typed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers.command_line import TINY, typed
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.cli.app import COMMANDS
+from deepstack.cli.completion import registered
+from deepstack.config.examples import example_paths
+from deepstack.diagnostics import DIAGNOSTICS
+from deepstack.plots import CHARTS
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import TASKS
+from deepstack.theory import all_claims
+
+
+def test_no_help_text_is_cut_off() -> None:
+    assert "..." not in typed("--help").stdout.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_shows_an_example(command: str) -> None:
+    text = typed(command, "--help").stdout
+    words = shlex.split(" ".join(text.partition("Example: ")[2].split()))
+    assert words[:2] == ["deepstack", command]
+    assert all(word in text.partition("Example: ")[0] for word in words if word[:2] == "--")
+
+
+def completed(line: str) -> list[str]:
+    """Return the words that bash is offered at the end of a line."""
+    words = line.replace("=", " = ")  # as bash splits it
+    last = len(words.split()) - (not line.endswith(" "))
+    environment = {
+        "_DEEPSTACK_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(last),
+    }
+    return CliRunner().invoke(app, [], prog_name="deepstack", env=environment).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("deepstack ", set(COMMANDS)),
+        ("deepstack train --fail", {"--fail-on-divergence"}),
+        ("deepstack train qu", {"quick"}),
+        ("deepstack train configs/q", {"configs/quick.yaml"}),
+        ("deepstack train quick model.d", {"model.depth=", "model.d_model="}),
+        ("deepstack train quick model.scheme=pre", {"pre_ln", "pre_ln_scaled"}),
+        ("deepstack train quick train.optimizer=", {"adamw", "sgd"}),
+        ("deepstack sweep quick runtime.fused=true,f", {"true,false"}),
+        ("deepstack sweep --schemes post_ln,deepn", {"post_ln,deepnorm"}),
+        ("deepstack check quick task.name=m", {"markov"}),
+        ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
+        ("deepstack list sch", {"schemes"}),
+        ("deepstack compare --best train.l", {"train.lr"}),
+        ("deepstack train quick nothing.", set()),
+    ],
+)
+def test_completion(
+    line: str, some: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quick.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    offered = completed(line)
+    assert some <= set(offered) and bool(some) == bool(offered)
+    start = line.split(" ")[-1].rpartition("=")[2]
+    assert all(word.startswith(start) for word in offered)
+
+
+def test_completion_knows_every_registered_name() -> None:
+    assert registered("schemes", "") == sorted(SCHEMES)
+    assert registered("tasks", "task") == sorted(TASKS)
+    assert registered("plots", "chart") == sorted(CHARTS)
+    assert registered("diagnostics", "diagnostic") == sorted(DIAGNOSTICS)
+    assert set(registered("theory", "claim")) == {claim.id for claim in all_claims()}
+
+
+def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = typed("list", "configs").stdout
+    assert all(name in listed for name in example_paths())
+    folder = typed("train", "quick", *TINY, "-q").stdout.strip()
+    assert Path(folder).parent == Path("results/quick")
+    assert "deepnorm" in typed("check", "quick").stdout
+    assert typed("sweep", "quick", *TINY, "seed=0,1", "--dry-run").exit_code == 0
+    missing = typed("train", "configs/quick.yaml")
+    assert missing.exit_code == 2 and "use the example 'quick' by its name" in missing.stderr
+
+
+def test_a_config_starts_from_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert typed("init", "--from", "quick").stdout.strip() == "quick.yaml"
+    text = Path("quick.yaml").read_text()
+    assert text.endswith(example_paths()["quick"].read_text())
+    assert typed("check", "quick.yaml").exit_code == 0
+    assert typed("init", "mine.yaml", "--from", "quik").exit_code == 2
+    assert not Path("mine.yaml").exists()

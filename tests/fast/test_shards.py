@@ -1,0 +1,119 @@
+"""Shards of a batch: its gradients, in parts that any number of threads computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_runs import data_of, small, stop_at
+
+import deepstack
+from deepstack.config import Config, config_hash, with_overrides
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.fast import make_step
+from deepstack.fast.products import onednn_is_fp32
+from deepstack.tasks import task_of
+from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.training.preflight import refuse_shards
+from deepstack.training.ranks import RankGroup
+
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
+WIDE = {"model__d_model": 64, "model__depth": 2, "train__batch_size": 32}
+
+
+def gradients(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of the first batch and all its gradients."""
+    task = task_of(config)
+    built = deepstack.build_model(config, vocab_size=task.vocab_size)
+    step = make_step(
+        lambda inputs, targets, *count: mean_loss(built.model(inputs), targets, *count),
+        built.banks,
+        built.trained,
+        make_optimizer(config.train, built.trained),
+        clip=None,
+        max_loss=100.0,
+        alive=torch.ones(()),
+        shards=config.train.shards,
+    )
+    batch = to_device(task.train_batch(1, config.train.batch_size), torch.device("cpu"))
+    loss = step(*batch, 0.0).loss
+    return loss, torch.cat([bank.gradients().flatten() for bank in built.banks])
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_shards_have_the_loss_and_the_gradient_of_the_batch(shards: int) -> None:
+    loss, whole = gradients(small())
+    loss_of_shards, added = gradients(small(train__shards=shards))
+    torch.testing.assert_close(loss_of_shards, loss, rtol=1e-6, atol=0)
+    assert 0 < float((added - whole).norm() / whole.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train__spectral_penalty": 0.1},
+        {"model__family": "encoder_decoder", "task__name": "copy"},
+        pytest.param(WIDE, marks=NEEDS_ONEDNN),
+        pytest.param(WIDE | {"train__precision": "bf16"}, marks=NEEDS_ONEDNN),
+    ],
+    ids=str,
+)
+def test_any_number_of_threads_gives_the_same_bytes(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = small(train__shards=4, **changes)
+    runs = [
+        deepstack.train(
+            with_overrides(config, {"runtime.replay": bool(n), "runtime.threads": n or 2}),
+            out=tmp_path / str(n),
+        )
+        for n in (0, 1, 2, 3)
+    ]
+    assert len({str(data_of(run)) for run in runs}) == 1
+    assert {run.meta["environment"]["threads"] for run in runs} == {1}
+    library = "onednn_linear" if "model__d_model" in changes else None
+    assert runs[0].meta["environment"].get("products") == library
+    one = deepstack.train(with_overrides(config, {"train.shards": 1}), out=tmp_path)
+    loss = runs[0].steps["loss"]
+    assert not loss.equals(one.steps["loss"])
+    torch.testing.assert_close(loss.iloc[-1], one.steps["loss"].iloc[-1], rtol=1e-2, atol=0)
+
+
+def test_a_run_of_shards_goes_on_with_another_number_of_threads(tmp_path: Path) -> None:
+    config = small(train__shards=2, runtime__replay=True, runtime__threads=1)
+    whole = deepstack.train(config, out=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, stop=stop_at(6))
+    rest = deepstack.train(with_overrides(config, {"runtime.threads": 2}), out=tmp_path)
+    assert data_of(rest) == data_of(whole)
+
+
+def test_an_error_in_a_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(self: Any) -> None:
+        raise RuntimeError("a shard failed")
+
+    monkeypatch.setattr("deepstack.fast.replay.Bound.run", fails)
+    with pytest.raises(RuntimeError, match="a shard failed"):
+        deepstack.train(
+            small(train__shards=2, runtime__replay=True, runtime__threads=2), out=tmp_path
+        )
+
+
+def test_shards_are_refused_where_they_are_no_equal_parts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.shards.*found 3; allowed a divisor of"):
+        small(train__shards=3)
+    with pytest.raises(ConfigError, match=r"found batch, which needs train\.shards=1; or use rms"):
+        deepstack.train(small(train__shards=2, model__norm__kind="batch"), out=tmp_path)
+    several = RankGroup()
+    several.size = 2
+    with pytest.raises(ConfigError, match="found 2, which needs one process"):
+        refuse_shards(small(train__shards=2), several)
+
+
+def test_shards_count_in_the_hash_and_threads_do_not() -> None:
+    one, two = small(), small(train__shards=2)
+    assert config_hash(one) != config_hash(two)
+    assert config_hash(two) == config_hash(with_overrides(two, {"runtime.threads": 2}))

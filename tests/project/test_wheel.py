@@ -1,0 +1,55 @@
+"""The wheel, installed in a fresh environment, works in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+import deepstack
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands' folder of an environment that has only the wheel and its dependencies."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, ROOT], check=True)
+    (wheel,) = folder.glob("deepstack_studies-*.whl")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env/bin/python"
+    install = [*pip, "--python", python, "install", "-c", ROOT / "constraints.txt", wheel]
+    subprocess.run(install, check=True)
+    return folder / "env/bin"
+
+
+def run(installed: Path, folder: Path, line: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    program, *words = line.split()
+    result = subprocess.run(
+        [installed / program, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_examples_work_after_pip_install(installed: Path, tmp_path: Path) -> None:
+    assert run(installed, tmp_path, "deepstack --version") == f"deepstack {deepstack.__version__}\n"
+    assert "quick" in run(installed, tmp_path, "deepstack list configs")
+    assert run(installed, tmp_path, "deepstack init --from quick") == "quick.yaml\n"
+    few = "train.steps=3 train.eval_batches=1"
+    folder = run(installed, tmp_path, f"deepstack train quick {few}").strip()
+    assert folder.startswith("results/quick/deepnorm-d48-s0-")
+    assert run(installed, tmp_path, f"deepstack train quick.yaml {few}").strip() == folder
+    sweep = f"deepstack sweep --depths 2,3 --schemes post_ln,deepnorm {few} train.warmup_steps=1"
+    assert "deepnorm" in run(installed, tmp_path, sweep)
+    charts = run(installed, tmp_path, "deepstack plot results/")
+    assert "results/depth_sweep/figures/update_vs_depth.png" in charts
+    assert run(installed, tmp_path, "deepstack report") == "results/report.html\n"

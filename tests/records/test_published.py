@@ -1,0 +1,99 @@
+"""results/published: commands read its runs and write elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import QUICK, ROOT
+from helpers.command_line import TINY, typed
+
+from deepstack.records import Run, find_runs
+from deepstack.records.published import writable
+
+PUBLISHED = ROOT / "results" / "published"
+RUN = "schemes_and_depth/deepnorm-d6-s0-4616ed"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with results/published, in which commands run; checks that it stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    for source in PUBLISHED.glob("schemes_and_depth/deepnorm-d6-s[01]-*"):
+        shutil.copytree(source, tmp_path / "results/published" / source.relative_to(PUBLISHED))
+    before = contents(tmp_path / "results/published")
+    yield tmp_path
+    assert contents(tmp_path / "results/published") == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_published_studies_are_small_and_whole() -> None:
+    sizes = [path.stat().st_size for path in PUBLISHED.rglob("*") if path.is_file()]
+    assert sum(sizes) < 2e6 and max(sizes) < 3e5
+    result = typed("verify", PUBLISHED)
+    assert result.exit_code == 0 and result.stdout.count("no weights") == len(find_runs(PUBLISHED))
+
+
+def test_charts_and_report_of_published_runs_lie_outside(clone: Path) -> None:
+    result = typed("plot", "loss_vs_step", "results/")
+    assert result.exit_code == 0, result.stderr
+    names = {path.parent for path in map(Path, result.stdout.split())}
+    assert names == {Path("results/figures/schemes_and_depth")}
+    assert typed("plot", "loss_vs_step", f"results/published/{RUN}").exit_code == 0
+    written = typed("report", "results/published", "-q").stdout.strip()
+    assert written == "results/figures/report.html" and Path(written).is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", QUICK, *TINY, "--out", "results/published"],
+        ["sweep", QUICK, *TINY, "seed=0,1", "--out", "results/published"],
+        ["rm", "results/published"],
+        ["plot", "loss_vs_step", "results", "--to", "results/published/x"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_do_not_write_there(words: list[str], clone: Path) -> None:
+    result = typed(*words)
+    assert result.exit_code in (2, 3)
+    assert "no command writes to results/published" in result.stderr
+
+
+def test_a_published_run_is_trained_again(clone: Path) -> None:
+    config = Path("results/published", RUN, "config.yaml")
+    result = typed("train", config, "--study", "mine", "-q")
+    assert result.exit_code == 0, result.stderr
+    again = Path(result.stdout.strip())
+    assert again == Path("results/mine", Path(RUN).name)
+    assert len(find_runs("results")) == 3
+    if Run(again).meta["environment"] == Run(config.parent).meta["environment"]:
+        assert (again / "steps.csv").read_bytes() == (config.parent / "steps.csv").read_bytes()
+
+
+def test_a_missing_log_is_damage(clone: Path) -> None:
+    copy = clone / "results/published/copy"
+    shutil.copytree(clone / "results/published" / RUN, copy)
+    (copy / "evals.csv").unlink()
+    result = typed("verify", copy)
+    shutil.rmtree(copy)
+    assert result.exit_code == 6 and "evals.csv: missing" in result.stderr
+
+
+def test_weights_may_be_missing_only_there(clone: Path) -> None:
+    shutil.copytree(clone / "results/published" / RUN, clone / "results/study/run")
+    result = typed("verify", clone / "results/study/run")
+    assert result.exit_code == 6 and "weights.safetensors: missing" in result.stderr
+
+
+def test_output_on_published_runs_goes_to_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "published"
+    assert writable(folder / "study/figures") == tmp_path / "results/figures/study"
+    assert writable(tmp_path / "published") == tmp_path / "published"
+    assert not os.path.isabs(writable(Path("results/published/x")))
