@@ -132,7 +132,11 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
         raise ConfigError(f"--extend: {folder.path} is {state}, not done; {why}")
     old = conf.load_config(folder.config_path)
     step = old.train.steps
-    new = conf.load_config(folder.config_path, [*overrides, f"train.steps={step + steps}"])
+    longer = [*overrides, f"train.steps={step + steps}"]
+    replayed = folder.read_meta().get("environment", {}).get("replayed")
+    if isinstance(replayed, bool):  # 'auto' depends on the number of steps
+        longer.insert(0, f"runtime.replay={str(replayed).lower()}")
+    new = conf.load_config(folder.config_path, longer)
     before, after = values(old), values(new)
     changed = [k for k in after if after[k] != before.get(k) and not k.startswith("runtime.")]
     if wrong := [key for key in changed if key not in CHANGEABLE]:

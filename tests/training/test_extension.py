@@ -52,6 +52,13 @@ def test_an_extended_run_is_one_that_was_trained_at_once(
     assert data_of(extend(longer, 2))["steps.csv"].startswith(before["steps.csv"])
 
 
+def test_an_extension_keeps_the_fast_path_of_its_parent(tmp_path: Path) -> None:
+    run = parent_run(tmp_path)
+    longer = extend(run, 200)  # so many steps are replayed by default
+    replayed = [each.meta["environment"]["replayed"] for each in (run, longer)]
+    assert replayed == [False, False] and "environment_changed" not in longer.meta
+
+
 def test_an_interrupted_extension_goes_on(tmp_path: Path) -> None:
     run = parent_run(tmp_path)
     with pytest.raises(Interrupted):
