@@ -27,11 +27,14 @@ from deepstack.errors import (
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder
+from deepstack.records.cells import printable
 from deepstack.records.files import replace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FORMATS = ("pdf", "png", "svg", "csv")
+DEFAULT_OPTIONS = Options()
 REFERENCE_COLUMNS = ("chart", "x", "y", "label")
 # Forms of a figure -> what matplotlib would write into it that another day or version changes.
 CHANGING_METADATA = {
@@ -130,23 +133,33 @@ def try_chart(
         )
 
 
-def save(chart: Chart, folder: Path, name: str) -> list[Path]:
-    """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes."""
+def save(
+    chart: Chart,
+    folder: Path,
+    name: str,
+    formats: Sequence[str] = FORMATS,
+    options: Options = DEFAULT_OPTIONS,
+) -> list[Path]:
+    """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes.
+
+    formats: which of these.  A chart in the style `paper` has its caption in <name>.txt.
+    """
     paths = []
-    for kind in CHANGING_METADATA:
+    for kind in formats:
         paths.append(folder / f"{name}.{kind}")
-        replace(paths[-1], render(chart, kind))
-    paths.append(folder / f"{name}.csv")
-    replace(paths[-1], csv_bytes(chart))
+        replace(paths[-1], csv_bytes(chart) if kind == "csv" else render(chart, kind, options))
+    if options.style == "paper" and chart.caption:
+        paths.append(folder / f"{name}.txt")
+        replace(paths[-1], printable(chart.caption).encode("utf-8"))
     return paths
 
 
-def render(chart: Chart, kind: str) -> bytes:
-    """The figure as a pdf, png or svg."""
-    from deepstack.plots.style import paper
+def render(chart: Chart, kind: str, options: Options = DEFAULT_OPTIONS) -> bytes:
+    """Return the figure as a pdf, png or svg; in the style `paper` texts of an SVG are text."""
+    from deepstack.plots.style import deepstack_style
 
     buffer = io.BytesIO()
-    with paper():
+    with deepstack_style(options.font, svg_text=options.style == "paper"):
         chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(CHANGING_METADATA[kind]))
     return buffer.getvalue()
 

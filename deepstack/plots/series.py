@@ -1,0 +1,94 @@
+"""The series of a chart: their order, colours, and the panels that share them out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from deepstack.analysis.settings import (
+    SCHEME,
+    Series,
+    label_of,
+    order_of,
+    split_series,
+    values_of,
+    varying_settings,
+)
+from deepstack.errors import ConfigError
+from deepstack.plots.chart import Options
+from deepstack.plots.style import scheme_style, setting_style
+from deepstack.records import Run
+from deepstack.registry import unknown
+
+MOST_LINES = 6  # series in a panel up to which several settings share it
+
+
+def scheme_of(series: Series) -> str:
+    """Return the name of the scheme of a series."""
+    return str(series.runs[0].get(SCHEME, "?"))
+
+
+def series_of(runs: Sequence[Run], options: Options) -> tuple[list[Series], list[str]]:
+    """Return `split_series` of runs, in the order of the schemes that the user chose."""
+    series, depth_settings = split_series(runs)
+    if options.schemes:
+        series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
+    return series, depth_settings
+
+
+def find_key(word: str, runs: Sequence[Run]) -> str:
+    """Return the setting that a full or shortened key names: `lr` for `train.lr`.
+
+    Raises ConfigError if no setting, or more than one that varies, has this name.
+    """
+    known = list(dict.fromkeys(key for run in runs for key in run.flat_config))
+    names = [word] if word in known else [k for k in known if k.rpartition(".")[2] == word]
+    if len(names) > 1:
+        varied = [key for key in names if len({values_of(run, [key]) for run in runs}) > 1]
+        names = varied if len(varied) == 1 else names
+    if len(names) != 1:
+        problem = f"{word!r} is short for {' and '.join(names)}; write one of these"
+        raise ConfigError(problem if names else unknown("setting", word, known))
+    return names[0]
+
+
+def series_styles(series: Sequence[Series], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return colour, line and marker of each series: those of its scheme, everywhere the same.
+
+    If a scheme has several series, the values of its other settings among `runs` are shades.
+    """
+    every, depth_settings = split_series(runs)
+    keys = [k for k in varying_settings(runs) if k != SCHEME and k not in depth_settings]
+    count = Counter(scheme_of(s) for s in every)
+    shades = sorted(
+        {values_of(s.runs[0], keys) for s in every if count[scheme_of(s)] > 1},
+        key=lambda values: [order_of(value) for value in values],
+    )
+    styles = []
+    for s in series:
+        values = values_of(s.runs[0], keys)
+        shade = (shades.index(values), len(shades)) if values in shades else (0, 1)
+        styles.append(setting_style(scheme_style(scheme_of(s)), *shade))
+    return styles
+
+
+def groups_of(
+    series: Sequence[Series], runs: Sequence[Run], options: Options
+) -> list[tuple[str, list[int]]]:
+    """Return name and series (by index) of each group of series that has panels of its own.
+
+    The user names the setting; else many series of several settings have panels by scheme.
+    """
+    schemes = {scheme_of(s) for s in series}
+    key: str | None = None
+    if options.panels is not None:
+        key = find_key(options.panels, runs)
+    elif len(series) > MOST_LINES and 1 < len(schemes) < len(series):
+        key = SCHEME
+    if key is None:
+        return [("", list(range(len(series))))]
+    groups: dict[str, list[int]] = {}
+    for i, s in enumerate(series):
+        groups.setdefault(label_of(s.runs[0], [key], runs), []).append(i)
+    return list(groups.items())
