@@ -107,6 +107,21 @@ ChartFunction = Callable[..., Chart]
 CHARTS: Registry[ChartFunction] = Registry("chart")
 
 
+def in_style(function: ChartFunction) -> ChartFunction:
+    """Return a function that draws the chosen runs in deepstack's style."""
+
+    @functools.wraps(function)
+    def draw(runs: list[Run], *words: Any, options: Options | None = None, **more: Any) -> Chart:
+        from deepstack.plots.style import deepstack_style
+
+        options = options or Options()
+        runs = options.choose(runs)
+        with deepstack_style(options.font):
+            return function(runs, *words, options=replace(options, runs=tuple(runs)), **more)
+
+    return draw
+
+
 def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     """Register a chart: a function (runs, options) -> Chart, drawn in deepstack's style.
 
@@ -116,17 +131,14 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     refuse_no_name("chart", name)
 
     def register(function: ChartFunction) -> ChartFunction:
+        styled = in_style(function)
+
         @functools.wraps(function)
         def draw(runs: list[Run], *, options: Options | None = None) -> Chart:
-            from deepstack.plots.style import deepstack_style
-
             options = options or Options()
-            runs = options.choose(runs)
-            options = replace(options, runs=tuple(runs))
             if (reference := options.reference) is not None:
                 options = replace(options, reference=reference[reference["chart"] == name])
-            with deepstack_style(options.font):
-                result = function(runs, options=options)
+            result = styled(runs, options=options)
             if not isinstance(result, Chart):
                 kind = type(result).__name__
                 raise PluginError(

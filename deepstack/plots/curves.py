@@ -10,14 +10,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.settings import DEPTH, Series, choose_series, evenly_spaced
+from deepstack.analysis.settings import (
+    DEPTH,
+    Series,
+    choose_series,
+    evenly_spaced,
+    find_key,
+)
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options
 from deepstack.plots.drawing import MOST_BANDS, Drawing, Panel, lines, published
 from deepstack.plots.page import Handle
-from deepstack.plots.series import find_key
 from deepstack.plots.style import shade, step_axis
 from deepstack.records import Run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import traceback
@@ -29,6 +30,7 @@ from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder
 from deepstack.records.cells import printable
 from deepstack.records.files import replace
+from deepstack.registry import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +53,9 @@ def draw(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    formats: Sequence[str] = FORMATS,
+    options: Options = DEFAULT_OPTIONS,
+    functions: Mapping[str, ChartFunction] | None = None,
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
@@ -58,13 +63,19 @@ def draw(
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
+    formats: of pdf, png, svg and csv.  options: of all charts.  functions: charts by name that are
+    drawn instead of registered ones.
+
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
     runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
     an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
     end BrokenChartError where the code of a chart has failed.
     """
-    functions = {name: CHARTS[name] for name in charts or CHARTS}
+    functions = functions or {name: CHARTS[name] for name in charts or CHARTS}
+    for kind in formats:
+        if kind not in FORMATS:
+            raise ConfigError(unknown("format", kind, FORMATS))
     folders = list_folders(directory)
     if len(folders) > 1 and out is None:
         raise ConfigError(
@@ -79,8 +90,15 @@ def draw(
     for study, members in studies.items():
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
         target = base / "figures" if out is None else Path(out) / (study.name if several else "")
-        options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
-        draw_them = partial(draw_study, functions=functions, target=target, options=options)
+        options = dataclasses.replace(
+            options,
+            at_step=at_step or options.at_step,
+            diagnostic=diagnostic or options.diagnostic,
+            reference=read_reference(folders, members),
+        )
+        draw_them = partial(
+            draw_study, functions=functions, target=target, options=options, formats=formats
+        )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
         any_readable |= bool(paths or errors)
@@ -97,7 +115,11 @@ def draw(
 
 
 def draw_study(
-    runs: list[Run], functions: Mapping[str, ChartFunction], target: Path, options: Options
+    runs: list[Run],
+    functions: Mapping[str, ChartFunction],
+    target: Path,
+    options: Options,
+    formats: Sequence[str] = FORMATS,
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn."""
     paths: list[Path] = []
@@ -108,7 +130,7 @@ def draw_study(
             errors.append(result)
             continue
         try:
-            paths += save(result, target, name)
+            paths += save(result, target, name, formats, options)
         except ResourceError as error:
             raise ResourceError(f"{error}; give another folder with --to") from error
     return paths, errors

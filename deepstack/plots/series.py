@@ -9,17 +9,16 @@ from typing import Any
 from deepstack.analysis.settings import (
     SCHEME,
     Series,
+    find_key,
     label_of,
     order_of,
     split_series,
     values_of,
     varying_settings,
 )
-from deepstack.errors import ConfigError
 from deepstack.plots.chart import Options
 from deepstack.plots.style import scheme_style, setting_style
 from deepstack.records import Run
-from deepstack.registry import unknown
 
 MOST_LINES = 6  # series in a panel up to which several settings share it
 
@@ -35,22 +34,6 @@ def series_of(runs: Sequence[Run], options: Options) -> tuple[list[Series], list
     if options.schemes:
         series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
     return series, depth_settings
-
-
-def find_key(word: str, runs: Sequence[Run]) -> str:
-    """Return the setting that a full or shortened key names: `lr` for `train.lr`.
-
-    Raises ConfigError if no setting, or more than one that varies, has this name.
-    """
-    known = list(dict.fromkeys(key for run in runs for key in run.flat_config))
-    names = [word] if word in known else [k for k in known if k.rpartition(".")[2] == word]
-    if len(names) > 1:
-        varied = [key for key in names if len({values_of(run, [key]) for run in runs}) > 1]
-        names = varied if len(varied) == 1 else names
-    if len(names) != 1:
-        problem = f"{word!r} is short for {' and '.join(names)}; write one of these"
-        raise ConfigError(problem if names else unknown("setting", word, known))
-    return names[0]
 
 
 def series_styles(series: Sequence[Series], runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from helpers.plot_runs import (
     update,
     words,
 )
+from matplotlib.collections import LineCollection
 from scipy.stats import linregress
 from typer.testing import CliRunner
 
@@ -25,15 +26,16 @@ from deepstack.analysis.fit import power_law, power_law_of_seeds
 from deepstack.analysis.settings import (
     choose_series,
     evenly_spaced,
-    is_ordered,
     left_out_note,
     split_series,
 )
 from deepstack.cli import app
-from deepstack.errors import NothingMatchedError, ResourceError
-from deepstack.plots import draw
-from deepstack.plots.style import line_style, shade
+from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
+from deepstack.plots import Options, draw
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.style import COMMON, scheme_style
 from deepstack.records import RunFolder, find_runs
+from deepstack.schemes import SCHEMES
 
 # --- the fit -------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
     assert fits["seeds"].tolist() == [2, 2]
     assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
     assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
-    assert "exponent of N, ± standard error over 2 seeds" in words(chart)
+    assert "exponent of N, ± standard error over 2 seeds: step 1, step 5" in words(chart)
 
 
 def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_two_points_have_an_exponent_without_an_error(tmp_path: Path) -> None:
     chart = make_chart("update_vs_depth", tmp_path)
     (fit,) = rows(chart, kind="fit", panel="step 1").to_dict("records")
     assert fit["exponent"] == pytest.approx(0.5, abs=1e-6) and fit["n"] == 2
-    assert "DeepNorm: 0.50 (2 points)" in words(chart)
+    assert "DeepNorm: 0.50 (2 points), 0.50 (2 points)" in words(chart)
 
 
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
     assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
     assert fits["standard_error"].max() < 1e-6
     assert fits["n"].tolist() == [4] * 4
-    assert words(chart).count("DeepNorm: 0.500 ± 0.000") == 2
+    assert words(chart).count("DeepNorm: 0.500 ± 0.000, 0.500 ± 0.000") == 1
     points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
     assert points["x"].tolist() == list(DEPTHS)
     assert points["y"].tolist() == pytest.approx([update(d, 5) for d in DEPTHS], rel=1e-6)
@@ -361,18 +363,70 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
 
 
-def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: Path) -> None:
-    names = [line_style(i, 12) for i in range(12)]
-    assert len({style["color"] for style in names}) == 12
-    many = [line_style(i, 56) for i in range(56)]
-    for other in ("linestyle", "marker"):  # some charts have no markers, some one line for all
-        assert len({(style["color"], str(style[other])) for style in many}) == 56
-    assert line_style(3, 12, ordered=True)["color"] == shade(3, 12)
-    make_runs(tmp_path, lr=tuple(range(1, 10)))
-    series, _ = split_series(find_runs(tmp_path))
-    assert is_ordered(series)
-    make_run(tmp_path, scheme="post_ln")
-    assert not is_ordered(split_series(find_runs(tmp_path))[0])
+def test_every_scheme_has_its_own_colour_and_marker() -> None:
+    common = [scheme_style(name) for name in COMMON]
+    assert len({style["color"] for style in common}) == len(COMMON) >= 12
+    assert set(COMMON) <= set(SCHEMES)
+    every = [scheme_style(name) for name in SCHEMES]
+    assert len({(style["color"], style["marker"]) for style in every}) == len(SCHEMES)
+
+
+def test_a_scheme_looks_the_same_in_every_study_and_a_second_setting_is_a_shade(
+    tmp_path: Path,
+) -> None:
+    make_runs(tmp_path / "a", scheme=("deepnorm", "post_ln", "rezero"))
+    make_runs(tmp_path / "b", scheme=("post_ln", "keel"))
+    for study in ("a", "b"):
+        drawing = Drawing(find_runs(tmp_path / study), Options())
+        styles = {s.label: style for s, style in zip(drawing.series, drawing.styles, strict=True)}
+        assert styles["Post-LN"] == scheme_style("post_ln")
+    make_runs(tmp_path / "c", scheme=("post_ln", "pre_ln"), lr=(1e-3, 2e-3, 3e-3))
+    drawing = Drawing(find_runs(tmp_path / "c"), Options())
+    colours = [style["color"] for style in drawing.styles]
+    assert len(set(colours)) == 6
+    assert [style["marker"] for style in drawing.styles] == ["s"] * 3 + ["^"] * 3
+    middle = {scheme_style(name)["color"].lower() for name in ("post_ln", "pre_ln")}
+    assert {colours[1], colours[4]} == middle
+
+
+def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=("deepnorm", "post_ln", "pre_ln"), depth=(6, 18), lr=(1e-3, 2e-3))
+    chart = make_chart("update_vs_depth", tmp_path, schemes=("pre_ln", "deepnorm"))
+    assert list(dict.fromkeys(s.split(",")[0] for s in chart.data["series"])) == [
+        "unrelated states", "Pre-LN", "DeepNorm"
+    ]  # fmt: skip
+    chart = make_chart("update_vs_depth", tmp_path, panels="lr")
+    names = [f"lr\u00a0{lr}: step {step}" for lr in (0.001, 0.002) for step in (1, 5)]
+    assert list(dict.fromkeys(chart.data["panel"])) == names
+    curves = make_chart("update_vs_step", tmp_path, panels="depth")
+    assert list(dict.fromkeys(curves.data["panel"])) == ["N = 6", "N = 18"]
+    with pytest.raises(ConfigError, match="did you mean 'deepnorm'"):
+        make_chart("update_vs_depth", tmp_path, schemes=("deepnrm",))
+
+
+def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
+    names = ("admin", "deepnorm", "fixup", "post_ln", "pre_ln", "rezero")
+    for i, scheme in enumerate(names):
+        for seed in (0, 1):
+            for depth in (6, 18):
+                values = [(1 + i + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
+                make_run(tmp_path, scheme=scheme, seed=seed, depth=depth, updates=values)
+    for name in ("update_vs_depth", "update_vs_step"):
+        axes = make_chart(name, tmp_path).figure.axes[0]
+        bars = [area for area in axes.collections if isinstance(area, LineCollection)]
+        assert len(bars) == len(axes.collections) == len(names)
+        assert all(1 < len(bar.get_paths()) <= 6 for bar in bars)
+    few = make_chart("update_vs_step", tmp_path, schemes=names[:2]).figure.axes[0]
+    assert not any(isinstance(area, LineCollection) for area in few.collections)
+
+
+def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        make_run(tmp_path, depth=depth, updates=[0.01 * depth, 10.0])
+    chart = make_chart("update_vs_depth", tmp_path)
+    text = " ".join(words(chart))
+    assert "no fit" not in text and "DeepNorm: 1.000 ± 0.000" in words(chart)
+    assert "no exponent for step 2" in text.replace("\n", " ")
 
 
 def test_spread_keeps_both_ends() -> None:
