@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deepstack.records import load_runs as load_runs
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
+    from deepstack.sweeps import calibrate as calibrate
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.external import Probe as probe  # noqa: F401
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # `import deepstack` needs no torch
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
+    "calibrate": ("deepstack.sweeps", "calibrate"),
     "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),

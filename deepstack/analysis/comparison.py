@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.captions import depth_words
 from deepstack.analysis.outcomes import loss_and_floor, outcome
@@ -24,7 +24,13 @@ from deepstack.analysis.settings import (
     undetermined,
     varying_settings,
 )
-from deepstack.analysis.statistics import final_value, loss_column, update_column, value_at
+from deepstack.analysis.statistics import (
+    final_value,
+    loss_column,
+    mean_of,
+    update_column,
+    value_at,
+)
 from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import one_line
 from deepstack.errors import ConfigError, ResourceError
@@ -124,31 +130,6 @@ def comparisons(
     if len(missing) == len(studies):
         raise missing[0]
     return found
-
-
-class Mean(NamedTuple):
-    """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
-
-    Of one value only the mean is known; the others are NaN.
-    """
-
-    value: float
-    sd: float
-    se: float
-    low: float
-    high: float
-    n: int
-
-
-def mean_of(values: Sequence[float | None]) -> Mean:
-    """Return the mean of those values that are finite."""
-    import pandas as pd
-    from scipy.special import stdtrit
-
-    finite = pd.Series([v for v in values if v is not None and math.isfinite(v)], dtype=float)
-    mean, deviation, error = finite.agg(["mean", "std", "sem"]).tolist()
-    half = float(stdtrit(len(finite) - 1, 0.975)) * error
-    return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 
 def comparison(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -75,6 +75,31 @@ def points_of(
         by_seed = {int(run.get("seed", 0)): v for run, v in kept.items()}
         points.append((x, mean, mean - deviation, mean + deviation, len(values), mark, by_seed))
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
+
+
+class Mean(NamedTuple):
+    """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
+
+    Of one value only the mean is known; the others are NaN.
+    """
+
+    value: float
+    sd: float
+    se: float
+    low: float
+    high: float
+    n: int
+
+
+def mean_of(values: Sequence[float | None]) -> Mean:
+    """Return the mean of those values that are finite."""
+    import pandas as pd
+    from scipy.special import stdtrit
+
+    finite = pd.Series([v for v in values if v is not None and math.isfinite(v)], dtype=float)
+    mean, deviation, error = finite.agg(["mean", "std", "sem"]).tolist()
+    half = float(stdtrit(len(finite) - 1, 0.975)) * error
+    return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 
 def last_row(table: pd.DataFrame, name: str) -> float | None:

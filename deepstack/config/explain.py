@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
-from deepstack.config.schema import LONGEST_NAME, ROLES, Config
+from deepstack.config.schema import ROLES, Config
+from deepstack.config.section import LONGEST_NAME
 from deepstack.config.walk import Path, at, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest

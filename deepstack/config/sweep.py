@@ -23,7 +23,7 @@ from deepstack.registry import nearest
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
 
 MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
-FREE = ("task.", "model.scheme_options.", "train.lr_factors.")
+FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")
 
 Where = dict[str, list[Any]]
 """A partial cell: dotted key -> the values of which a cell has one."""

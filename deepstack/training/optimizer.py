@@ -22,11 +22,12 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
-    Muon updates the layers' matrices, AdamW the other parameters.  optim: the scheme's factors of a
-    role's learning rate, decay and epsilon.  capturable: learning rates are tensors, which a
-    captured or replayed step reads at every step; on a GPU they always are, so that an eager step
-    rounds like a captured one.  Weight decay applies to matrices and tables (embedding, position,
-    head), never to a bias or a norm.
+    Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
+    `train.lr_factors`, the scheme's factor and that of `train.lr_exponents`.  optim: the last two,
+    as `Built.optim` gives them for rate, decay and epsilon.  capturable: learning rates are
+    tensors, which a captured or replayed step reads at every step; on a GPU they always are, so
+    that an eager step rounds like a captured one.  Weight decay applies to matrices and tables
+    (embedding, position, head), never to a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []

@@ -263,6 +263,7 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
     assert set(conf.values(conf.Config())) == set(keys()) - {
         "model.scheme_options",
         "train.lr_factors",
+        "train.lr_exponents",
     }
 
 
