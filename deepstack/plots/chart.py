@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (
     "panel", "series", "kind", "x", "y", "low", "high", "n", "mark", "value", "exponent",
-    "standard_error", "seeds",
+    "standard_error", "exponent_low", "exponent_high", "seeds",
 )  # fmt: skip
 
 

@@ -39,12 +39,14 @@ from deepstack.plots.style import (
 from deepstack.records import Run
 
 ALL_DIVERGED = "all seeds diverged: last finite value"
+EDGE_RATE = "edge"
 # Marks of points, in the order of the legend: marker and words.
 MARKS = {
     "saturated": ("o", "saturated: above 0.3 of unrelated states"),
     SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
     "diverged": (DIVERGED_MARKER, "diverged"),
     ALL_DIVERGED: (DIVERGED_MARKER, ALL_DIVERGED),
+    EDGE_RATE: ("o", "best rate tried lies at the edge"),
 }
 MOST_BANDS = 5  # series in a panel up to which each has a band; more have error bars
 MOST_MARKERS = 24  # points of a line up to which each has a marker
@@ -76,20 +78,23 @@ class Panel:
 class Drawing:
     """A chart while it is drawn: its runs, panels, table, and what its legend must explain."""
 
-    def __init__(self, runs: Sequence[Run], options: Options) -> None:
+    def __init__(self, runs: Sequence[Run], options: Options, but: Sequence[str] = ()) -> None:
+        """Split runs into series; `but`: settings that make no series."""
         self.runs, self.options, self.table = runs, options, Table()
-        self.series, self.depth_settings = series_of(runs, options)
+        self.but = but
+        self.series, self.depth_settings = series_of(runs, options, but)
         self.panels: list[Panel] = []
         self.levels: dict[tuple[str, Any], set[float]] = {}
         self.marks: set[str] = set()
         self.has_bands = False
+        self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
         self.published: dict[str, Line2D] = {}
 
     @cached_property
     def styles(self) -> list[dict[str, Any]]:
         """Colour, line and marker of each series (see `series_styles`)."""
-        return series_styles(self.series, self.options.runs or self.runs)
+        return series_styles(self.series, self.options.runs or self.runs, self.but)
 
     def groups(self) -> list[tuple[str, list[int]]]:
         """Return the groups of series that have panels of their own (see `groups_of`)."""
@@ -209,7 +214,7 @@ class Drawing:
             if mark in self.marks:
                 entries.append(Line2D([], [], marker=marker, label=words, **style))
         if note := seeds_note(self.seeds):
-            label = f"± 1 standard deviation, {note}"
+            label = f"{self.spread}, {note}"
             if self.has_bands:
                 entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
             else:

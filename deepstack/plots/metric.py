@@ -221,7 +221,7 @@ def labelled(
         table.loc[gone, "value"] = math.nan
     else:
         table = table[~gone] if not gone.all() else table
-    table["line"] = [None if line is None else setting_of(run, line) for run in table["run"]]
+    table["line"] = ["" if line is None else setting_of(run, line) for run in table["run"]]
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)

@@ -28,21 +28,26 @@ def scheme_of(series: Series) -> str:
     return str(series.runs[0].get(SCHEME, "?"))
 
 
-def series_of(runs: Sequence[Run], options: Options) -> tuple[list[Series], list[str]]:
+def series_of(
+    runs: Sequence[Run], options: Options, but: Sequence[str] = ()
+) -> tuple[list[Series], list[str]]:
     """Return `split_series` of runs, in the order of the schemes that the user chose."""
-    series, depth_settings = split_series(runs)
+    series, depth_settings = split_series(runs, but)
     if options.schemes:
         series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
     return series, depth_settings
 
 
-def series_styles(series: Sequence[Series], runs: Sequence[Run]) -> list[dict[str, Any]]:
+def series_styles(
+    series: Sequence[Series], runs: Sequence[Run], but: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Return colour, line and marker of each series: those of its scheme, everywhere the same.
 
     If a scheme has several series, the values of its other settings among `runs` are shades.
     """
-    every, depth_settings = split_series(runs)
-    keys = [k for k in varying_settings(runs) if k != SCHEME and k not in depth_settings]
+    every, depth_settings = split_series(runs, but)
+    ignored = (SCHEME, *depth_settings, *but)
+    keys = [key for key in varying_settings(runs) if key not in ignored]
     count = Counter(scheme_of(s) for s in every)
     shades = sorted(
         {values_of(s.runs[0], keys) for s in every if count[scheme_of(s)] > 1},
