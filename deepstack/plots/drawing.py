@@ -363,10 +363,15 @@ def markers(count: int) -> str | None:
     return "o" if count <= MOST_MARKERS else None
 
 
-def axis_label(runs: Sequence[Run], name: str, words: str) -> str:
-    """`model update ‖ΔF‖`, `loss L (nats)`: words, and the symbol and unit that the runs state."""
+def axis_label(
+    runs: Sequence[Run], name: str, words: str, sections: Sequence[str] = ("columns", "layers")
+) -> str:
+    """Return words with the symbol and unit that the runs state: `model update ‖ΔF‖`.
+
+    sections: of columns.json, in the order in which the name is looked up.
+    """
     for run in runs:
-        for section in ("columns", "layers"):
+        for section in sections:
             entry = run.columns.get(section, {}).get(name)
             if isinstance(entry, dict):
                 unit = f" ({entry['unit']})" if entry.get("unit") else ""

@@ -100,7 +100,7 @@ def metric(
     rows = drawing.rows("line")
     positive = bool((rows["y"] > 0).all())
     wide = positive and rows["y"].max() / rows["y"].min() > WIDE
-    words = axis_label(runs, quantity.name, quantity.words)
+    words = quantity_label(runs, quantity)
     drawing.value_axis(words, panels, log=wide)
     for panel in panels:
         label_axis(panel.axes, "x", across, rows["x"], categories)
@@ -169,7 +169,7 @@ def value_map(
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
         label_axis(panel.axes, "y", keys[1], pd.Series(levels), levels)
-    bar = drawing.page.colour_bar(mesh, axis_label(runs, quantity.name, quantity.words))
+    bar = drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
     if log:
         log_axis(bar, "y", *ends)
     bar.grid(False)
@@ -311,6 +311,12 @@ def label_axis(
     else:
         margin = 0.04 * (x.max() - x.min()) or 0.5
         axes.set_xlim(x.min() - margin, x.max() + margin)
+
+
+def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:
+    """Return the words of a quantity with its symbol and unit."""
+    sections = ("layers",) if quantity.source == "layers" else ("columns",)
+    return axis_label(runs, quantity.column, quantity.words, sections)
 
 
 def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Options) -> list[str]:

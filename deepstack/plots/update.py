@@ -87,7 +87,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         depth_axis(panel.axes, depths)
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
-    drawing.value_axis(axis_label(runs, column, "model update"), drawing.panels)
+    drawing.value_axis(update_label(runs, column), drawing.panels)
     notes = ["hollow points are left out of the fits"] if drawing.marks else []
     notes += ["zeros are not drawn"] if has_zeros else []
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
@@ -107,10 +107,17 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
         runs,
         column,
         title="Model update against step",
-        y_label=axis_label(runs, column, "model update"),
+        y_label=update_label(runs, column),
         options=options,
         prepare=partial(draw_unrelated, column=column),
     )
+
+
+def update_label(runs: Sequence[Run], column: str) -> str:
+    """Return the label of the axis, which says whether it is ‖ΔF‖ or ‖ΔF‖/‖F_0‖."""
+    label = axis_label(runs, column, "model update")
+    symbol = "‖ΔF‖" if column == "model_update" else "‖ΔF‖/‖F_0‖"
+    return label if "‖" in label else f"model update {typeset(symbol)}"
 
 
 def draw_unrelated(panel: Panel, column: str) -> None:
