@@ -59,8 +59,9 @@ class Arrangement:
     """How curves share panels and colours.
 
     Where depth and something else vary, the one with fewer values makes the panels: depths are
-    shades and series panels, or, of many series and few depths, the other way round.  If the user
-    names the setting of the panels, depth makes them or each series has one.
+    shades and series panels, or, of many series and few depths, the other way round.  Many series of
+    several settings have a panel for each scheme and depth, if these are few enough.  The user may
+    name the setting of the panels.
     """
 
     def __init__(self, drawing: Drawing) -> None:
@@ -75,7 +76,7 @@ class Arrangement:
         elif chosen is not None:
             self.groups = drawing.groups()
             self.by_depth = all(len(lines) == 1 for _, lines in self.groups) and self.by_depth
-        elif not self.by_depth and len(self.depths) == 1:
+        elif not self.by_depth:
             self.groups = drawing.groups()
 
     def panels(self, most: int) -> tuple[list[CurvePanel], list[str]]:
@@ -88,7 +89,9 @@ class Arrangement:
                     here = [run for i in members for run in self.series[i].at(n)]
                     label = f"{name}, N = {n}" if len(self.depths) > 1 else name
                     panels.append((label, f"line in {members} and depth == {n}", here))
-            return [panel for panel in panels if panel[2]], []
+            panels = [panel for panel in panels if panel[2]]
+            if len(panels) <= most or self.drawing.options.panels is not None:
+                return panels, []
         if self.by_depth and len(self.series) > 1:
             chosen, notes = choose_series(self.series, most)
             places = [self.series.index(s) for s in chosen]
@@ -134,8 +137,11 @@ class Arrangement:
         more = len(names) > MOST_ENTRIES
         return handles, [f"the legend names {MOST_ENTRIES} of {len(names)} lines"] if more else []
 
-    def draw(self, panel: Panel, rows: pd.DataFrame, **style: Any) -> int:
-        """Draw each curve of these rows, and return the largest stride of drawn steps."""
+    def draw(self, panel: Panel, rows: pd.DataFrame, *, log: bool = True, **style: Any) -> int:
+        """Draw each curve of these rows, and return the largest stride of drawn steps.
+
+        log: whether error bars are evenly spaced in the logarithm of the step.
+        """
         stride = 1
         count = rows[["line", "depth"]].drop_duplicates().shape[0]
         for _, curve in rows.groupby(["line", "depth", "curve"]):
@@ -148,22 +154,22 @@ class Arrangement:
             drawn = pd.concat([curve[::every], last]) if len(last) else curve[::every]
             bars = None
             if count > MOST_BANDS:
-                bars = bar_rows(drawn["x"].to_numpy(float), line / len(self.series))
+                bars = bar_rows(drawn["x"].to_numpy(float), line / len(self.series), log)
                 look = {"marker": self.marker(line), "ms": 3, "markevery": bars} | look
             lines(panel, self.label(line, depth), drawn, bars=bars, **look)
         return stride
 
 
-def bar_rows(x: np.ndarray, shift: float) -> list[int]:
-    """Return the rows of a curve that have error bars, evenly spaced in log x.
+def bar_rows(x: np.ndarray, shift: float, log: bool = True) -> list[int]:
+    """Return the rows of a curve that have error bars, evenly spaced in x or log x.
 
     shift: 0 to 1, which sets the bars of one curve beside those of another.
     """
     if len(x) <= BARS:
         return list(range(len(x)))
-    places = np.geomspace(x[0], x[-1], BARS + 1) if x[0] > 0 else np.linspace(x[0], x[-1], BARS + 1)
-    steps = places[:-1] * (places[1:] / places[:-1]) ** shift if x[0] > 0 else places[:-1]
-    return sorted({int(np.abs(x - step).argmin()) for step in steps})
+    at = np.log(x) if log and x[0] > 0 else x
+    places = at[0] + (at[-1] - at[0]) * (np.arange(BARS) + shift) / BARS
+    return sorted({int(np.abs(at - place).argmin()) for place in places})
 
 
 def smoothed(rows: pd.DataFrame, width: int) -> pd.DataFrame:

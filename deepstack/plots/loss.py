@@ -91,13 +91,13 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         draw_levels(panel, levels + (validation_levels(here) if validation in quantities else []))
         if TRAINING in quantities:
             part = rows[TRAINING].query(query)
-            stride = max(stride, arrangement.draw(panel, part, kind="training"))
+            stride = max(stride, arrangement.draw(panel, part, log=False, kind="training"))
         if validation in quantities:
             style: dict[str, Any] = {"marker": "o", "kind": "validation", "ends": False}
             if len(quantities) > 1:
                 style |= {"ls": "none", "mfc": "white", "zorder": 4, "band": False}
                 style |= {"color": "black"} if count == 1 else {}
-            arrangement.draw(panel, rows[validation].query(query), **style)
+            arrangement.draw(panel, rows[validation].query(query), log=False, **style)
         published(panel)
     if drawing.rows("training", "validation").empty:
         raise NothingMatchedError("no run has a finite loss")
