@@ -59,9 +59,9 @@ class Arrangement:
     """How curves share panels and colours.
 
     Where depth and something else vary, the one with fewer values makes the panels: depths are
-    shades and series panels, or, of many series and few depths, the other way round.  Many series of
-    several settings have a panel for each scheme and depth, if these are few enough.  The user may
-    name the setting of the panels.
+    shades and series panels, or, of many series and few depths, the other way round.  Many series
+    of several settings have a panel for each scheme and depth, if these are few enough.  The user
+    may name the setting of the panels.
     """
 
     def __init__(self, drawing: Drawing) -> None:
@@ -155,7 +155,8 @@ class Arrangement:
             bars = None
             if count > MOST_BANDS:
                 bars = bar_rows(drawn["x"].to_numpy(float), line / len(self.series), log)
-                look = {"marker": self.marker(line), "ms": 3, "markevery": bars} | look
+                marker = look.get("marker") if self.by_depth else self.marker(line)
+                look |= {"marker": marker, "ms": 3, "markevery": bars}
             lines(panel, self.label(line, depth), drawn, bars=bars, **look)
         return stride
 

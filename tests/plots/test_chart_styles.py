@@ -49,6 +49,9 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
     chart = make_chart("update_vs_depth", tmp_path, panels="lr")
     names = [f"lr\u00a0{lr}: step {step}" for lr in (0.001, 0.002) for step in (1, 5)]
     assert list(dict.fromkeys(chart.data["panel"])) == names
+    make_runs(tmp_path, scheme="rezero", depth=(6, 18), lr=(1e-3, 2e-3))
+    curves = make_chart("update_vs_step", tmp_path)
+    assert len(set(curves.data["panel"])) == 8 and "Pre-LN, N = 18" in set(curves.data["panel"])
     curves = make_chart("update_vs_step", tmp_path, panels="depth")
     assert list(dict.fromkeys(curves.data["panel"])) == ["N = 6", "N = 18"]
     with pytest.raises(ConfigError, match="did you mean 'deepnorm'"):
