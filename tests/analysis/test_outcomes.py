@@ -206,8 +206,8 @@ def test_a_frontier_without_a_rate_that_trains_has_no_line(tmp_path: Path) -> No
     for lr in COLUMN:
         run_with(tmp_path / "study", "stalled", lr=lr)
     chart = make_chart("frontier", tmp_path)
-    assert "largest rate at which all seeds train" not in words(chart)
-    assert "stalled" in words(chart)
+    assert "largest rate at which all seeds learn" not in words(chart)
+    assert "at chance" in words(chart)
 
 
 def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path) -> None:
