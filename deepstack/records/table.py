@@ -66,7 +66,9 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Raises NothingMatchedError when there is no run.
     """
-    return runs_table(find_runs(path))
+    table = runs_table(find_runs(path))
+    table.attrs["folder"] = os.fspath(path)
+    return table
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
