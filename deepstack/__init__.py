@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deepstack.analysis.selection import load_runs as load_runs
     from deepstack.config import load_config as load_config
     from deepstack.model import build_model as build_model
-    from deepstack.plots.files import draw as plot  # noqa: F401
+    from deepstack.plots.notebook import plot as plot
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
@@ -44,7 +44,7 @@ _PUBLIC = {
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.plugins", "load_plugins"),
     "load_runs": ("deepstack.analysis.selection", "load_runs"),
-    "plot": ("deepstack.plots.files", "draw"),
+    "plot": ("deepstack.plots.notebook", "plot"),
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),

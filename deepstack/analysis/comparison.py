@@ -80,6 +80,7 @@ def compare(
     |                  |      | or the greatest that was tried, so that a better one may lie there |
     | update_first     |      | ‖ΔF‖ after the first step, relative where some F leaves no norm    |
     | update_last      |      | the same after the last step; both of the seeds that are done      |
+    | update_measure   |      | of these two columns: ‖ΔF‖ or ‖ΔF‖/‖F_0‖                           |
     | step_ms          | ms   | median wall-clock time of a step                                   |
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
@@ -183,6 +184,7 @@ def comparison(
         for name, at in (("update_first", 0), ("update_last", -1)):
             steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
             row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
+        row["update_measure"] = "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"
         times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
         row["step_ms"] = median(times) if times else math.nan
         rows.append({key: None if value != value else value for key, value in row.items()})

@@ -1,4 +1,7 @@
-"""Judges runs as trained, stalled, above or diverged, and places them in maps."""
+"""Judges runs as trained, stalled, above or diverged, and places them in maps.
+
+Files hold these four values; readers see the words of OUTCOME_WORDS.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,11 @@ from deepstack.records import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-OUTCOMES = ("trained", "stalled", "above", "diverged")
+# The values in files, and the words that charts and printed tables show for them.
+OUTCOME_WORDS = {
+    "trained": "learnt", "stalled": "at chance", "above": "worse", "diverged": "diverged"
+}  # fmt: skip
+OUTCOMES = tuple(OUTCOME_WORDS)
 # Nats between a loss and the unigram's on the same positions that count as a difference.
 CLEAR = 0.1
 

@@ -121,7 +121,9 @@ def load_runs(
     if settings not in ("varying", "all"):
         raise ConfigError(f"settings: found {settings!r}; allowed 'varying' or 'all'")
     summaries = [summarize(run) for run in select(find_runs(path), where, sort, last)]
-    return pd.DataFrame(rows_of(summaries, all_settings if settings == "all" else None))
+    table = pd.DataFrame(rows_of(summaries, all_settings if settings == "all" else None))
+    table.attrs["folder"] = os.fspath(path)
+    return table
 
 
 def all_settings(one: Summary) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepstack.errors import NothingMatchedError
+from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import ENDED, Run, varying
+from deepstack.registry import unknown
 
 DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
 EXPONENTS = "train.lr_exponents."
@@ -122,6 +123,22 @@ def hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return repr(value)
     return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+
+def find_key(word: str, runs: Sequence[Run]) -> str:
+    """Return the setting that a full or shortened key names: `lr` for `train.lr`.
+
+    Raises ConfigError if no setting, or more than one that varies, has this name.
+    """
+    known = list(dict.fromkeys(key for run in runs for key in run.flat_config))
+    names = [word] if word in known else [k for k in known if k.rpartition(".")[2] == word]
+    if len(names) > 1:
+        varied = [key for key in names if len({values_of(run, [key]) for run in runs}) > 1]
+        names = varied if len(varied) == 1 else names
+    if len(names) != 1:
+        problem = f"{word!r} is short for {' and '.join(names)}; write one of these"
+        raise ConfigError(problem if names else unknown("setting", word, known))
+    return names[0]
 
 
 def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
@@ -242,11 +259,6 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
         label = label_of(members[0], [*independent, *dependent], runs) or scheme_label(members[0])
         series.append(Series(label, tuple(members), number))
     return series, depth_settings
-
-
-def is_ordered(series: Sequence[Series]) -> bool:
-    """Return whether one number distinguishes each series from the others."""
-    return all(s.numeric is not None for s in series)
 
 
 def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str]]:

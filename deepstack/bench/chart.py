@@ -25,11 +25,11 @@ def draw_rows(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from deepstack.plots.style import COLOURS, GREY, PAGE, paper
+    from deepstack.plots.style import COLOURS, GREY, PAGE, deepstack_style
 
     rows = result["rows"]
     unit, scale = ("s", 1e-3) if max(row["step_ms"] for row in rows) >= 1000 else ("ms", 1.0)
-    with paper():
+    with deepstack_style():
         figure = Figure(figsize=(PAGE, 0.75 + 0.26 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()

@@ -29,9 +29,12 @@ def compare_command(
 ) -> None:
     """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
 
+    An outcome is learnt, at chance, worse or diverged; JSON has trained, stalled, above, diverged.
+
     val_low to val_high is the 95 % interval of the mean over n seeds. diff_low to diff_high is the
     95 % interval of the difference over pairs of runs (Student's t).
     """
+    from deepstack.analysis.outcomes import OUTCOME_WORDS
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
@@ -40,6 +43,9 @@ def compare_command(
         return
     table = compared(directories, against, best, say=note, where=where, sort=sort, last=last)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
+    for row in () if json else rows:
+        for value, word in OUTCOME_WORDS.items():
+            row["outcome"] = str(row["outcome"]).replace(value, word)
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     chosen = [name for name in table.columns if "." in name]  # by --best
     first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]

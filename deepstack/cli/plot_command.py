@@ -1,4 +1,4 @@
-"""The command `deepstack plot [CHART …] DIR`."""
+"""The command `deepstack plot [CHART …] DIR`, and its two charts of any quantity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,13 +14,17 @@ from deepstack.cli.completion import complete_chart_or_folder
 from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins, note
 from deepstack.errors import BrokenChartError, ConfigError
 
+# Charts of any quantity, and the options that each needs.
+WORDED = {"metric": ("x", "y"), "map": ("x", "y", "value")}
+
 
 def plot_command(
     words: Annotated[
         list[str],
         typer.Argument(
             metavar="CHART|DIR",
-            help="Charts to draw (default: all), then one folder, or several with --to.",
+            help="Charts to draw (default: all), then one folder, or several with --to. "
+            "`metric` and `map` draw any quantity.",
             autocompletion=complete_chart_or_folder,
         ),
     ] = ["results"],
@@ -33,30 +37,99 @@ def plot_command(
         Path | None,
         typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
     ] = None,
+    x: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="metric, map: a setting, or for metric step, layer or a column."
+        ),
+    ] = None,
+    y: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|KEY",
+            help="metric: a logged column (val_loss, model_update, …) or a per-layer diagnostic; "
+            "map: a setting.",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="metric: the setting of the lines.")
+    ] = None,
+    value: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="map: the column or diagnostic to show.")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="metric, map: mean (default), max, min or last of the layers, or one's number."
+        ),
+    ] = None,
+    schemes: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these schemes, in this order.")
+    ] = None,
+    panels: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The setting that makes the panels.")
+    ] = None,
+    smooth: Annotated[
+        int, typer.Option(min=1, help="Average curves against the step over so many rows.")
+    ] = 1,
+    x_scale: Annotated[str | None, typer.Option(metavar="lin|log", help="Scale of x axes.")] = None,
+    y_scale: Annotated[
+        str | None, typer.Option(metavar="lin|log", help="Scale of y axes and colours.")
+    ] = None,
+    style: Annotated[
+        str,
+        typer.Option(
+            metavar="default|paper",
+            help="paper: column width, SVG text as text; title and settings go to a .txt file.",
+        ),
+    ] = "default",
+    width: Annotated[float | None, typer.Option(help="Width of the figures in inches.")] = None,
+    font: Annotated[str | None, typer.Option(help="Name of an installed font.")] = None,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="A,B", help="Files to write: pdf, png, svg, csv.")
+    ] = "pdf,png,svg,csv",
     plugin: Plugins = [],
 ) -> None:
-    """Draw charts of the runs in a folder, each as PNG, SVG and a CSV of the drawn values."""
-    load_plugins(plugin)
-    from deepstack.plots import CHARTS, draw
+    """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values.
 
-    charts = list(takewhile(lambda word: word in CHARTS or not Path(word).is_dir(), words[:-1]))
+    Example: deepstack plot metric results/quick --x depth --y val_loss --by scheme
+    """
+    load_plugins(plugin)
+    from deepstack.plots import CHARTS, plot
+
+    def is_chart(word: str) -> bool:
+        return word in CHARTS or word in WORDED
+
+    charts = list(takewhile(lambda word: is_chart(word) or not Path(word).is_dir(), words[:-1]))
     directories = words[len(charts) :]
     directory = directories[-1]
-    if not Path(directory).is_dir() and directory in CHARTS:
-        folders = [word for word in words if word not in CHARTS]
-        charts_named = [word for word in words if word in CHARTS]
+    if not Path(directory).is_dir() and is_chart(directory):
+        folders = [word for word in words if not is_chart(word)]
+        charts_named = [word for word in words if is_chart(word)]
         command = shlex.join(["deepstack", "plot", *charts_named, *(folders or ["results/"])])
         problem = "the folder comes last" if folders else "no folder given"
         raise ConfigError(f"plot: {problem}; try: {command}")
-    paths: Sequence[Path] = ()
+    axes = {"x": x, "y": y, "by": by, "value": value}
+    more = axis_options(charts, axes, layers)
+    paths: Any = ()
     try:
-        paths = draw(
+        paths = plot(
             directories if len(directories) > 1 else directory,
             charts or None,
             out=to,
             at_step=at_step,
             diagnostic=diagnostic,
             say=note,
+            schemes=tuple(filter(None, (schemes or "").split(","))),
+            panels=panels,
+            smooth=smooth,
+            x_scale=x_scale,
+            y_scale=y_scale,
+            style=style,
+            width=width,
+            font=font,
+            formats=formats,
+            **more,
             where=where,
             sort=sort,
             last=last,
@@ -67,3 +140,29 @@ def plot_command(
     finally:
         for path in paths:
             typer.echo(path)
+
+
+def axis_options(
+    charts: Sequence[str], axes: dict[str, str | None], layers: str | None
+) -> dict[str, Any]:
+    """Return the options of `metric` or `map`.  Raises ConfigError for missing and extra ones."""
+    given = {name: word for name, word in axes.items() if word is not None}
+    worded = [name for name in charts if name in WORDED]
+    if not worded:
+        if given:
+            raise ConfigError(f"plot: --{next(iter(given))} belongs to the charts metric and map")
+        return {}
+    if len(charts) > 1:
+        raise ConfigError(f"plot: {worded[0]} is drawn alone; name no other chart beside it")
+    (name,) = worded
+    allowed = {*WORDED[name], *(["by"] if name == "metric" else [])}
+    missing = [f"--{option}" for option in WORDED[name] if option not in given]
+    extra = [f"--{option}" for option in given if option not in allowed]
+    if missing or extra:
+        problem = f"needs {' and '.join(missing)}" if missing else f"has no {extra[0]}"
+        example = {
+            "metric": "--x depth --y val_loss --by scheme",
+            "map": "--x depth --y lr --value val_loss",
+        }[name]
+        raise ConfigError(f"plot {name}: {problem}; as in: deepstack plot {name} DIR {example}")
+    return given | {"layers": layers}

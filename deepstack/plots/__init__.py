@@ -2,8 +2,9 @@
 
 from deepstack.plots.chart import CHARTS, Chart, Options, Table, chart
 from deepstack.plots.files import draw, save
+from deepstack.plots.notebook import figure, plot
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)
 
-__all__ = ["CHARTS", "Chart", "Options", "Table", "chart", "draw", "save"]
+__all__ = ["CHARTS", "Chart", "Options", "Table", "chart", "draw", "figure", "plot", "save"]

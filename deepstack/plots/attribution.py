@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from deepstack.analysis.captions import diverged_note
-from deepstack.analysis.fit import exponent_title, power_law_of_seeds
+from deepstack.analysis.fit import power_law_of_seeds
 from deepstack.analysis.settings import choose_panels, choose_series, depth_of, depths_of
 from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
 from deepstack.analysis.tidy import seed_statistics
@@ -19,7 +19,8 @@ from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Panel, level, lines, markers
-from deepstack.plots.page import Handle, typeset
+from deepstack.plots.exponents import Exponents
+from deepstack.plots.page import typeset
 from deepstack.plots.style import depth_axis, shade, step_axis
 from deepstack.records import Run
 
@@ -132,7 +133,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    shown, left = choose_series(drawing.series, MOST_PANELS)
+    shown, left = choose_series(drawing.series, min(drawing.limit(MOST_PANELS), 6))
     tables = {s: shares_of([run for depth in s.depths for run in s.at(depth)], step) for s in shown}
     still = [s.label for s in shown if tables[s]["x"].nunique() < 2]
     tables = {s: table for s, table in tables.items() if s.label not in still}
@@ -140,6 +141,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
     colours = draw_shares(drawing, {s.label: table for s, table in tables.items()})
     left_out = False
+    exponents = Exponents([s.label for s in tables])
     for i, (s, table) in enumerate(tables.items(), start=len(tables)):
         depth_axis(drawing.panels[i].axes, depths)
         depth_axis(drawing.panels[i - len(tables)].axes, depths)
@@ -147,18 +149,15 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         good = [depth for depth, mean in means.items() if is_in_order(s.at(depth), mean)]
         left_out |= len(good) < len(means)
         fitted = table[table["x"].isin(good)]
-        entries: list[Handle] = []
         moved = [role for role in colours if role in table and (table[role] > 0).any()]
-        fits = []
-        for role in [*reversed(moved), "whole"]:
+        for role in [*moved, "whole"]:
             seeds = fitted.pivot(index="seed", columns="x", values=role)
             moving = seeds.loc[:, seeds.mean() > 0]
             by_seed: list[Any] = [moving[x].dropna().to_dict() for x in moving]
-            fits.append(power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed))
-            drawing.panels[i].add_fit(role, fits[-1])
+            fit = power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed)
+            drawing.panels[i].add_fit(role, fit)
             look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
-            entries.append(Patch(**look, label=f"{words_of(role)}: {fits[-1] or 'no fit'}"))
-        drawing.page.legend_below(i, entries, exponent_title(fits))
+            exponents.add(words_of(role), s.label, fit, look)
     notes = [f"step {step}", *left]
     notes += [f"moved at fewer than two depths: {'; '.join(still)}"] if still else []
     if left_out:
@@ -167,7 +166,8 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if len(used) < len(runs):
         notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
     title = "Where the model update comes from, against depth"
-    return drawing.finish(title, [*notes, *NOTES], [SUM])
+    notes += [*exponents.notes(), *NOTES]
+    return drawing.finish(title, notes, [*exponents.handles(), SUM], exponents.title())
 
 
 def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
@@ -181,7 +181,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
-    shown, notes = choose_panels(drawing.series, MOST_PANELS)
+    shown, notes = choose_panels(drawing.series, min(drawing.limit(MOST_PANELS), 6))
     tables = {name: shares_of(members) for name, members in shown}
     if still := [name for name, table in tables.items() if table["x"].nunique() < 2]:
         notes.append(f"moved at fewer than two steps: {'; '.join(still)}")

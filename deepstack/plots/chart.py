@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from deepstack.errors import PluginError
+from deepstack.errors import ConfigError, PluginError
 from deepstack.records import Run
-from deepstack.registry import Registry, place_of, refuse_no_name
+from deepstack.registry import Registry, place_of, refuse_no_name, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (
     "panel", "series", "kind", "x", "y", "low", "high", "n", "mark", "value", "exponent",
-    "standard_error", "seeds",
+    "standard_error", "exponent_low", "exponent_high", "seeds",
 )  # fmt: skip
 
 
@@ -29,13 +29,52 @@ class Options:
     at_step: the step of the charts against depth, instead of the last one that all runs share.
     diagnostic: the per-layer diagnostic of the heat map and of the last layer against the step.
     reference: published values of this chart, columns x, y, label (and panel), or None.
-    runs: all that were given: they settle the colours, however few of them a chart can show.
+    runs: all that were given: they settle the shades, however few of them a chart can show.
+    schemes: the schemes to show, in this order; all of them if empty.
+    panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
+    smooth: the number of steps over which curves against the step are averaged.
+    x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
+    style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
+    width: of the figure in inches.  font: the name of an installed font.
     """
 
     at_step: int | None = None
     diagnostic: str = "grad_norm"
     reference: pd.DataFrame | None = None
     runs: tuple[Run, ...] = ()
+    schemes: tuple[str, ...] = ()
+    panels: str | None = None
+    smooth: int = 1
+    x_scale: str | None = None
+    y_scale: str | None = None
+    style: str = "default"
+    width: float | None = None
+    font: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("x_scale", self.x_scale), ("y_scale", self.y_scale)):
+            if value not in (None, "lin", "log"):
+                raise ConfigError(unknown(name, value, ("lin", "log")))
+        if self.style not in ("default", "paper"):
+            raise ConfigError(unknown("style", self.style, ("default", "paper")))
+        if self.smooth < 1:
+            raise ConfigError(f"smooth: {self.smooth}; allowed 1 or more steps")
+        if self.width is not None and not 2 <= self.width <= 30:
+            raise ConfigError(f"width: {self.width:g}; allowed 2 to 30 inches")
+
+    def choose(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the runs of the chosen schemes, in their order; all runs if none is chosen.
+
+        Raises ConfigError for a scheme that no run has.
+        """
+        if not self.schemes:
+            return list(runs)
+        known = sorted({str(run.get("model.scheme")) for run in runs})
+        for name in self.schemes:
+            if name not in known:
+                raise ConfigError(unknown("scheme of these runs", name, known))
+        chosen = [run for run in runs if run.get("model.scheme") in self.schemes]
+        return sorted(chosen, key=lambda run: self.schemes.index(str(run.get("model.scheme"))))
 
 
 @dataclass
@@ -56,15 +95,31 @@ class Table:
 
 @dataclass
 class Chart:
-    """A figure, the table of exactly the values in it, and its title."""
+    """A figure, the table of exactly the values in it, its title, and its caption as text."""
 
     figure: Figure
     data: pd.DataFrame
     title: str
+    caption: str = ""
 
 
 ChartFunction = Callable[..., Chart]
 CHARTS: Registry[ChartFunction] = Registry("chart")
+
+
+def in_style(function: ChartFunction) -> ChartFunction:
+    """Return a function that draws the chosen runs in deepstack's style."""
+
+    @functools.wraps(function)
+    def draw(runs: list[Run], *words: Any, options: Options | None = None, **more: Any) -> Chart:
+        from deepstack.plots.style import deepstack_style
+
+        options = options or Options()
+        runs = options.choose(runs)
+        with deepstack_style(options.font):
+            return function(runs, *words, options=replace(options, runs=tuple(runs)), **more)
+
+    return draw
 
 
 def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
@@ -76,15 +131,14 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     refuse_no_name("chart", name)
 
     def register(function: ChartFunction) -> ChartFunction:
+        styled = in_style(function)
+
         @functools.wraps(function)
         def draw(runs: list[Run], *, options: Options | None = None) -> Chart:
-            from deepstack.plots.style import paper
-
-            options = replace(options or Options(), runs=tuple(runs))
+            options = options or Options()
             if (reference := options.reference) is not None:
                 options = replace(options, reference=reference[reference["chart"] == name])
-            with paper():
-                result = function(runs, options=options)
+            result = styled(runs, options=options)
             if not isinstance(result, Chart):
                 kind = type(result).__name__
                 raise PluginError(

@@ -6,22 +6,30 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.settings import Series, choose_series, evenly_spaced
+from deepstack.analysis.settings import (
+    DEPTH,
+    Series,
+    choose_series,
+    evenly_spaced,
+    find_key,
+)
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options
-from deepstack.plots.drawing import Drawing, Panel, lines, published
+from deepstack.plots.drawing import MOST_BANDS, Drawing, Panel, lines, published
 from deepstack.plots.page import Handle
 from deepstack.plots.style import shade, step_axis
 from deepstack.records import Run
 
 MOST_PANELS = 12
 FEW_SERIES = 4
-MOST_ENTRIES = 12
+MOST_ENTRIES = 60
+BARS = 6  # error bars of a curve
 MOST_POINTS = 2000
 
 # Name of a panel of curves (None for an only one), query of its rows, and its runs.
@@ -51,7 +59,9 @@ class Arrangement:
     """How curves share panels and colours.
 
     Where depth and something else vary, the one with fewer values makes the panels: depths are
-    shades and series panels, or, of many series and few depths, the other way round.
+    shades and series panels, or, of many series and few depths, the other way round.  Many series
+    of several settings have a panel for each scheme and depth, if these are few enough.  The user
+    may name the setting of the panels.
     """
 
     def __init__(self, drawing: Drawing) -> None:
@@ -59,9 +69,29 @@ class Arrangement:
         self.depths = sorted({depth for s in self.series for depth in s.depths})
         few = len(self.series) <= max(FEW_SERIES, len(self.depths))
         self.by_depth = len(self.depths) > 1 and few
+        self.groups: list[tuple[str, list[int]]] = []
+        chosen = drawing.options.panels
+        if chosen is not None and find_key(chosen, drawing.runs) == DEPTH:
+            self.by_depth = False
+        elif chosen is not None:
+            self.groups = drawing.groups()
+            self.by_depth = all(len(lines) == 1 for _, lines in self.groups) and self.by_depth
+        elif not self.by_depth:
+            self.groups = drawing.groups()
 
     def panels(self, most: int) -> tuple[list[CurvePanel], list[str]]:
         """Return at most `most` panels, and notes on what has none."""
+        most = self.drawing.limit(most)
+        if len(self.groups) > 1 and not self.by_depth:
+            panels: list[CurvePanel] = []
+            for name, members in self.groups:
+                for n in self.depths:
+                    here = [run for i in members for run in self.series[i].at(n)]
+                    label = f"{name}, N = {n}" if len(self.depths) > 1 else name
+                    panels.append((label, f"line in {members} and depth == {n}", here))
+            panels = [panel for panel in panels if panel[2]]
+            if len(panels) <= most or self.drawing.options.panels is not None:
+                return panels, []
         if self.by_depth and len(self.series) > 1:
             chosen, notes = choose_series(self.series, most)
             places = [self.series.index(s) for s in chosen]
@@ -83,28 +113,37 @@ class Arrangement:
         style = self.drawing.styles[line]
         return {"color": style["color"], "ls": style["linestyle"]}
 
+    def marker(self, line: int) -> str:
+        """Return the marker of a curve; `None` if shades of depth tell the curves apart."""
+        many = not self.by_depth and len(self.series) > MOST_BANDS
+        return str(self.drawing.styles[line]["marker"]) if many else "None"
+
     def label(self, line: int, depth: int) -> str:
         """The name of a curve in the table."""
         name = self.series[line].label
         return f"{name}, N = {depth}" if len(self.depths) > 1 else name
 
     def handles(self, rows: pd.DataFrame) -> tuple[list[Handle], list[str]]:
-        """Return one legend entry a colour of these rows, a dozen at most, and a note on others."""
+        """Return one legend entry a colour of these rows, at most MOST_ENTRIES, and a note."""
         by = "depth" if self.by_depth else "line"
         names = {n: f"N = {n}" for n in self.depths}
         if not self.by_depth:
             names = {i: s.label for i, s in enumerate(self.series)}
         first = rows.drop_duplicates(by).sort_values(by)[["line", "depth", by]]
         handles: list[Handle] = [
-            Line2D([], [], **self.style(line, depth), label=names[key])
+            Line2D([], [], **self.style(line, depth), label=names[key], marker=self.marker(line))
             for line, depth, key in evenly_spaced(first.to_numpy(int).tolist(), MOST_ENTRIES)
         ]
         more = len(names) > MOST_ENTRIES
         return handles, [f"the legend names {MOST_ENTRIES} of {len(names)} lines"] if more else []
 
-    def draw(self, panel: Panel, rows: pd.DataFrame, **style: Any) -> int:
-        """Draw each curve of these rows, and return the largest stride of drawn steps."""
+    def draw(self, panel: Panel, rows: pd.DataFrame, *, log: bool = True, **style: Any) -> int:
+        """Draw each curve of these rows, and return the largest stride of drawn steps.
+
+        log: whether error bars are evenly spaced in the logarithm of the step.
+        """
         stride = 1
+        count = rows[["line", "depth"]].drop_duplicates().shape[0]
         for _, curve in rows.groupby(["line", "depth", "curve"]):
             line, depth = map(int, curve[["line", "depth"]].iloc[0])
             every = max(math.ceil(len(curve) / MOST_POINTS), 1)
@@ -113,8 +152,34 @@ class Arrangement:
             width = 0.6 if curve["mark"].iloc[0] == "diverged" else 1.0
             look = {"lw": width} | self.style(line, depth) | style
             drawn = pd.concat([curve[::every], last]) if len(last) else curve[::every]
-            lines(panel, self.label(line, depth), drawn, **look)
+            bars = None
+            if count > MOST_BANDS:
+                bars = bar_rows(drawn["x"].to_numpy(float), line / len(self.series), log)
+                marker = look.get("marker") if self.by_depth else self.marker(line)
+                look |= {"marker": marker, "ms": 3, "markevery": bars}
+            lines(panel, self.label(line, depth), drawn, bars=bars, **look)
         return stride
+
+
+def bar_rows(x: np.ndarray, shift: float, log: bool = True) -> list[int]:
+    """Return the rows of a curve that have error bars, evenly spaced in x or log x.
+
+    shift: 0 to 1, which sets the bars of one curve beside those of another.
+    """
+    if len(x) <= BARS:
+        return list(range(len(x)))
+    at = np.log(x) if log and x[0] > 0 else x
+    places = at[0] + (at[-1] - at[0]) * (np.arange(BARS) + shift) / BARS
+    return sorted({int(np.abs(at - place).argmin()) for place in places})
+
+
+def smoothed(rows: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Return the curves with running means over `width` rows, centred, fewer at the ends."""
+    if width <= 1 or rows.empty:
+        return rows
+    values = rows.groupby("curve")[["y", "low", "high"]]
+    means = values.rolling(width, center=True, min_periods=1).mean().droplevel(0)
+    return rows.assign(**{name: means[name] for name in ("y", "low", "high")})
 
 
 def draw_curves(
@@ -136,7 +201,8 @@ def draw_curves(
     panels, notes = arrangement.panels(MOST_PANELS)
     rows = curve_rows(drawing.series, column, source).query("x > 0")
     rows = rows.query(" or ".join(f"({query})" for _, query, _ in panels))
-    log = bool((rows["y"] > 0).any() and (rows["y"] >= 0).all())
+    rows = smoothed(rows, options.smooth)
+    log = bool((rows["y"] > 0).any() and (rows["y"] >= 0).all()) and options.y_scale != "lin"
     drawable = rows[rows["y"] > 0] if log else rows
     shown = {name: part for name, q, _ in panels if len(part := drawable.query(q))}
     if not shown:
@@ -156,6 +222,8 @@ def draw_curves(
         notes.append(f"no finite value{' above 0' if log else ''} of {', '.join(lost)}")
     if len(drawable) < len(rows):
         notes.append("zeros are not drawn")
+    if options.smooth > 1:
+        notes.append(f"mean over {options.smooth} rows")
     if stride > 1:
         notes.append(f"one step in {stride} is drawn")
     return drawing.finish(title, notes, entries if len(runs) > 1 else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,33 +16,39 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
 from deepstack.analysis.fit import Fit
-from deepstack.analysis.settings import evenly_spaced, is_ordered, split_series
+from deepstack.analysis.settings import evenly_spaced
 from deepstack.analysis.statistics import SOME_DIVERGED
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.page import Handle, Page, typeset
+from deepstack.plots.series import groups_of, series_of, series_styles
 from deepstack.plots.style import (
+    COLUMN,
     DASHES,
     DIVERGED_MARKER,
     GREY,
     extent,
     layer_axis,
-    line_style,
     log_axis,
+    number,
     plain_axis,
 )
 from deepstack.records import Run
 
 ALL_DIVERGED = "all seeds diverged: last finite value"
+EDGE_RATE = "edge"
 # Marks of points, in the order of the legend: marker and words.
 MARKS = {
     "saturated": ("o", "saturated: above 0.3 of unrelated states"),
     SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
     "diverged": (DIVERGED_MARKER, "diverged"),
     ALL_DIVERGED: (DIVERGED_MARKER, ALL_DIVERGED),
+    EDGE_RATE: ("o", "best rate tried lies at the edge"),
 }
+MOST_BANDS = 5  # series in a panel up to which each has a band; more have error bars
 MOST_MARKERS = 24  # points of a line up to which each has a marker
 
 
@@ -71,27 +78,31 @@ class Panel:
 class Drawing:
     """A chart while it is drawn: its runs, panels, table, and what its legend must explain."""
 
-    def __init__(self, runs: Sequence[Run], options: Options) -> None:
+    def __init__(self, runs: Sequence[Run], options: Options, but: Sequence[str] = ()) -> None:
+        """Split runs into series; `but`: settings that make no series."""
         self.runs, self.options, self.table = runs, options, Table()
-        self.series, self.depth_settings = split_series(runs)
+        self.but = but
+        self.series, self.depth_settings = series_of(runs, options, but)
         self.panels: list[Panel] = []
         self.levels: dict[tuple[str, Any], set[float]] = {}
         self.marks: set[str] = set()
+        self.has_bands = False
+        self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
         self.published: dict[str, Line2D] = {}
 
     @cached_property
     def styles(self) -> list[dict[str, Any]]:
-        """Colour, line and marker of each series: those that it has among all runs of the folder.
+        """Colour, line and marker of each series (see `series_styles`)."""
+        return series_styles(self.series, self.options.runs or self.runs, self.but)
 
-        A chart that can show some of the runs only gives none of them another's colour.
-        """
-        every = split_series(self.options.runs)[0]
-        home = {run: i for i, s in enumerate(every) for run in s.runs}
-        places = [home.get(s.runs[0], -1) for s in self.series]
-        if -1 in places or len(set(places)) < len(places):  # here something else tells them apart
-            every, places = self.series, list(range(len(self.series)))
-        return [line_style(i, len(every), is_ordered(every)) for i in places]
+    def groups(self) -> list[tuple[str, list[int]]]:
+        """Return the groups of series that have panels of their own (see `groups_of`)."""
+        return groups_of(self.series, self.runs, self.options)
+
+    def limit(self, most: int) -> int:
+        """Return the number of panels to show: `most`, or all if the user chose the schemes."""
+        return max(most, len(self.series)) if self.options.schemes else most
 
     def add_panels(
         self,
@@ -105,7 +116,13 @@ class Drawing:
         count = len(names)
         across = columns or (count if count <= 3 else 2 if count == 4 else 3)
         high = height or (1.9 if count == 1 else 1.5)
-        self.page = Page(math.ceil(count / across), across, panels=count, height=high)
+        paper, width = self.options.style == "paper", self.options.width
+        if paper and columns is None:
+            across = min(across, 2)
+        if paper and width is None and across <= 2:
+            width = COLUMN
+        rows = math.ceil(count / across)
+        self.page = Page(rows, across, panels=count, height=high, width=width, texts=not paper)
         for i, (axes, name) in enumerate(zip(self.page.axes, names, strict=True)):
             axes.set_title(titles[i] if titles else (name or "") if count > 1 else "")
             self.panels.append(Panel(self, axes, name))
@@ -133,6 +150,8 @@ class Drawing:
         A band that reaches down to zero has no end on a log axis: it is cut at a third of the least
         value.
         """
+        if self.options.y_scale is not None:
+            log = self.options.y_scale == "log"
         middle, low, high = self.rows(*kinds, panels=panels)[["y", "low", "high"]].to_numpy(float).T
         middle, edges = np.append(middle, include), np.append(low, high)
         edges = edges[np.isfinite(edges)]
@@ -146,17 +165,43 @@ class Drawing:
             elif values:
                 plain_axis(panel.axes, values)
 
-    def finish(self, title: str, notes: Sequence[str], handles: Sequence[Handle] = ()) -> Chart:
+    def finish(
+        self,
+        title: str,
+        notes: Sequence[str],
+        handles: Sequence[Handle] = (),
+        legend_title: str | None = None,
+    ) -> Chart:
         """Return the chart with legend and caption: `notes`, then the settings of the runs."""
         drawn = {r.get("panel") for r in self.table.rows if r["kind"] not in ("level", "reference")}
         for panel in self.panels:
             if (panel.name or None) not in drawn:
                 style: Any = {"color": GREY, "ha": "center", "transform": panel.axes.transAxes}
                 panel.axes.text(0.5, 0.5, "no value", **style)
+        if self.options.x_scale is not None:
+            self._scale_x(self.options.x_scale)
         caption = [*notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)
-        figure = self.page.finish(title, subtitle, caption, [*handles, *self._explanations()])
-        return Chart(figure, self.table.frame(), title)
+        entries = [*handles, *self._explanations()]
+        figure = self.page.finish(title, subtitle, caption, entries, legend_title)
+        text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
+        return Chart(figure, self.table.frame(), title, re.sub(r"\$_\{(.*?)\}\$", r"_\1", text))
+
+    def _scale_x(self, scale: str) -> None:
+        """Give the panels of lines and points a linear or logarithmic x axis."""
+        for panel in self.panels:
+            x = self.rows(panels=[panel])["x"].to_numpy(float)
+            x = x[np.isfinite(x) & (x > 0)] if scale == "log" else x[np.isfinite(x)]
+            if not panel.axes.lines or not len(x):
+                continue
+            if scale == "log":
+                log_axis(panel.axes, "x", *extent(x.tolist()))
+                continue
+            margin = 0.04 * (x.max() - x.min()) or 0.5
+            panel.axes.set(xscale="linear", xlim=(x.min() - margin, x.max() + margin))
+            panel.axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+            panel.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+            panel.axes.xaxis.set_minor_locator(NullLocator())
 
     def _explanations(self) -> list[Handle]:
         """Return the legend of levels, marks, bands and published values."""
@@ -169,8 +214,12 @@ class Drawing:
             if mark in self.marks:
                 entries.append(Line2D([], [], marker=marker, label=words, **style))
         if note := seeds_note(self.seeds):
-            label = f"± 1 standard deviation, {note}"
-            entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+            label = f"{self.spread}, {note}"
+            if self.has_bands:
+                entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
+            else:
+                style = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
+                entries.append(Line2D([], [], label=label, **style))
         return entries + list(self.published.values())
 
 
@@ -181,12 +230,14 @@ def lines(
     *,
     kind: str = "line",
     band: bool = True,
+    bars: Sequence[int] | None = None,
     ends: bool = True,
     **style: Any,
 ) -> None:
     """Draw rows (x, y; with a band low, high, n; mark) as one line, and add them to the table.
 
-    ends: whether a line of diverged runs ends in a hollow mark.  style: keywords of `plot`.
+    bars: rows (by position) with an error bar, instead of a band.  ends: whether a line of diverged
+    runs ends in a hollow mark.  style: keywords of `plot`.
     """
     if rows.empty:
         return
@@ -194,7 +245,7 @@ def lines(
         style |= {"marker": "o", "ms": 3}
     panel.axes.plot(rows["x"], rows["y"], **style)
     if band and "low" in rows:
-        draw_band(panel, rows, style["color"])
+        draw_band(panel, rows, style["color"], bars)
     elif "low" in rows:
         rows = rows.assign(low=math.nan, high=math.nan)
     if ends and "mark" in rows and rows["mark"].iloc[-1] == "diverged":
@@ -205,17 +256,21 @@ def lines(
     panel.add(rows, series=series, kind=kind)
 
 
-def points(panel: Panel, series: str, rows: pd.DataFrame, style: dict[str, Any]) -> None:
-    """Draw rows as points on a line with its band, and add them to the table."""
-    draw_points(panel, rows, style)
+def points(
+    panel: Panel, series: str, rows: pd.DataFrame, style: dict[str, Any], bars: bool = False
+) -> None:
+    """Draw rows as points on a line with its band or error bars, and add them to the table."""
+    draw_points(panel, rows, style, bars)
     panel.add(rows, series=series, kind="point")
 
 
-def draw_points(panel: Panel, rows: pd.DataFrame, style: dict[str, Any]) -> None:
-    """Draw points on a line with its band: marked ones hollow, diverged ones alone."""
+def draw_points(
+    panel: Panel, rows: pd.DataFrame, style: dict[str, Any], bars: bool = False
+) -> None:
+    """Draw points on a line with its band or bars: marked ones hollow, diverged ones alone."""
     joined = rows[rows["mark"] != "diverged"]
     panel.axes.plot(joined["x"], joined["y"], color=style["color"], ls=style["linestyle"])
-    draw_band(panel, joined, style["color"])
+    draw_band(panel, joined, style["color"], range(len(joined)) if bars else None)
     for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
         gone = mark == "diverged"
         face = "white" if mark else style["color"]
@@ -254,11 +309,22 @@ def is_drawable(values: np.ndarray, scale: Normalize) -> np.ndarray:
     return np.isfinite(values) & ((values > 0) | (type(scale) is Normalize))
 
 
-def draw_band(panel: Panel, rows: pd.DataFrame, colour: Any) -> None:
-    """The band between low and high where they are known; a bar where nothing beside it is."""
+def draw_band(
+    panel: Panel, rows: pd.DataFrame, colour: Any, bars: Sequence[int] | None = None
+) -> None:
+    """Draw the band between low and high where they are known; a bar where nothing beside it is.
+
+    bars: the rows, by position, that have a bar instead of the band.
+    """
     x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
     known = np.isfinite(low) & np.isfinite(high)
     panel.drawing.seeds |= set(rows["n"][known].astype(int))
+    if bars is not None:
+        chosen = known & np.isin(np.arange(len(x)), list(bars))
+        if chosen.any():
+            panel.axes.vlines(x[chosen], low[chosen], high[chosen], color=colour, lw=0.9)
+        return
+    panel.drawing.has_bands |= bool(known.any())
     panel.axes.fill_between(x, low, high, where=known.tolist(), color=colour, alpha=0.18, lw=0)
     beside = np.concatenate(([False], known[:-1])) | np.concatenate((known[1:], [False]))
     lone = known & ~beside
@@ -297,10 +363,15 @@ def markers(count: int) -> str | None:
     return "o" if count <= MOST_MARKERS else None
 
 
-def axis_label(runs: Sequence[Run], name: str, words: str) -> str:
-    """`model update ‖ΔF‖`, `loss L (nats)`: words, and the symbol and unit that the runs state."""
+def axis_label(
+    runs: Sequence[Run], name: str, words: str, sections: Sequence[str] = ("columns", "layers")
+) -> str:
+    """Return words with the symbol and unit that the runs state: `model update ‖ΔF‖`.
+
+    sections: of columns.json, in the order in which the name is looked up.
+    """
     for run in runs:
-        for section in ("columns", "layers"):
+        for section in sections:
             entry = run.columns.get(section, {}).get(name)
             if isinstance(entry, dict):
                 unit = f" ({entry['unit']})" if entry.get("unit") else ""

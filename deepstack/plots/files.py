@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import traceback
@@ -29,12 +30,16 @@ from deepstack.errors import (
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder
+from deepstack.records.cells import printable
 from deepstack.records.files import replace
 from deepstack.records.published import writable
+from deepstack.registry import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FORMATS = ("pdf", "png", "svg", "csv")
+DEFAULT_OPTIONS = Options()
 REFERENCE_COLUMNS = ("chart", "x", "y", "label")
 # Forms of a figure -> what matplotlib would write into it that another day or version changes.
 CHANGING_METADATA = {
@@ -51,6 +56,9 @@ def draw(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    formats: Sequence[str] = FORMATS,
+    options: Options = DEFAULT_OPTIONS,
+    functions: Mapping[str, ChartFunction] | None = None,
     *,
     where: Where = (),
     sort: str | None = None,
@@ -62,6 +70,9 @@ def draw(
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
+    formats: of pdf, png, svg and csv.  options: of all charts.  functions: charts by name that are
+    drawn instead of registered ones.
+
     where, sort, last: as in `deepstack.load_runs`.
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
@@ -69,7 +80,10 @@ def draw(
     an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
     end BrokenChartError where the code of a chart has failed.
     """
-    functions = {name: CHARTS[name] for name in charts or CHARTS}
+    functions = functions or {name: CHARTS[name] for name in charts or CHARTS}
+    for kind in formats:
+        if kind not in FORMATS:
+            raise ConfigError(unknown("format", kind, FORMATS))
     folders = list_folders(directory)
     if len(folders) > 1 and out is None:
         raise ConfigError(
@@ -86,8 +100,15 @@ def draw(
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
         own = study.name if several else ""
         target = writable(base / "figures") if out is None else Path(out) / own
-        options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, members))
-        draw_them = partial(draw_study, functions=functions, target=target, options=options)
+        options = dataclasses.replace(
+            options,
+            at_step=at_step or options.at_step,
+            diagnostic=diagnostic or options.diagnostic,
+            reference=read_reference(folders, members),
+        )
+        draw_them = partial(
+            draw_study, functions=functions, target=target, options=options, formats=formats
+        )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
         any_readable |= bool(paths or errors)
@@ -104,7 +125,11 @@ def draw(
 
 
 def draw_study(
-    runs: list[Run], functions: Mapping[str, ChartFunction], target: Path, options: Options
+    runs: list[Run],
+    functions: Mapping[str, ChartFunction],
+    target: Path,
+    options: Options,
+    formats: Sequence[str] = FORMATS,
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn."""
     paths: list[Path] = []
@@ -115,7 +140,7 @@ def draw_study(
             errors.append(result)
             continue
         try:
-            paths += save(result, target, name)
+            paths += save(result, target, name, formats, options)
         except ResourceError as error:
             raise ResourceError(f"{error}; give another folder with --to") from error
     return paths, errors
@@ -140,23 +165,33 @@ def try_chart(
         )
 
 
-def save(chart: Chart, folder: Path, name: str) -> list[Path]:
-    """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes."""
+def save(
+    chart: Chart,
+    folder: Path,
+    name: str,
+    formats: Sequence[str] = FORMATS,
+    options: Options = DEFAULT_OPTIONS,
+) -> list[Path]:
+    """Write <name>.pdf, .png, .svg and .csv; the same chart gives the same bytes.
+
+    formats: which of these.  A chart in the style `paper` has its caption in <name>.txt.
+    """
     paths = []
-    for kind in CHANGING_METADATA:
+    for kind in formats:
         paths.append(folder / f"{name}.{kind}")
-        replace(paths[-1], render(chart, kind))
-    paths.append(folder / f"{name}.csv")
-    replace(paths[-1], csv_bytes(chart))
+        replace(paths[-1], csv_bytes(chart) if kind == "csv" else render(chart, kind, options))
+    if options.style == "paper" and chart.caption:
+        paths.append(folder / f"{name}.txt")
+        replace(paths[-1], printable(chart.caption).encode("utf-8"))
     return paths
 
 
-def render(chart: Chart, kind: str) -> bytes:
-    """The figure as a pdf, png or svg."""
-    from deepstack.plots.style import paper
+def render(chart: Chart, kind: str, options: Options = DEFAULT_OPTIONS) -> bytes:
+    """Return the figure as a pdf, png or svg; in the style `paper` texts of an SVG are text."""
+    from deepstack.plots.style import deepstack_style
 
     buffer = io.BytesIO()
-    with paper():
+    with deepstack_style(options.font, svg_text=options.style == "paper"):
         chart.figure.savefig(buffer, format=kind, metadata=dict.fromkeys(CHANGING_METADATA[kind]))
     return buffer.getvalue()
 

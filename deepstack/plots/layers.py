@@ -19,7 +19,6 @@ from deepstack.analysis.settings import (
     choose_series,
     evenly_spaced,
     left_out_note,
-    split_series,
 )
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
@@ -70,13 +69,14 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
 
 
 def pick(
-    usable: Sequence[Run], diagnostic: str
+    drawing: Drawing, diagnostic: str
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str]]:
     """Return steps and values (records, depth) of one run a panel by name, and notes on the choice.
 
     Each series at its greatest depth; of one series each depth; always the lowest seed.
     """
-    shown, notes = choose_panels(split_series(usable)[0], MOST_RUNS)
+    usable = drawing.runs
+    shown, notes = choose_panels(drawing.series, drawing.limit(MOST_RUNS))
     seeds = {int(members[0].get(SEED, 0)) for _, members in shown}
     if len(usable) > len(shown) and len(seeds) == 1:
         notes.append(f"seed {min(seeds)}")
@@ -95,13 +95,12 @@ def pick(
 @chart("grad_norm_by_layer")
 def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
-    usable = runs_with(runs, "grad_norm")
-    picked, notes = pick(usable, "grad_norm")
+    drawing, zeros = Drawing(runs_with(runs, "grad_norm"), options), False
+    picked, notes = pick(drawing, "grad_norm")
     steps = evenly_spaced(
         sorted({int(s) for taken, _ in picked.values() for s in taken}), MOST_STEPS
     )
     colours = {step: shade(len(steps) - 1 - i, len(steps)) for i, step in enumerate(steps)}
-    drawing, zeros = Drawing(usable, options), False
     panels = drawing.add_panels(list(picked))
     for panel, (taken, records) in zip(panels, picked.values(), strict=True):
         depth = records.shape[1]
@@ -116,7 +115,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
         published(panel)
     if drawing.rows("line").empty:
         raise NothingMatchedError("grad_norm: no value is finite and above 0")
-    drawing.value_axis(axis_label(usable, "grad_norm", "gradient norm"), panels)
+    drawing.value_axis(axis_label(drawing.runs, "grad_norm", "gradient norm"), panels)
     handles = [Line2D([], [], color=c, label=f"step {step}") for step, c in colours.items()]
     notes += ["zeros and values that are not finite are not drawn"] if zeros else []
     return drawing.finish("Gradient norm by layer", notes, handles)
@@ -127,7 +126,8 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     """One diagnostic over layers and steps; a column is a snapshot, colours are logarithmic."""
     name = options.diagnostic
     usable = runs_with(runs, name)
-    picked, notes = pick(usable, name)
+    drawing = Drawing(usable, options)
+    picked, notes = pick(drawing, name)
     everything = np.concatenate([values.ravel() for _, values in picked.values()])
     finite = everything[np.isfinite(everything)]
     if not len(finite):
@@ -135,7 +135,6 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     log = bool((finite > 0).any() and (finite >= 0).all())
     ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
     scale = LogNorm(*ends) if log else Normalize(*ends)
-    drawing = Drawing(usable, options)
     for panel, records in zip(drawing.add_panels(list(picked)), picked.values(), strict=True):
         mesh = heat_map(panel, *records, scale)
     words = words_of(name)
@@ -242,8 +241,9 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     # A setting with something to show in every panel comes first, one without any has none.
     complete = [s for s in ratios if len({symbol for symbol, _ in ratios[s]}) == len(WORDS)]
     partly = [s for s in ratios if ratios[s] and s not in complete]
-    choice, _ = choose_series(complete, MOST_SETTINGS)
-    choice += choose_series(partly, MOST_SETTINGS - len(choice))[0]
+    most = drawing.limit(MOST_SETTINGS)
+    choice, _ = choose_series(complete, most)
+    choice += choose_series(partly, most - len(choice))[0]
     shown = [s for s in drawing.series if s in choice]
     labels = {s: f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}" for s in shown}
     several = len(shown) > 1 or len({depth for s in drawing.series for depth in s.depths}) > 1

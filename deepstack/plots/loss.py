@@ -27,8 +27,16 @@ from deepstack.analysis.statistics import (
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import Arrangement, curve_rows
-from deepstack.plots.drawing import Drawing, Panel, draw_points, level, points, published
+from deepstack.plots.curves import Arrangement, curve_rows, smoothed
+from deepstack.plots.drawing import (
+    MOST_BANDS,
+    Drawing,
+    Panel,
+    draw_points,
+    level,
+    points,
+    published,
+)
 from deepstack.plots.page import Handle
 from deepstack.plots.style import DASHES, GREY, depth_axis, extent, log_axis, shade, step_axis
 from deepstack.records import Run
@@ -63,6 +71,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     validation = VALIDATION + mask_note(runs)
     if any(len(run.evals) for run in runs):
         rows[validation] = curve_rows(drawing.series, loss_column(runs), "evals")
+    rows[TRAINING] = smoothed(rows[TRAINING], options.smooth)
     count = int(rows[TRAINING]["curve"].nunique())
     if count <= SHARED_PANEL and len(shown) == 1:
         cells, columns = [(shown[0], list(rows))], 1
@@ -82,13 +91,13 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         draw_levels(panel, levels + (validation_levels(here) if validation in quantities else []))
         if TRAINING in quantities:
             part = rows[TRAINING].query(query)
-            stride = max(stride, arrangement.draw(panel, part, kind="training"))
+            stride = max(stride, arrangement.draw(panel, part, log=False, kind="training"))
         if validation in quantities:
             style: dict[str, Any] = {"marker": "o", "kind": "validation", "ends": False}
             if len(quantities) > 1:
                 style |= {"ls": "none", "mfc": "white", "zorder": 4, "band": False}
                 style |= {"color": "black"} if count == 1 else {}
-            arrangement.draw(panel, rows[validation].query(query), **style)
+            arrangement.draw(panel, rows[validation].query(query), log=False, **style)
         published(panel)
     if drawing.rows("training", "validation").empty:
         raise NothingMatchedError("no run has a finite loss")
@@ -110,6 +119,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
         entries += [Line2D([], [], label=quantity, **mark) for quantity in list(rows)[1:]]
     notes += more
+    if options.smooth > 1:
+        notes.append(f"training loss: mean over {options.smooth} steps")
     if stride > 1:
         notes.append(f"one step in {stride} of the training loss is drawn")
     if at_once := [
@@ -134,20 +145,30 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = depths_of(final, "finished runs")
     drawing = Drawing(final, options)
     tasks = list(dict.fromkeys(str(s.runs[0].get(TASK, "?")) for s in drawing.series))
-    names = [f"task {task}" for task in tasks] if len(tasks) > 1 else [None]
+    cells = []
+    for task in tasks:
+        for group, members in drawing.groups():
+            lines = [i for i in members if str(drawing.series[i].runs[0].get(TASK, "?")) == task]
+            name = ": ".join(filter(None, [f"task {task}" * (len(tasks) > 1), group]))
+            cells += [(name or None, task, lines)] if lines else []
     handles: list[Handle] = []
-    for panel, task in zip(drawing.add_panels(names, height=2.0), tasks, strict=True):
+    height = 2.0 if len(cells) <= 2 else 1.5
+    panels = drawing.add_panels([name for name, _, _ in cells], height=height)
+    for panel, (_, task, lines) in zip(panels, cells, strict=True):
         here = [run for run in final if str(run.get(TASK, "?")) == task]
         draw_levels(panel, validation_levels(here))
-        for s, style in zip(drawing.series, drawing.styles, strict=True):
-            if s.runs[0] in here:
-                rows = points_of(s.by_depth, partial(final_value, column=loss_column(here)))
-                points(panel, s.label, rows, style)
-                handles += [Line2D([], [], **style, label=s.label)] if len(rows) else []
+        for i in lines:
+            s, style = drawing.series[i], drawing.styles[i]
+            rows = points_of(s.by_depth, partial(final_value, column=loss_column(here)))
+            points(panel, s.label, rows, style, bars=len(lines) > MOST_BANDS)
+            handles += [Line2D([], [], **style, label=s.label)] if len(rows) else []
         published(panel)
         depth_axis(panel.axes, depths)
+    for task in tasks:
+        same = [p for p, (_, of, _) in zip(panels, cells, strict=True) if of == task]
+        here = [run for run in final if str(run.get(TASK, "?")) == task]
         label = f"validation loss{mask_note(here)} (nats)"
-        drawing.value_axis(label, [panel], log=is_wide(drawing, [panel]))
+        drawing.value_axis(label, same, log=is_wide(drawing, same))
     if not handles:
         raise NothingMatchedError("no finished run has a finite validation loss")
     left = counted("{} unfinished runs", len(runs) - len(final))

@@ -1,4 +1,4 @@
-"""Who trains, who stalls, who diverges: maps of schemes over depths and learning rates."""
+"""Maps of outcomes (learnt, at chance, worse, diverged) over schemes, depths, learning rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from deepstack.analysis.outcomes import CLEAR, map_table, runs_with_outcome
+from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, map_table, runs_with_outcome
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Panel
@@ -27,9 +27,9 @@ OUTCOME_COLOURS = {
     "diverged": "#000000",
 }
 MEANING = (
-    f"trained: final validation loss more than {CLEAR:g} nats below the unigram's on the same "
-    f"positions; stalled: within {CLEAR:g} nats of it; above: further above it; diverged: the loss "
-    "left the finite numbers or train.max_loss"
+    f"learnt: final validation loss more than {CLEAR:g} nats below the unigram's on the same "
+    f"positions; at chance: within {CLEAR:g} nats of it; worse: further above it; diverged: the "
+    "loss left the finite numbers or train.max_loss"
 )
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
 RATE_ROW = 0.15
@@ -82,18 +82,18 @@ def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -
         notes.append(f"left out: {counted('{} runs', left_out)} without an outcome")
     kinds = {row["kind"] for row in drawing.table.rows}
     handles: list[Handle] = [
-        Patch(color=colour, lw=0, label=name)
+        Patch(color=colour, lw=0, label=OUTCOME_WORDS[name])
         for name, colour in OUTCOME_COLOURS.items()
         if name in kinds
     ]
     if any(row["kind"] == "frontier" and row["mark"] != "none" for row in drawing.table.rows):
-        handles.append(Line2D([], [], **EDGE, label="largest rate at which all seeds train"))
+        handles.append(Line2D([], [], **EDGE, label="largest rate at which all seeds learn"))
     return drawing.finish(title, notes, handles)
 
 
 @chart("outcomes")
 def outcomes(runs: list[Run], *, options: Options) -> Chart:
-    """How many seeds of each scheme trained, stalled or diverged at each depth."""
+    """How many seeds of each scheme learnt, stayed at chance or diverged at each depth."""
     shown = runs_with_outcome(runs)
     table = map_table(shown)
     sizes = table.groupby(["panel", "row", "depth"]).size()
@@ -105,6 +105,8 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     best_first = sorted(
         shares.index, key=lambda r: (-shares["trained"][r], shares["diverged"][r], r.lower())
     )
+    if options.schemes:
+        best_first = list(dict.fromkeys(table["row"]))
     names = ["\n".join(wrap(row, LABEL, NAME)) for row in best_first]
     most_lines = max(name.count("\n") for name in names)
     height = max((ROW + most_lines * LINE * LABEL / 72) * len(names), 0.3)
@@ -115,12 +117,12 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
         for (row, depth), cell in table[table["panel"] == panel.name].groupby(["row", "depth"]):
             where = {"series": row, "x": depth}
             draw_cell(panel, depths.index(depth), best_first.index(row), cell, where)
-    return finish(drawing, "Who trains, stalls and diverges", sizes, len(runs) - len(shown))
+    return finish(drawing, "Which schemes learn, at each depth", sizes, len(runs) - len(shown))
 
 
 @chart("frontier")
 def frontier(runs: list[Run], *, options: Options) -> Chart:
-    """The largest learning rate at which every seed trains, against depth, and the map around."""
+    """The largest learning rate at which every seed learns, against depth, and the map around."""
     shown = runs_with_outcome(runs)
     table = map_table(shown, by_lr=True)
     rates = sorted(set(table["lr"]), reverse=True)
@@ -150,5 +152,5 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
             row["mark"] = "at least" if best == largest else None
             drawing.table.add(y=best, n=int(whole["size"].iloc[-1]), **row)
     sizes = table.groupby(["name", "depth", "lr"]).size()
-    title = "The largest learning rate that trains, against depth"
+    title = "The largest learning rate that learns, against depth"
     return finish(drawing, title, sizes, len(runs) - len(shown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
-from matplotlib.transforms import Bbox, ScaledTranslation
+from matplotlib.transforms import Bbox
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE
 
@@ -31,19 +32,36 @@ LONGEST = 1000  # letters of a title, a label or a caption
 BREAKS = tuple(map(re.compile, ("(?<= )", "(?<=\u00a0)", r"(?<=[/_.,:;\-])", "(?<=.)")))
 
 
+class ChartFigure(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
+
+
 class Page:
     """`rows` × `columns` panels; draw into `axes`, then call `finish` for texts and legends.
 
-    One column makes a figure for one column of a paper, more make one of a whole page.
+    One column makes a figure for one column of a paper, more make one of a whole page, unless
+    `width` (inches) is given.  texts: whether the figure has title, subtitle and caption.
     matplotlib's constrained layout places the panels; legends stand below them.
     """
 
     def __init__(
-        self, rows: int, columns: int, *, panels: int | None = None, height: float
+        self,
+        rows: int,
+        columns: int,
+        *,
+        panels: int | None = None,
+        height: float,
+        width: float | None = None,
+        texts: bool = True,
     ) -> None:
-        self.rows, self.columns, self.height = rows, columns, height
-        self.width = COLUMN if columns == 1 else PAGE
-        self.figure = Figure(figsize=(self.width, rows * (height + 0.5)))
+        self.rows, self.columns, self.height, self.texts = rows, columns, height, texts
+        self.width = width or (COLUMN if columns == 1 else PAGE)
+        self.figure: Figure = ChartFigure(figsize=(self.width, rows * (height + 0.5)))
         FigureCanvasAgg(self.figure)
         cells = self.figure.add_gridspec(rows, columns)
         self.axes: list[Axes] = [
@@ -58,33 +76,28 @@ class Page:
         self.bar.set(label="colour bar", ylabel=label)
         return self.bar
 
-    def legend_below(self, panel: int, handles: Sequence[Handle], title: str | None = None) -> None:
-        """Put a legend below one panel and its axis."""
-        axes, first = self.axes[panel], panel % self.columns == 0
-        down = ScaledTranslation(-0.3 * first, -0.36, self.figure.dpi_scale_trans)
-        width = (self.width - 0.55) / self.columns - 0.12 + 0.3 * first
-        where = {"bbox_to_anchor": (0, 0), "bbox_transform": axes.transAxes + down}
-        self._legend(axes, handles, width, title=title, **where)
-
     def finish(
         self,
         title: str,
         subtitle: str,
         caption: Sequence[str],
         handles: Sequence[Handle] = (),
+        legend_title: str | None = None,
     ) -> Figure:
-        """Add texts and legends; the figure is as high as panels of the wanted height need."""
+        """Add texts and legend; the figure is as high as panels of the wanted height need."""
         inner = self.width - 2 * PAD
+        if not self.texts:
+            title, subtitle, caption = "", "", ()
         heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, True)]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
         feet = [
             (line, CAPTION, "normal", GREY) for line in wrap(" · ".join(caption), CAPTION, inner)
         ]
         self._label_once()
-        head, foot = PAD + _text_height(heads), 2 * PAD + _text_height(feet)
+        head, foot = PAD + _text_height(heads), PAD * (1 + bool(feet)) + _text_height(feet)
         below = foot
         if handles:
-            legend = self._legend(self.figure, handles, inner)
+            legend = self._legend(self.figure, handles, inner, title=legend_title)
             below += legend.get_window_extent().height / self.figure.dpi + PAD
         total = head + self.rows * (self.height + 0.5) + below
         for _ in range(3):  # the last time without a change
@@ -132,7 +145,7 @@ class Page:
             where["title"] = "\n".join(wrap(where["title"], size, width))
         where = {"bbox_to_anchor": (0, 1), "loc": "upper left", "borderaxespad": 0} | where
         # From one row on: as few rows as fit, each as full as the others.
-        rows = range(1, min(len(handles), 8) + 1)
+        rows = range(1, len(handles) + 1)
         for columns in sorted({1, *(-(-len(handles) // n) for n in rows)}, reverse=True):
             legend = owner.legend(
                 handles=list(handles), labels=labels, ncols=columns, alignment="left", **where

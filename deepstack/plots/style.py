@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from deepstack.errors import ConfigError
+from deepstack.registry import unknown
 
 COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
 # Okabe and Ito's colours without the yellow, which white paper swallows, in the order in which
 # neighbours differ most; lines and markers differ too, for grey prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# For more than seven names, and then from the beginning again, with another line.
 MORE_COLOURS = (
     "#882255", "#999933", "#6A3D9A", "#8C510A", "#E31A1C", "#1B5E3A", "#9A9AE0",
 )  # fmt: skip
-MARKERS = ("o", "s", "^", "D", "v", "P", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "h", "<", ">", "p", "*", "d", "8")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)))
+# The schemes that studies compare most have a colour each, in this order.
+COMMON = (
+    "deepnorm", "post_ln", "pre_ln", "rezero", "admin", "sub_ln", "sandwich_ln",
+    "peri_ln", "fixup", "ds_init", "layer_scale", "hyper_connections", "skip_init", "ngpt",
+)  # fmt: skip
+SALT = 1493
 DIVERGED_MARKER = "X"
 GREY = "#555555"
 
@@ -73,28 +83,60 @@ LETTER = 0.62 * STYLE["ytick.labelsize"] / 72  # approximate inches of a letter 
 
 
 @contextmanager
-def paper() -> Iterator[None]:
-    """deepstack's style inside, whatever the user's own was before and again afterwards."""
+def deepstack_style(font: str | None = None, svg_text: bool = False) -> Iterator[None]:
+    """Use deepstack's style inside; the user's own is restored afterwards.
+
+    font: the name of an installed font instead of DejaVu Sans.  svg_text: whether an SVG has its
+    texts as text, not as outlines.  Raises ConfigError for an unknown font.
+    """
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
+        if font is not None:
+            from matplotlib.font_manager import get_font_names
+
+            if font not in get_font_names():
+                raise ConfigError(unknown("font", font, sorted(get_font_names())))
+            # Letters that a font lacks are taken from the second one.
+            mpl.rcParams["font.family"] = [font, STYLE["font.family"]]
+        if svg_text:
+            mpl.rcParams["svg.fonttype"] = "none"
         yield
 
 
-def line_style(index: int, count: int, ordered: bool = False) -> dict[str, Any]:
-    """Colour, line and marker of series `index` of `count`.
+def scheme_style(name: str) -> dict[str, Any]:
+    """Return colour, line and marker of a scheme, which depend on its name only.
 
-    ordered: whether their labels are numbers; more than seven of these are shades.
+    Each of COMMON has a colour of its own.  Another scheme has one of these colours with another
+    marker: no two registered schemes have the same colour and marker.
     """
     colours = COLOURS + MORE_COLOURS
-    many = ordered and count > len(COLOURS)
-    # A repeated colour has another marker and another line: 56 combinations.
-    dash, marker = index + index // (2 * len(colours)), index + index // len(colours)
+    if name in COMMON:
+        number = COMMON.index(name)
+    else:
+        # A checksum stays the same if schemes are added; the salt separates those registered.
+        others = len(colours) * (len(MARKERS) - 2)
+        number = 2 * len(colours) + zlib.crc32(f"{name}{SALT}".encode()) % others
+    turn, colour = divmod(number, len(colours))
     return {
-        "color": shade(index, count) if many else colours[index % len(colours)],
-        "linestyle": DASHES[dash % len(DASHES)],
-        "marker": MARKERS[marker % len(MARKERS)],
+        "color": colours[colour],
+        "linestyle": DASHES[(number // len(COLOURS)) % len(DASHES)],
+        "marker": MARKERS[number % len(COLOURS) if turn == 0 else turn],
     }
+
+
+def setting_style(style: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    """Return the style of a scheme at value `index` of `count` of a second setting.
+
+    The values are shades of the scheme's colour, from dark to light, with lines of their own.
+    """
+    if count < 2:
+        return style
+    red, green, blue = to_rgb(style["color"])
+    place = 2 * index / (count - 1) - 1  # -1: darkest, 0: the colour itself, 1: lightest
+    end, part = (1.0, 0.62 * place) if place > 0 else (0.0, -0.55 * place)
+    red, green, blue = ((1 - part) * value + part * end for value in (red, green, blue))
+    return style | {"color": to_hex((red, green, blue)), "linestyle": DASHES[index % len(DASHES)]}
 
 
 def shade(index: int, count: int) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.fit import Fit, exponent_title, fit_points
+from deepstack.analysis.fit import fit_points
 from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
@@ -28,7 +28,16 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing, Panel, axis_label, level, points, published
+from deepstack.plots.drawing import (
+    MOST_BANDS,
+    Drawing,
+    Panel,
+    axis_label,
+    level,
+    points,
+    published,
+)
+from deepstack.plots.exponents import Exponents
 from deepstack.plots.page import Handle, typeset
 from deepstack.plots.style import GREY, depth_axis
 from deepstack.records import Run
@@ -51,11 +60,16 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     column = update_column(runs)
     drawing, has_zeros = Drawing(runs, options), False
     steps = sorted({1, last})
-    names = [f"step {step}" for step in steps]
-    for panel, step in zip(drawing.add_panels(names, titles=names, height=1.9), steps, strict=True):
+    cells = [(group, step) for group in drawing.groups() for step in steps]
+    names = [f"{group}: step {step}".removeprefix(": ") for (group, _), step in cells]
+    fits = Exponents([f"step {step}" for step in steps])
+    panels = drawing.add_panels(
+        names, titles=names, columns=len(steps), height=1.9 if len(cells) <= 2 else 1.4
+    )
+    for panel, ((_, members), step) in zip(panels, cells, strict=True):
         draw_unrelated(panel, column)
-        entries, fits = [], []
-        for s, style in zip(drawing.series, drawing.styles, strict=True):
+        for i in members:
+            s, style = drawing.series[i], drawing.styles[i]
             value = partial(value_at, column=column, step=step)
             rows = points_of(
                 s.by_depth,
@@ -63,24 +77,25 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 lambda run: SATURATED * unrelated_distance(run, column),
                 partial(has_diverged_by, step=step),
             )
-            fits.append(fit_points(rows))
             has_zeros |= bool((rows["y"] == 0).any())
-            points(panel, s.label, rows[rows["y"] > 0], style)
-            panel.add_fit(s.label, fits[-1])
-            label = f"{s.label}: {fits[-1] or 'no fit'}"
-            entries.append(Line2D([], [], **style, label=label))
+            bars = len(members) > MOST_BANDS
+            points(panel, s.label, rows[rows["y"] > 0], style, bars)
+            fit = fit_points(rows)
+            panel.add_fit(s.label, fit)
+            fits.add(s.label, f"step {step}", fit, style)
         published(panel)
         depth_axis(panel.axes, depths)
-        drawing.page.legend_below(steps.index(step), entries, exponent_title(fits))
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
-    drawing.value_axis(axis_label(runs, column, "model update"), drawing.panels)
+    drawing.value_axis(update_label(runs, column), drawing.panels)
     notes = ["hollow points are left out of the fits"] if drawing.marks else []
     notes += ["zeros are not drawn"] if has_zeros else []
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
         notes.append(f"step {last} is the last one that all runs share{but}")
-    return drawing.finish("Model update against depth", notes)
+    return drawing.finish(
+        "Model update against depth", notes + fits.notes(), fits.handles(), fits.title()
+    )
 
 
 @chart("update_vs_step")
@@ -92,10 +107,17 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
         runs,
         column,
         title="Model update against step",
-        y_label=axis_label(runs, column, "model update"),
+        y_label=update_label(runs, column),
         options=options,
         prepare=partial(draw_unrelated, column=column),
     )
+
+
+def update_label(runs: Sequence[Run], column: str) -> str:
+    """Return the label of the axis, which says whether it is ‖ΔF‖ or ‖ΔF‖/‖F_0‖."""
+    label = axis_label(runs, column, "model update")
+    symbol = "‖ΔF‖" if column == "model_update" else "‖ΔF‖/‖F_0‖"
+    return label if "‖" in label else f"model update {typeset(symbol)}"
 
 
 def draw_unrelated(panel: Panel, column: str) -> None:
@@ -219,14 +241,13 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     titles = [f"both, step {step}", f"ratio, step {step}"]
     right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
     measured = replace(right, name="measured")
-    entries: list[Handle] = []
-    fitted: list[Fit | None] = []
+    fits = Exponents(["‖ΔF‖", "right-hand side"])
+    bars = len(drawing.series) > MOST_BANDS
     for s, line in zip(drawing.series, drawing.styles, strict=True):
         style = line | {"linestyle": "-"}  # dotted is the other side
         rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
         if rows.empty:
             continue
-        fits = []
         for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
             part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
             part["mark"] = rows["mark"]
@@ -235,20 +256,19 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
                 panel.add(part, series=s.label, kind="point")
             else:
-                points(panel, s.label, part, style)
-            fits.append(fit_points(part))
-            panel.add_fit(s.label, fits[-1])
-        fitted += fits
-        label = f"{s.label}: {fits[0] or 'no fit'}, dotted {fits[1] or 'no fit'}"
-        entries.append(Line2D([], [], **style, label=label))
+                points(panel, s.label, part, style, bars)
+            fit = fit_points(part)
+            panel.add_fit(s.label, fit)
+            if panel is not ratio:
+                name = "‖ΔF‖" if panel is measured else "right-hand side"
+                fits.add(s.label, name, fit, style)
     level(ratio, 1.0, None, EQUAL[1])
     drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
     for panel in (right, ratio):
         depth_axis(panel.axes, depths)
-    title = exponent_title(fitted).replace("exponent", "exponents", 1)
-    drawing.page.legend_below(0, entries, title)
-    handles = [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
+    handles: list[Handle] = fits.handles()
+    handles += [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
     if left := len(runs) - len(tables):
         notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
     if without := [run for run in tables if run not in used]:
@@ -257,4 +277,4 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     notes += ["hollow points are left out of the fits"] if drawing.marks else []
     drawing.runs = used
     title = "Theorem 4.2 and the measured model update against depth"
-    return drawing.finish(title, notes, handles)
+    return drawing.finish(title, notes + fits.notes(), handles, fits.title())

@@ -143,11 +143,11 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
     from matplotlib.ticker import MaxNLocator
 
     from deepstack.plots.page import Page
-    from deepstack.plots.style import extent, log_axis, paper
+    from deepstack.plots.style import deepstack_style, extent, log_axis
 
     curves = finding.curves
     xs, ys = ([float(v) for line in curves.lines for v in getattr(line, w)] for w in ("x", "y"))
-    with paper():
+    with deepstack_style():
         page = Page(1, 1, height=1.7)
         axes = page.axes[0]
         handles = lines(axes, curves)

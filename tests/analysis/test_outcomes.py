@@ -1,13 +1,16 @@
 """Who trains, stalls and diverges: the criterion, and the two maps that are drawn by it."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.plot_runs import make_chart, make_run, rows, words
+from typer.testing import CliRunner
 
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
+from deepstack.cli import app
 from deepstack.errors import NothingMatchedError
 from deepstack.records import EVALS_COLUMNS, Run
 
@@ -203,8 +206,8 @@ def test_a_frontier_without_a_rate_that_trains_has_no_line(tmp_path: Path) -> No
     for lr in COLUMN:
         run_with(tmp_path / "study", "stalled", lr=lr)
     chart = make_chart("frontier", tmp_path)
-    assert "largest rate at which all seeds train" not in words(chart)
-    assert "stalled" in words(chart)
+    assert "largest rate at which all seeds learn" not in words(chart)
+    assert "at chance" in words(chart)
 
 
 def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path) -> None:
@@ -225,3 +228,22 @@ def test_a_frontier_needs_two_learning_rates(tmp_path: Path) -> None:
         run_with(tmp_path / "study", depth=depth)
     with pytest.raises(NothingMatchedError, match="two learning rates"):
         make_chart("frontier", tmp_path)
+
+
+# --- words ---------------------------------------------------------------------------------
+
+
+def test_readers_see_plain_words_and_files_keep_the_values(tmp_path: Path) -> None:
+    for depth, result in zip((6, 18, 48, 96), ENDS, strict=True):
+        run_with(tmp_path / "study", result, depth=depth)
+    chart = make_chart("outcomes", tmp_path)
+    assert set(chart.data["kind"]) == set(ENDS)
+    assert {"learnt", "at chance", "worse", "diverged"} <= set(words(chart))
+    assert not {"trained", "stalled", "above"} & set(words(chart))
+    table = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    for word in ("1 learnt", "1 at chance", "1 worse", "1 diverged", "‖ΔF‖"):
+        assert word in table.stdout
+    printed = CliRunner().invoke(app, ["compare", str(tmp_path), "--json"])
+    entries = json.loads(printed.stdout)
+    assert [row["outcome"] for row in entries] == [f"1 {result}" for result in ENDS]
+    assert {row["update_measure"] for row in entries} == {"‖ΔF‖"}

@@ -16,7 +16,7 @@ from deepstack.fast import make_step
 from deepstack.fast.products import onednn_is_fp32
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
-from deepstack.training.preflight import refuse_shards
+from deepstack.training.preflight import refuse_cut_settings
 from deepstack.training.ranks import RankGroup
 
 NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
@@ -110,7 +110,7 @@ def test_shards_are_refused_where_they_are_no_equal_parts(tmp_path: Path) -> Non
     several = RankGroup()
     several.size = 2
     with pytest.raises(ConfigError, match="found 2, which needs one process"):
-        refuse_shards(small(train__shards=2), several)
+        refuse_cut_settings(small(train__shards=2), several)
 
 
 def test_shards_count_in_the_hash_and_threads_do_not() -> None:

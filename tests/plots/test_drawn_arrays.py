@@ -17,9 +17,9 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from deepstack.analysis.outcomes import OUTCOME_WORDS
 from deepstack.plots import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes
-from deepstack.plots.outcomes import OUTCOME_COLOURS
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
 
@@ -219,7 +219,9 @@ def check_map(chart: Chart, name: str) -> None:
             assert isinstance(box, Rectangle)
             x, y = (round(v) for v in (box.get_x() + box.get_width() / 2, box.get_y() + 0.4))
             assert abs(box.get_y() + box.get_height() / 2 - y) < 0.01
-            (kind,) = [k for k in OUTCOME_COLOURS if colours.get(k) == to_hex(box.get_facecolor())]
+            (kind,) = [
+                k for k, w in OUTCOME_WORDS.items() if colours.get(w) == to_hex(box.get_facecolor())
+            ]
             shares[float(columns[x]), lines[y], kind] = box.get_width()
         wanted: dict[tuple[float, str, str], float] = {}
         outcomes = rows[rows["kind"] != "frontier"]

@@ -25,14 +25,12 @@ from deepstack.analysis.fit import power_law, power_law_of_seeds
 from deepstack.analysis.settings import (
     choose_series,
     evenly_spaced,
-    is_ordered,
     left_out_note,
     split_series,
 )
 from deepstack.cli import app
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
-from deepstack.plots.style import line_style, shade
 from deepstack.records import RunFolder, find_runs
 
 # --- the fit -------------------------------------------------------------------------------
@@ -75,7 +73,7 @@ def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
     assert fits["seeds"].tolist() == [2, 2]
     assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
     assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
-    assert "exponent of N, ± standard error over 2 seeds" in words(chart)
+    assert "exponent of N, ± standard error over 2 seeds: step 1, step 5" in words(chart)
 
 
 def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_two_points_have_an_exponent_without_an_error(tmp_path: Path) -> None:
     chart = make_chart("update_vs_depth", tmp_path)
     (fit,) = rows(chart, kind="fit", panel="step 1").to_dict("records")
     assert fit["exponent"] == pytest.approx(0.5, abs=1e-6) and fit["n"] == 2
-    assert "DeepNorm: 0.50 (2 points)" in words(chart)
+    assert "DeepNorm: 0.50 (2 points), 0.50 (2 points)" in words(chart)
 
 
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
     assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
     assert fits["standard_error"].max() < 1e-6
     assert fits["n"].tolist() == [4] * 4
-    assert words(chart).count("DeepNorm: 0.500 ± 0.000") == 2
+    assert words(chart).count("DeepNorm: 0.500 ± 0.000, 0.500 ± 0.000") == 1
     points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
     assert points["x"].tolist() == list(DEPTHS)
     assert points["y"].tolist() == pytest.approx([update(d, 5) for d in DEPTHS], rel=1e-6)
@@ -210,6 +208,7 @@ def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> 
     chart = make_chart("update_vs_depth", tmp_path)
     points = rows(chart, kind="point")
     assert set(points["y"]) == {30.0 / 8, 80.0 / 8}
+    assert "model update ‖ΔF‖/‖F$_{0}$‖" in words(chart)
     assert rows(chart, kind="level")["y"].tolist() == pytest.approx([math.sqrt(2)])
     # Both are above √2, but nothing says that a stream without a norm is lost there.
     assert set(rows(chart, kind="point", series="DeepNorm")["mark"]) == {"saturated"}
@@ -361,18 +360,13 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
 
 
-def test_many_names_have_colours_of_their_own_and_many_numbers_shades(tmp_path: Path) -> None:
-    names = [line_style(i, 12) for i in range(12)]
-    assert len({style["color"] for style in names}) == 12
-    many = [line_style(i, 56) for i in range(56)]
-    for other in ("linestyle", "marker"):  # some charts have no markers, some one line for all
-        assert len({(style["color"], str(style[other])) for style in many}) == 56
-    assert line_style(3, 12, ordered=True)["color"] == shade(3, 12)
-    make_runs(tmp_path, lr=tuple(range(1, 10)))
-    series, _ = split_series(find_runs(tmp_path))
-    assert is_ordered(series)
-    make_run(tmp_path, scheme="post_ln")
-    assert not is_ordered(split_series(find_runs(tmp_path))[0])
+def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
+    for depth in (6, 18, 48):
+        make_run(tmp_path, depth=depth, updates=[0.01 * depth, 10.0])
+    chart = make_chart("update_vs_depth", tmp_path)
+    text = " ".join(words(chart))
+    assert "no fit" not in text and "DeepNorm: 1.000 ± 0.000" in words(chart)
+    assert "no exponent for step 2" in text.replace("\n", " ")
 
 
 def test_spread_keeps_both_ends() -> None:

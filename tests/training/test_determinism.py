@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_environment_variables_change_no_byte(
 ) -> None:
     for key, value in ENVIRONMENTS[name].items():
         monkeypatch.setenv(key, value)
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         for config in CONFIGS:
             process = server.start(words_of(tmp_path, config), tmp_path / "err", {})
             deadline = time.monotonic() + 120

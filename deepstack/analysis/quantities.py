@@ -1,0 +1,174 @@
+"""Finds logged and per-layer quantities by name, and returns their observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepstack.analysis.settings import SCHEME, find_key, scheme_label, value_text
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.records import Run
+from deepstack.registry import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEP, LAYER = "step", "layer"
+Layers = str | int
+REDUCTIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
+TABLES = ("steps", "evals", "timing", "attribution")
+# Names of load_runs for columns of evals.csv.
+VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A logged column or a per-layer diagnostic of runs.
+
+    source: the table that has it, or `layers`.  column: its name there.  layers: how the layers of
+    a diagnostic become one value.  words: of an axis.
+    """
+
+    name: str
+    source: str
+    column: str
+    words: str
+    layers: Layers = "mean"
+
+    @property
+    def title(self) -> str:
+        return f"{self.words[0].upper()}{self.words[1:]}"
+
+    def table(self, run: Run) -> pd.DataFrame:
+        """Return step and value of a run."""
+        import pandas as pd
+
+        if self.source != "layers":
+            logged = getattr(run, self.source)
+            if self.column not in logged:
+                return pd.DataFrame({"step": [], "value": []})
+            return pd.DataFrame({"step": logged["step"], "value": logged[self.column]})
+        if self.column not in run.layer_names():
+            return pd.DataFrame({"step": [], "value": []})
+        steps, values = run.layers(self.column)
+        return pd.DataFrame({"step": steps, "value": self.reduced(values.astype(float))})
+
+    def reduced(self, values: np.ndarray) -> np.ndarray:
+        """Return one value per snapshot from values (snapshots, layers)."""
+        if self.layers in REDUCTIONS:
+            return np.asarray(REDUCTIONS[str(self.layers)](values, axis=1))
+        layer = values.shape[1] if self.layers == "last" else int(self.layers)
+        if not 1 <= layer <= values.shape[1]:
+            return np.full(len(values), math.nan)
+        return values[:, layer - 1]
+
+
+def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) -> Quantity:
+    """Return the quantity with this name in some of the runs.
+
+    layers: how the layers of a diagnostic become one value, by default the mean; if given, a
+    diagnostic goes before a logged column with the same name (`grad_norm`).
+
+    Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, last or a
+    number.
+    """
+    if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
+        raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
+    words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
+    words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
+    if name in VALIDATION and any(VALIDATION[name] in run.evals for run in runs):
+        return Quantity(name, "evals", VALIDATION[name], words)
+    known: dict[str, None] = {}
+    is_diagnostic = any(name in run.layer_names() for run in runs)
+    for source in () if layers is not None and is_diagnostic else TABLES:
+        for run in runs:
+            columns = [str(c) for c in getattr(run, source) if c != "step"]
+            known |= dict.fromkeys(columns)
+            if name in columns:
+                return Quantity(name, source, name, words)
+    if is_diagnostic:
+        layers = layers or "mean"
+        of = f"{layers} of layers" if layers in REDUCTIONS else f"layer {layers}"
+        of = "last layer" if layers == "last" else of
+        return Quantity(name, "layers", name, f"{words}, {of}", layers)
+    for run in runs:
+        known |= dict.fromkeys(run.layer_names())
+    raise ConfigError(unknown("column", name, [*known, *VALIDATION]))
+
+
+def setting_or_column(word: str, runs: Sequence[Run]) -> str:
+    """Return `step`, `layer`, a dotted setting, or a logged column for the word of an axis."""
+    if word in (STEP, LAYER):
+        return word
+    try:
+        return find_key(word, runs)
+    except ConfigError as error:
+        try:
+            return find_quantity(word, runs).name
+        except ConfigError:
+            raise error from None
+
+
+def observations(
+    runs: Sequence[Run], quantity: Quantity, across: str, at_step: int | None = None
+) -> pd.DataFrame:
+    """Return a table run, seed, x, value (and step against a column): one row an observation.
+
+    Against a setting the value is that of `at_step`, or the last one.  Raises NothingMatchedError
+    if no run has a value.
+    """
+    import pandas as pd
+
+    if across == LAYER and quantity.source != "layers":
+        raise NothingMatchedError(f"{quantity.name} has no value of single layers")
+    is_setting = any(across in run.flat_config for run in runs)
+    take = partial(_observe, quantity=quantity, across=across, at_step=at_step, setting=is_setting)
+    tables = [table for run in runs if len(table := take(run))]
+    if not tables:
+        at = f" at step {at_step}" if at_step is not None else ""
+        raise NothingMatchedError(f"no run has a value of {quantity.name}{at}")
+    return pd.concat(tables, ignore_index=True)
+
+
+def _observe(
+    run: Run, quantity: Quantity, across: str, at_step: int | None, setting: bool
+) -> pd.DataFrame:
+    import pandas as pd
+
+    if across == LAYER:
+        if quantity.column not in run.layer_names():
+            return pd.DataFrame()
+        steps, values = run.layers(quantity.column)
+        chosen = [i for i, step in enumerate(steps) if at_step is None or step == at_step]
+        if not chosen:
+            return pd.DataFrame()
+        layers = np.arange(1, values.shape[1] + 1)
+        value = values[chosen[-1]].astype(float)
+        return pd.DataFrame({"x": layers, "value": value, "run": [run] * len(layers)})
+    table = quantity.table(run)
+    table = table.assign(run=pd.Series([run] * len(table), index=table.index, dtype=object))
+    if across == STEP:
+        return table.rename(columns={"step": "x"}).astype({"value": float})
+    if setting:
+        table = table.astype({"value": float})
+        table = table[np.isfinite(table["value"])]
+        table = table if at_step is None else table[table["step"] == at_step]
+        last = table.tail(1)
+        return last.assign(x=[axis_value(run, across)] * len(last)).drop(columns="step")
+    other = find_quantity(across, [run]).table(run).rename(columns={"value": "x"})
+    joined = table.merge(other, on="step")
+    return joined[["run", "step", "x", "value"]].astype({"x": float, "value": float})
+
+
+def axis_value(run: Run, key: str) -> Any:
+    """Return the value of a setting on an axis: a number, or a category's label."""
+    if key == SCHEME:
+        return scheme_label(run)
+    value = run.flat_config.get(key)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number else value_text(value)

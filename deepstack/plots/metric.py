@@ -1,0 +1,332 @@
+"""Any logged or per-layer quantity against a setting, the step, the layer or another column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.lines import Line2D
+
+from deepstack.analysis.quantities import (
+    LAYER,
+    STEP,
+    Layers,
+    Quantity,
+    axis_value,
+    find_quantity,
+    observations,
+    setting_or_column,
+)
+from deepstack.analysis.settings import (
+    DEPTH,
+    SCHEME,
+    find_key,
+    label_of,
+    order_of,
+    scheme_label,
+    short_key,
+    undetermined,
+    value_text,
+    varying_settings,
+)
+from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.tidy import seed_statistics
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, in_style
+from deepstack.plots.curves import bar_rows, smoothed
+from deepstack.plots.drawing import MOST_BANDS, Drawing, axis_label, lines, markers
+from deepstack.plots.page import Handle
+from deepstack.plots.style import MARKERS, extent, log_axis, number, scheme_style, shade
+from deepstack.records import Run
+from deepstack.records.cells import counted
+
+WIDE = 8  # ratio of the ends of an axis from which it is logarithmic
+MOST_NUMBERS = 64  # cells of a map up to which each shows its number
+
+
+@in_style
+def metric(
+    runs: list[Run],
+    x: str,
+    y: str,
+    by: str | None = None,
+    *,
+    layers: Layers | None = None,
+    options: Options,
+) -> Chart:
+    """Draw a quantity against a setting, `step`, `layer` or another logged column.
+
+    y: a column of steps.csv, evals.csv (`val_loss` for its loss) or timing.csv, or a per-layer
+    diagnostic.  by: the setting of the lines; by default the scheme, or the first that varies.
+    Other settings make panels.  A point is the mean over seeds that did not diverge, with one
+    standard deviation.  Against a setting the value is that of `options.at_step` or the last one.
+    layers: `mean` (of a diagnostic by default), `max`, `min`, `last`, or the number of a layer.
+
+    Raises ConfigError for an unknown name, NothingMatchedError without a finite value.
+    """
+    across = setting_or_column(x, runs)
+    quantity = find_quantity(y, runs, "mean" if across == LAYER else layers)
+    if across == LAYER:
+        quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
+    by_key, panel_keys = lines_and_panels(runs, [across], by)
+    table = labelled(runs, quantity, across, by_key, panel_keys, options.at_step)
+    drawing = Drawing(runs, options)
+    groups = sorted_values(table["line"])
+    labels = {group: line_label(by_key, group, runs) for group in groups}
+    styles = dict(zip(groups, line_styles(by_key, groups, str(runs[0].get(SCHEME))), strict=True))
+    categories = None if is_numeric(table["x"]) else sorted_values(table["x"])
+    panels = drawing.add_panels([name or None for name in dict.fromkeys(table["panel"])])
+    for panel in panels:
+        here = table[table["panel"] == (panel.name or "")]
+        for index, group in enumerate(groups):
+            rows = statistics(here[here["line"] == group], across)
+            rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
+            if rows.empty:
+                continue
+            style = styles[group]
+            at = rows["x"] if categories is None else rows["x"].map(categories.index)
+            bars = None
+            if len(groups) > MOST_BANDS:
+                bars = bar_rows(at.to_numpy(float), index / len(groups))
+            look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
+            if markers(len(rows)) or bars is not None:
+                look |= {"marker": style["marker"], "markevery": bars}
+            lines(panel, labels[group], rows.assign(x=at), bars=bars, **look)
+    rows = drawing.rows("line")
+    positive = bool((rows["y"] > 0).all())
+    wide = positive and rows["y"].max() / rows["y"].min() > WIDE
+    words = quantity_label(runs, quantity)
+    drawing.value_axis(words, panels, log=wide)
+    for panel in panels:
+        label_axis(panel.axes, "x", across, rows["x"], categories)
+    handles: list[Handle] = [
+        Line2D([], [], **styles[group], label=labels[group]) for group in groups
+    ]
+    notes = notes_on(runs, quantity, across, options)
+    title = f"{quantity.title} against {name_of(across)}"
+    return drawing.finish(title, notes, handles if len(groups) > 1 else [])
+
+
+@in_style
+def value_map(
+    runs: list[Run], x: str, y: str, value: str, *, layers: Layers | None = None, options: Options
+) -> Chart:
+    """Draw a quantity over two settings, mean over the seeds that did not diverge.
+
+    value, layers: as `y` and `layers` of `metric`.  A cross marks a cell of diverged runs only.
+    Other settings that vary make panels.
+    """
+    quantity = find_quantity(value, runs, layers)
+    keys = [find_key(word, runs) for word in (x, y)]
+    _, panel_keys = lines_and_panels(runs, keys, None, only_panels=True)
+    table = labelled(runs, quantity, keys[0], keys[1], panel_keys, options.at_step)
+    if keys[1] == SCHEME:
+        table["line"] = [scheme_label(run) for run in table["run"]]
+    columns, levels = (sorted_values(table[name]) for name in ("x", "line"))
+    every = table.groupby(["panel", "line", "x"], sort=False)["value"]
+    means = every.mean()
+    finite = means[np.isfinite(means)]
+    if finite.empty:
+        raise NothingMatchedError(f"{value}: no run that did not diverge has a finite value")
+    log = bool((finite > 0).all() and finite.max() / finite.min() > WIDE)
+    if options.y_scale is not None:
+        log = options.y_scale == "log" and bool((finite > 0).all())
+    ends = (finite.min(), finite.max())
+    scale = LogNorm(*ends) if log else Normalize(*ends)
+    drawing = Drawing(runs, options)
+    height = min(max(0.2 * len(levels), 0.8), 3.0)
+    has_diverged_cells = False
+    names = [name or None for name in dict.fromkeys(table["panel"])]
+    for panel in drawing.add_panels(names, height=height):
+        grid = np.full((len(levels), len(columns)), np.nan)
+        here = table[table["panel"] == (panel.name or "")]
+        for (level, column), cell in here.groupby(["line", "x"]):
+            i, j = levels.index(level), columns.index(column)
+            values = cell["value"][np.isfinite(cell["value"])]
+            grid[i, j] = values.mean() if len(values) else np.nan
+            mark = "diverged" if len(values) == 0 else None
+            has_diverged_cells |= mark is not None
+            if mark:
+                panel.axes.plot(j, i, "x", color="black", ms=4)
+            elif len(levels) * len(columns) <= MOST_NUMBERS:
+                dark = scale(grid[i, j]) < 0.6
+                style: Any = {"color": "white" if dark else "black", "fontsize": 5.5}
+                panel.axes.text(j, i, f"{grid[i, j]:.3g}", ha="center", va="center", **style)
+            spread = float(values.std()) if len(values) > 1 else math.nan
+            row = {"low": grid[i, j] - spread, "high": grid[i, j] + spread, "n": len(values)}
+            drawing.table.add(
+                panel=panel.name, series=value_text(level), kind="cell", x=column, y=level,
+                value=grid[i, j], mark=mark, **row,
+            )  # fmt: skip
+        edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(levels))]
+        mesh = panel.axes.pcolormesh(*edges, np.ma.masked_invalid(grid), norm=scale, cmap="viridis")
+        panel.axes.grid(False)
+        panel.axes.set_facecolor("#DDDDDD")
+        label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
+        label_axis(panel.axes, "y", keys[1], pd.Series(levels), levels)
+    bar = drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
+    if log:
+        log_axis(bar, "y", *ends)
+    bar.grid(False)
+    handles: list[Handle] = []
+    if has_diverged_cells:
+        cross: Any = {"marker": "x", "color": "black", "ls": "none"}
+        handles.append(Line2D([], [], label="all seeds diverged", **cross))
+    notes = [*notes_on(runs, quantity, keys[0], options), "a cell is the mean over its seeds"]
+    title = f"{quantity.title} over {name_of(keys[0])} and {name_of(keys[1])}"
+    return drawing.finish(title, notes, handles)
+
+
+def lines_and_panels(
+    runs: Sequence[Run], axes: Sequence[str], by: str | None, only_panels: bool = False
+) -> tuple[str | None, list[str]]:
+    """Return the setting of the lines, None if there is one line, and the settings of the panels.
+
+    Settings that the axes and lines determine, such as a learning rate chosen for each scheme, make
+    no panels.
+    """
+    depths = {run.get(DEPTH) for run in runs}
+    varying = [DEPTH] * (len(depths) > 1) + varying_settings(runs)
+    others = [key for key in varying if key not in axes]
+    lines = None if by is None else find_key(by, runs)
+    if lines is None and not only_panels:
+        lines = SCHEME if SCHEME in others else next(iter(others), None)
+    known = [*axes, *([lines] if lines else [])]
+    rest = [key for key in others if key not in known]
+    return lines, undetermined(rest, known, runs)
+
+
+def labelled(
+    runs: Sequence[Run],
+    quantity: Quantity,
+    across: str,
+    line: str | None,
+    panel_keys: Sequence[str],
+    at_step: int | None,
+) -> pd.DataFrame:
+    """Return observations with their line and panel; values of diverged runs are NaN in maps.
+
+    Raises NothingMatchedError without a finite value.
+    """
+    table = observations(runs, quantity, across, at_step)
+    if not np.isfinite(table["value"].astype(float)).any():
+        raise NothingMatchedError(f"no run has a finite value of {quantity.name}")
+    gone = np.array([has_diverged(run) for run in table["run"]])
+    if across not in (STEP, LAYER):
+        table.loc[gone, "value"] = math.nan
+    else:
+        table = table[~gone] if not gone.all() else table
+    table["line"] = ["" if line is None else setting_of(run, line) for run in table["run"]]
+    labels = {
+        run: ", ".join(
+            f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
+            for key in panel_keys
+        )
+        for run in table["run"].unique()
+    }
+    order = sorted(labels, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
+    place = {run: i for i, run in enumerate(order)}
+    table["panel"] = [labels[run] for run in table["run"]]
+    table["order"] = [place[run] for run in table["run"]]
+    return table.sort_values("order", kind="stable").drop(columns="order")
+
+
+def setting_of(run: Run, key: str) -> Any:
+    """Return a scheme's name, or the number or text of another setting."""
+    return run.get(SCHEME) if key == SCHEME else axis_value(run, key)
+
+
+def statistics(table: pd.DataFrame, across: str) -> pd.DataFrame:
+    """Return mean and deviation over seeds at each x; of a column at each step of both columns."""
+    if table.empty:
+        return pd.DataFrame(columns=["x", "y", "low", "high", "n"])
+    if "step" not in table or across in (STEP, LAYER):
+        return seed_statistics(table, "x")
+    rows = seed_statistics(table, "step")
+    return rows.assign(x=rows["x"].map(table.groupby("step")["x"].mean()))
+
+
+def sorted_values(values: pd.Series[Any]) -> list[Any]:
+    return sorted(values.unique().tolist(), key=order_of)
+
+
+def is_numeric(values: pd.Series[Any]) -> bool:
+    return all(isinstance(value, (int, float, np.number)) for value in values)
+
+
+def line_styles(key: str | None, groups: Sequence[Any], scheme: str) -> list[dict[str, Any]]:
+    """Return the style of each line: schemes have their colours, other values are shades."""
+    if key is None:
+        return [scheme_style(scheme)]
+    if key == SCHEME:
+        return [scheme_style(str(group)) for group in groups]
+    last = len(groups) - 1
+    return [
+        {"color": shade(last - i, last + 1), "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
+        for i in range(len(groups))
+    ]
+
+
+def line_label(key: str | None, group: Any, runs: Sequence[Run]) -> str:
+    """Return the name of a line: `DeepNorm`, `N = 6`, `lr 0.001`; of an only one the runs'."""
+    if key is None:
+        return ", ".join(dict.fromkeys(map(scheme_label, runs)))
+    if key == SCHEME:
+        return next(scheme_label(run) for run in runs if run.get(SCHEME) == group)
+    return f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{value_text(group)}"
+
+
+def name_of(across: str) -> str:
+    """Return the words of an axis: `depth N (layers)`, `learning rate`, `step t`."""
+    words = {DEPTH: "depth N (layers)", "train.lr": "learning rate", STEP: "step t",
+             LAYER: "layer l", SCHEME: "scheme"}  # fmt: skip
+    return words.get(across, short_key(across).replace("_", " "))
+
+
+def label_axis(
+    axes: Any, which: str, across: str, values: pd.Series[Any], categories: Sequence[Any] | None
+) -> None:
+    """Label an axis with categories or numbers; numbers far apart have a logarithmic axis."""
+    axes.set(**{f"{which}label": name_of(across)})
+    if categories is not None:
+        words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
+        limits = (-0.5, len(categories) - 0.5)
+        axes.set(**{f"{which}ticks": range(len(words)), f"{which}lim": limits})
+        long = which == "x" and max(map(len, words)) * len(words) > 24
+        axes.set(**{f"{which}ticklabels": words})
+        if long:
+            axes.tick_params(axis="x", labelrotation=90)
+        axes.tick_params(axis=which, length=0)
+        return
+    x = values.to_numpy(float)
+    if (x > 0).all() and x.max() / x.min() >= WIDE and across != LAYER:
+        log_axis(axes, which, *extent(x.tolist()))
+        if across not in (STEP, LAYER) and len(set(x)) <= 6:
+            axes.set_xticks(sorted(set(x)), [number(v) for v in sorted(set(x))])
+    else:
+        margin = 0.04 * (x.max() - x.min()) or 0.5
+        axes.set_xlim(x.min() - margin, x.max() + margin)
+
+
+def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:
+    """Return the words of a quantity with its symbol and unit."""
+    sections = ("layers",) if quantity.source == "layers" else ("columns",)
+    return axis_label(runs, quantity.column, quantity.words, sections)
+
+
+def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Options) -> list[str]:
+    """Return notes on the step, the layers and the diverged runs."""
+    notes = []
+    if across in runs[0].flat_config or across == LAYER:
+        at = "last value of each run"
+        notes.append(at if options.at_step is None else f"step {options.at_step}")
+    if gone := sum(map(has_diverged, runs)):
+        notes.append(f"left out of the means: {counted('{} diverged runs', gone)}")
+    if options.smooth > 1 and across == STEP:
+        notes.append(f"mean over {options.smooth} rows")
+    return notes

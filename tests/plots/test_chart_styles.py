@@ -1,0 +1,74 @@
+"""Colours of schemes, shades of settings, chosen schemes and panels, and error bars."""
+
+from pathlib import Path
+
+import pytest
+from helpers.plot_runs import make_chart, make_run, make_runs
+from matplotlib.collections import LineCollection
+
+from deepstack.errors import ConfigError
+from deepstack.plots import Options
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.style import COMMON, scheme_style
+from deepstack.records import find_runs
+from deepstack.schemes import SCHEMES
+
+
+def test_every_scheme_has_its_own_colour_and_marker() -> None:
+    common = [scheme_style(name) for name in COMMON]
+    assert len({style["color"] for style in common}) == len(COMMON) >= 12
+    assert set(COMMON) <= set(SCHEMES)
+    every = [scheme_style(name) for name in SCHEMES]
+    assert len({(style["color"], style["marker"]) for style in every}) == len(SCHEMES)
+
+
+def test_a_scheme_looks_the_same_in_every_study_and_a_second_setting_is_a_shade(
+    tmp_path: Path,
+) -> None:
+    make_runs(tmp_path / "a", scheme=("deepnorm", "post_ln", "rezero"))
+    make_runs(tmp_path / "b", scheme=("post_ln", "keel"))
+    for study in ("a", "b"):
+        drawing = Drawing(find_runs(tmp_path / study), Options())
+        styles = {s.label: style for s, style in zip(drawing.series, drawing.styles, strict=True)}
+        assert styles["Post-LN"] == scheme_style("post_ln")
+    make_runs(tmp_path / "c", scheme=("post_ln", "pre_ln"), lr=(1e-3, 2e-3, 3e-3))
+    drawing = Drawing(find_runs(tmp_path / "c"), Options())
+    colours = [style["color"] for style in drawing.styles]
+    assert len(set(colours)) == 6
+    assert [style["marker"] for style in drawing.styles] == ["s"] * 3 + ["^"] * 3
+    middle = {scheme_style(name)["color"].lower() for name in ("post_ln", "pre_ln")}
+    assert {colours[1], colours[4]} == middle
+
+
+def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=("deepnorm", "post_ln", "pre_ln"), depth=(6, 18), lr=(1e-3, 2e-3))
+    chart = make_chart("update_vs_depth", tmp_path, schemes=("pre_ln", "deepnorm"))
+    assert list(dict.fromkeys(s.split(",")[0] for s in chart.data["series"])) == [
+        "unrelated states", "Pre-LN", "DeepNorm"
+    ]  # fmt: skip
+    chart = make_chart("update_vs_depth", tmp_path, panels="lr")
+    names = [f"lr\u00a0{lr}: step {step}" for lr in (0.001, 0.002) for step in (1, 5)]
+    assert list(dict.fromkeys(chart.data["panel"])) == names
+    make_runs(tmp_path, scheme="rezero", depth=(6, 18), lr=(1e-3, 2e-3))
+    curves = make_chart("update_vs_step", tmp_path)
+    assert len(set(curves.data["panel"])) == 8 and "Pre-LN, N = 18" in set(curves.data["panel"])
+    curves = make_chart("update_vs_step", tmp_path, panels="depth")
+    assert list(dict.fromkeys(curves.data["panel"])) == ["N = 6", "N = 18"]
+    with pytest.raises(ConfigError, match="did you mean 'deepnorm'"):
+        make_chart("update_vs_depth", tmp_path, schemes=("deepnrm",))
+
+
+def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
+    names = ("admin", "deepnorm", "fixup", "post_ln", "pre_ln", "rezero")
+    for i, scheme in enumerate(names):
+        for seed in (0, 1):
+            for depth in (6, 18):
+                values = [(1 + i + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
+                make_run(tmp_path, scheme=scheme, seed=seed, depth=depth, updates=values)
+    for name in ("update_vs_depth", "update_vs_step"):
+        axes = make_chart(name, tmp_path).figure.axes[0]
+        bars = [area for area in axes.collections if isinstance(area, LineCollection)]
+        assert len(bars) == len(axes.collections) == len(names)
+        assert all(1 < len(bar.get_paths()) <= 6 for bar in bars)
+    few = make_chart("update_vs_step", tmp_path, schemes=names[:2]).figure.axes[0]
+    assert not any(isinstance(area, LineCollection) for area in few.collections)

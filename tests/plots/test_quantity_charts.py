@@ -1,0 +1,131 @@
+"""The charts of any quantity: values, lines, panels and the messages for wrong names."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.plot_runs import caption, make_run, make_runs
+from matplotlib.collections import QuadMesh
+from typer.testing import CliRunner
+
+from deepstack.cli import app
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.plots import Options
+from deepstack.plots.metric import metric, value_map
+from deepstack.records import find_runs
+
+
+def draw(root: Path, *words: str, **more: Any) -> Any:
+    options = Options(**more.pop("options", {}))
+    return metric(find_runs(root), *words, options=options, **more)
+
+
+def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    for scheme, offset in (("deepnorm", 0.0), ("post_ln", 1.0)):
+        for depth in (6, 18):
+            for seed in range(3):
+                loss = offset + depth / 10 + 0.1 * seed
+                make_run(tmp_path, scheme=scheme, depth=depth, seed=seed, masked=loss)
+    chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
+    rows = chart.data[chart.data["series"] == "Post-LN"]
+    assert rows["x"].tolist() == [6, 18] and rows["y"].tolist() == pytest.approx([1.7, 2.9])
+    assert (rows["high"] - rows["y"]).tolist() == pytest.approx([0.1, 0.1])
+    assert rows["n"].tolist() == [3, 3]
+    assert "last value of each run" in caption(chart)
+
+
+def test_other_settings_make_panels_and_are_not_averaged(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), lr=(1e-3, 2e-3), seed=(0, 1))
+    chart = draw(tmp_path, "lr", "model_update")
+    assert list(dict.fromkeys(chart.data["panel"])) == ["N = 6", "N = 18"]
+    assert set(chart.data["series"]) == {"DeepNorm", "Post-LN"} and set(chart.data["n"]) == {2}
+    chart = draw(tmp_path, "lr", "model_update", "depth")
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
+    assert set(chart.data["series"]) == {"N = 6", "N = 18"}
+
+
+def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> None:
+    layers = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]])
+    make_run(tmp_path, depth=3, layers=layers, losses=[4.0, 3.0, 2.0], steps=3)
+    assert draw(tmp_path, "step", "loss").data["y"].tolist() == [4.0, 3.0, 2.0]
+    assert draw(tmp_path, "layer", "grad_norm").data["y"].tolist() == [2.0, 4.0, 9.0]
+    first = draw(tmp_path, "layer", "grad_norm", options={"at_step": 1})
+    assert first.data["y"].tolist() == [1.0, 2.0, 3.0]
+    for reduction, value in (("mean", 5.0), ("max", 9.0), ("last", 9.0), (2, 4.0)):
+        chart = draw(tmp_path, "step", "grad_norm", layers=reduction)
+        assert chart.data["y"].tolist()[-1] == value
+    both = draw(tmp_path, "loss", "model_update").data
+    assert both["x"].tolist() == [4.0, 3.0, 2.0] and both["y"].is_monotonic_increasing
+
+
+def test_diverged_runs_are_no_part_of_a_mean_and_are_counted(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for seed in range(2):
+            state = "diverged" if seed else "done"
+            make_run(tmp_path, depth=depth, seed=seed, state=state, masked=2.0 + 9 * seed)
+    chart = draw(tmp_path, "depth", "val_loss_masked")
+    assert chart.data["y"].tolist() == [2.0, 2.0] and chart.data["n"].tolist() == [1, 1]
+    assert "left out of the means: 2 diverged runs" in caption(chart)
+
+
+def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) -> None:
+    make_runs(tmp_path, depth=(6, 18))
+    with pytest.raises(ConfigError, match="did you mean 'val_loss'"):
+        draw(tmp_path, "depth", "val_los")
+    with pytest.raises(ConfigError, match=r"unknown setting 'dpth'.*model.depth"):
+        draw(tmp_path, "dpth", "val_loss")
+    with pytest.raises(NothingMatchedError, match="has no value of single layers"):
+        draw(tmp_path, "layer", "loss")
+
+
+def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Path) -> None:
+    for depth in (6, 18):
+        for lr in (1e-3, 1e-2):
+            for seed in (0, 1):
+                state = "diverged" if (depth, lr) == (18, 1e-2) else "done"
+                loss = depth / 10 + 100 * lr + 0.2 * seed
+                make_run(tmp_path, depth=depth, lr=lr, seed=seed, masked=loss, state=state)
+    chart = value_map(find_runs(tmp_path), "depth", "lr", "val_loss_masked", options=Options())
+    cells = chart.data.set_index(["x", "y"])
+    assert cells.loc[(6, 1e-2), "value"] == pytest.approx(1.7)
+    assert cells.loc[(6, 1e-2), "high"] == pytest.approx(1.7 + 0.2 / math.sqrt(2))
+    assert cells["mark"].dropna().to_dict() == {(18, 1e-2): "diverged"}
+    mesh = next(m for axes in chart.figure.axes for m in axes.collections
+                if isinstance(m, QuadMesh))  # fmt: skip
+    drawn = np.ma.filled(np.ma.masked_invalid(mesh.get_array()), np.nan).reshape(2, 2)
+    assert drawn[:, 0].tolist() == pytest.approx([0.8, 1.7]) and math.isnan(drawn[1, 1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["metric", "--x", "depth"], "plot metric: needs --y; as in: deepstack plot metric DIR"),
+        (["map", "--x", "depth", "--y", "lr"], "plot map: needs --value"),
+        (["map", "--x", "depth", "--y", "lr", "--value", "loss", "--by", "lr"], "has no --by"),
+        (["--x", "depth"], "--x belongs to the charts metric and map"),
+        (["metric", "outcomes", "--x", "lr", "--y", "loss"], "drawn alone"),
+    ],
+)
+def test_options_of_other_charts_are_refused(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    make_runs(tmp_path, depth=(6, 18))
+    at = 1 + (words[:2] == ["metric", "outcomes"]) if words[0] in ("metric", "map") else 0
+    result = CliRunner().invoke(app, ["plot", *words[:at], str(tmp_path), *words[at:]])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+
+
+def test_the_command_writes_a_metric_and_a_map(tmp_path: Path) -> None:
+    make_runs(tmp_path / "study", depth=(6, 18), lr=(1e-3, 2e-3))
+    at = [str(tmp_path / "study"), "--to", str(tmp_path / "out"), "--format", "csv"]
+    axes = ["--x", "depth", "--y", "val_loss", "--by", "lr"]
+    result = CliRunner().invoke(app, ["plot", "metric", *at, *axes])
+    assert result.exit_code == 0, result.stderr
+    table = pd.read_csv(tmp_path / "out" / "metric.csv")
+    assert set(table["series"]) == {"lr\u00a00.001", "lr\u00a00.002"}
+    axes = ["--x", "depth", "--y", "lr", "--value", "model_update"]
+    assert CliRunner().invoke(app, ["plot", "map", *at, *axes]).exit_code == 0
+    assert len(pd.read_csv(tmp_path / "out" / "map.csv")) == 4

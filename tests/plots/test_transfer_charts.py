@@ -1,0 +1,86 @@
+"""Best learning rates and the updates of roles against depth."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
+
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.style import scheme_style
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+
+
+def study(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATES) -> None:
+    """Losses that are parabolas in log lr around 2e-3·(N/6)^power, equal for all seeds."""
+    for depth in (6, 24, 54):
+        for lr in rates:
+            for seed in (0, 1):
+                distance = math.log(lr / (2e-3 * (depth / 6) ** power))
+                loss = 2.0 + 0.1 * distance**2 + 0.01 * seed
+                make_run(root, scheme=scheme, depth=depth, lr=lr, seed=seed, masked=loss)
+
+
+def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
+    study(tmp_path, "deepnorm", -0.5)
+    chart = make_chart("best_lr_vs_depth", tmp_path)
+    points = rows(chart, kind="point")
+    expected = [2e-3 * (depth / 6) ** -0.5 for depth in (6, 24, 54)]
+    assert points["y"].tolist() == pytest.approx(expected) and points["n"].tolist() == [2] * 3
+    (fit,) = rows(chart, kind="fit").to_dict("records")
+    for name in ("exponent", "exponent_low", "exponent_high"):
+        assert fit[name] == pytest.approx(-0.5)
+    laws = rows(chart, kind="law")
+    assert set(laws["series"]) == {"N^(−3/2)", "N^(−1/2)", "N^0"}
+    assert rows(chart, series="N^(−1/2)")["y"].tolist() == pytest.approx(expected)
+    assert "DeepNorm: −0.50 (−0.50 to −0.50)" in words(chart)
+    (axes,) = chart.figure.axes
+    assert scheme_style("deepnorm")["color"] in {line.get_color() for line in axes.lines}
+
+
+def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: Path) -> None:
+    study(tmp_path, "deepnorm", -0.5, RATES[2:])
+    for lr in RATES:
+        make_run(tmp_path, scheme="rezero", depth=6, lr=lr)
+    chart = make_chart("best_lr_vs_depth", tmp_path)
+    assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
+    assert "best rate tried lies at the edge" in caption(chart)
+    assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
+
+
+def test_best_rates_need_rates_and_depths(tmp_path: Path) -> None:
+    make_runs(tmp_path, depth=(6, 18))
+    with pytest.raises(NothingMatchedError, match="two learning rates"):
+        make_chart("best_lr_vs_depth", tmp_path)
+    make_runs(tmp_path / "one", depth=6, lr=(1e-3, 2e-3))
+    with pytest.raises(NothingMatchedError, match="needs two depths"):
+        make_chart("best_lr_vs_depth", tmp_path / "one")
+
+
+def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> None:
+    study(tmp_path, "deepnorm", 0.0)
+    make_run(tmp_path, depth=24, lr=1e-2, seed=1, state="diverged", masked=0.1)
+    points = rows(make_chart("best_lr_vs_depth", tmp_path), kind="point")
+    assert points["y"].tolist() == pytest.approx([2e-3, 3e-3, 2e-3])
+
+
+def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
+    for scheme in ("deepnorm", "post_ln"):
+        for depth in (6, 18, 54):
+            for seed in (0, 1):
+                layers = np.ones((2, depth))
+                updates = [0.01 * depth * (1 + 0.1 * seed)]
+                make_run(tmp_path, scheme=scheme, depth=depth, seed=seed, updates=updates,
+                         layers=layers)  # fmt: skip
+    chart = make_chart("update_by_role", tmp_path)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
+    fits = rows(chart, kind="fit", panel="Post-LN")
+    assert fits["series"].tolist() == ["q", "w2", "norm_gain", "together"]
+    assert fits["exponent"].tolist() == pytest.approx([1.0] * 4)
+    q = rows(chart, kind="point", panel="DeepNorm", series="q")
+    assert q["y"].tolist() == pytest.approx([0.00105 * depth for depth in (6, 18, 54)])
+    assert "norm gain: 1.000 ± 0.000, 1.000 ± 0.000" in words(chart)
+    for axes in chart.figure.axes:
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
