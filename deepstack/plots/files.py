@@ -91,7 +91,9 @@ def draw(
             "FOLDER (out=… from Python)"
         )
     studies, skipped = find_studies(folders, where=where, sort=sort, last=last)
-    refuse_unknown_diagnostic(diagnostic, (run for runs in studies.values() for run in runs))
+    named = diagnostic or options.diagnostic
+    named_or_none = None if named == DEFAULT_OPTIONS.diagnostic else named
+    refuse_unknown_diagnostic(named_or_none, (run for runs in studies.values() for run in runs))
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False

@@ -116,7 +116,9 @@ def plot(
     names = [charts] if isinstance(charts, str) else list(charts or ())
     options |= {"at_step": at_step} if at_step is not None else {}
     options |= {"diagnostic": diagnostic} if diagnostic is not None else {}
-    selection = {key: options.pop(key) for key in ("where", "sort", "last") if key in options}
+    selection: dict[str, Any] = {
+        key: options.pop(key) for key in ("where", "sort", "last") if key in options
+    }
     folders = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     if isinstance(folders, (list, tuple)) and all(
         isinstance(f, (str, os.PathLike)) for f in folders
@@ -127,7 +129,8 @@ def plot(
         chosen, words = split_options(options)
         for name in names or CHARTS:
             functions[name] = partial(WORDED[name], **words) if name in WORDED else CHARTS[name]
-        more = {"formats": formats, "options": chosen, "functions": functions} | selection
+        more: dict[str, Any] = {"formats": formats, "options": chosen, "functions": functions}
+        more |= selection
         return draw(directory, names, out, say=say, **more)
     runs = select(runs_of(directory), **selection)
     if charts is not None:
