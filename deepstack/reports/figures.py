@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from deepstack.plots.chart import Chart
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
     x_labels = [one.get_xlabel() for one in (own, *axes[index:], *axes[:index])]
     y_labels = [one.get_ylabel() for one in (own, *reversed(axes[:index]), *axes[index:])]
     norms = [mesh.norm for mesh in own.collections if mesh.get_array() is not None]
-    scale = {"low": norms[0].vmin, "high": norms[0].vmax} if norms else None
-    if scale:
+    scale: dict[str, Any] = {"low": norms[0].vmin, "high": norms[0].vmax} if norms else {}
+    if norms:
         scale["log"] = "Log" in type(norms[0]).__name__
         bar = [one for one in own.figure.axes if one.get_label() == "colour bar"]
         scale["label"] = plain(bar[0].get_ylabel()) if bar else ""
@@ -78,9 +80,8 @@ def points_of_lines(axes: Axes) -> dict[tuple[str, str], str]:
 
     colours: dict[tuple[str, str], str] = {}
     for line in axes.lines:
-        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=False):  # type: ignore[arg-type]
-            if isinstance(x, (int, float)) or hasattr(x, "item"):
-                colours.setdefault((f"{x:.7g}", f"{y:.7g}"), to_hex(line.get_color()))
+        for x, y in np.asarray(line.get_xydata(), float):
+            colours.setdefault((f"{x:.7g}", f"{y:.7g}"), to_hex(line.get_color()))
     return colours
 
 

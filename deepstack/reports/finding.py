@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.comparison import Mean, choice_of, mean_of
 from deepstack.analysis.fit import Fit
-from deepstack.analysis.outcomes import CLEAR, loss_and_floor
+from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.analysis.settings import (
     SEED,
     TASK,
@@ -25,7 +25,7 @@ from deepstack.records.cells import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_SERIES = 4  # exponents that the summary names; the list has all
+MOST_NAMES = 4  # settings that a sentence names; the lists below it have all
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def finding_of(
     diverged = diverged_runs(runs)
     sentences = [leader_sentence(depths[-1])] if depths else []
     sentences += exponent_sentences(exponents)
+    if failed := without_context(runs):
+        sentences.append(f"No better than a predictor without context: {listed(failed)}.")
     gone = sum(map(has_diverged, runs))
     if gone:
-        named = [f"{name} ({count})" for name, count in diverged[:MOST_SERIES]]
-        more = len(diverged) - len(named)
-        words = "; ".join(named) + (f"; and {more} more settings" if more else "")
-        sentences.append(f"{gone} of {counted('{} runs', len(runs))} diverged: {words}.")
+        every = counted("{} runs", len(runs))
+        sentences.append(f"{gone} of {every} diverged: {listed(diverged)}.")
     else:
         sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
     return {
@@ -139,7 +139,8 @@ def margin_of(leader: Candidate, second: Candidate) -> Mean:
     """Return how far `leader` is below `second`: over shared seeds, or of the means without any."""
     shared = sorted(set(leader.losses) & set(second.losses))
     if not shared:
-        return Mean(second.mean - leader.mean, *[math.nan] * 4, 0)
+        unknown = math.nan
+        return Mean(second.mean - leader.mean, unknown, unknown, unknown, unknown, 0)
     return mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
 
 
@@ -190,22 +191,47 @@ def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
     steps = dict.fromkeys(step for entry in exponents for step in entry["steps"])
     for step in steps:
         known = [entry for entry in exponents if step in entry["steps"]]
-        named = [f"N^{entry['steps'][step]} with {entry['name']}" for entry in known[:MOST_SERIES]]
-        more = f", and {len(known) - MOST_SERIES} more" if len(known) > MOST_SERIES else ""
-        sentences.append(f"After {step}, the model update grows as {', '.join(named)}{more}.")
+        named = [f"{entry['steps'][step]} ({entry['name']})" for entry in known[:MOST_NAMES]]
+        more = f", and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+        sentences.append(
+            f"After {step}, the model update is about a power of the depth N, with exponent "
+            f"{', '.join(named)}{more}."
+        )
     return sentences
 
 
 def diverged_runs(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the settings and depths with diverged runs, and how many of their runs diverged."""
     lines = []
+    for name, there in settings_and_depths(runs):
+        if gone := [run for run in there if has_diverged(run)]:
+            steps = sorted({int(run.status.get("step") or 0) for run in gone})
+            at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
+            lines.append((name, f"{len(gone)} of {len(there)}, at {at}"))
+    return lines
+
+
+def without_context(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the settings and depths with finished runs that learnt no context, and how many."""
+    lines = []
+    for name, there in settings_and_depths(runs):
+        margins = [margin(run) for run in there if run.state == "done"]
+        count = sum(value is not None and value >= -CLEAR for value in margins)
+        if count:
+            lines.append((name, f"{count} of {len(there)}"))
+    return lines
+
+
+def settings_and_depths(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Yield name and runs of each setting at each depth."""
     for s in split_series(runs)[0]:
         for depth in s.depths:
-            there = [run for run in s.runs if depth_of(run) == depth]
-            gone = [run for run in there if has_diverged(run)]
-            if gone:
-                steps = sorted({int(run.status.get("step") or 0) for run in gone})
-                at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
-                name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
-                lines.append((name, f"{len(gone)} of {len(there)}, at {at}"))
-    return lines
+            name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
+            yield name, [run for run in s.runs if depth_of(run) == depth]
+
+
+def listed(entries: Sequence[tuple[str, str]]) -> str:
+    """Return the first of these names and counts in one line, and the number of others."""
+    words = "; ".join(f"{name} ({count})" for name, count in entries[:MOST_NAMES])
+    more = len(entries) - MOST_NAMES
+    return words + (f"; and {counted('{} other settings', more)}" if more > 0 else "")

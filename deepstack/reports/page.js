@@ -6,7 +6,7 @@
   const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255"];
   const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962",
     "#addc30", "#fde725"];
-  const TIP_ROWS = 12;
+  const TIP_ROWS = 12, FEW_ROWS = 6, FEW_TICKS = 8;
   const root = document.documentElement;
   const all = (where, selector) => [...where.querySelectorAll(selector)];
 
@@ -107,7 +107,7 @@
       th.replaceChildren(button);
       th.setAttribute("scope", "col");
     });
-    if (rows.length < 3) return;
+    if (rows.length < FEW_ROWS) return;
     const tools = make("div", {class: "tools"});
     const search = make("input", {type: "search", placeholder: "Filter: words, N>6, …",
       "aria-label": "Filter rows", title: "Words, or conditions such as N>6 (key: /)"});
@@ -374,18 +374,23 @@
       const y = scaleOf([...rows.map((r) => r.y), ...ends, ...levels.map((r) => r.y)], this.log.y,
         f.bottom, f.top);
       const whole = rows.every((r) => Number.isInteger(r.x));
+      const own = [...new Set(rows.map((r) => r.x))].sort((a, b) => a - b);
+      const places = own.length <= FEW_TICKS ? own : ticksOf(x.low, x.high, this.log.x, 6, whole);
       let last = -Infinity;
-      for (const tick of ticksOf(x.low, x.high, this.log.x, 6, whole)) {
+      for (const tick of places) {
         const at = x.place(tick), text = shortNumber(tick);
         f.svg.append(make("line", {class: "grid", x1: at, x2: at, y1: f.top, y2: f.bottom}));
         if (at - last < text.length * 6.5 + 8) continue;
         f.svg.append(make("text", {x: at, y: f.bottom + 14, "text-anchor": "middle"}, text));
         last = at;
       }
-      for (const tick of ticksOf(y.low, y.high, this.log.y, 5)) {
+      const heights = ticksOf(y.low, y.high, this.log.y, 5);
+      const digits = Math.max(...heights.map((t) => (shortNumber(t).split(".")[1] || "").length));
+      const label = (t) => this.log.y || shortNumber(t).includes("e") ? shortNumber(t) : t.toFixed(digits);
+      for (const tick of heights) {
         const at = y.place(tick);
         f.svg.append(make("line", {class: "grid", x1: f.left, x2: f.right, y1: at, y2: at}),
-          make("text", {x: f.left - 5, y: at + 4, "text-anchor": "end"}, shortNumber(tick)));
+          make("text", {x: f.left - 5, y: at + 4, "text-anchor": "end"}, label(tick)));
       }
       f.svg.append(make("path", {class: "axis", fill: "none",
         d: `M${f.left} ${f.top}V${f.bottom}H${f.right}`}));
@@ -513,12 +518,12 @@
       const columns = [...new Set(rows.map((row) => row.x))].sort((a, b) => a - b);
       const text = (line) => byRate ? shortNumber(line) : line;
       const longest = Math.max(...lines.map((line) => text(line).length), 4);
-      const left = Math.min(longest * 6.2 + 10, 150), high = 26;
+      const left = Math.min(longest * 7 + 12, 160), high = 26;
       const f = this.frame(box, panel, lines.length * high + 62, {left, right: 8, top: 20, bottom: 36},
         panel.title || panel.name || this.figure.querySelector("h4").textContent);
       const wide = (f.right - f.left) / columns.length;
       lines.forEach((line, i) => {
-        const words = text(line), most = Math.floor((left - 8) / 6);
+        const words = text(line), most = Math.floor((left - 8) / 6.6);
         f.svg.append(make("text", {x: left - 6, y: f.top + (i + 0.5) * high + 4, "text-anchor": "end"},
           words.length > most ? words.slice(0, most - 1) + "…" : words, make("title", {}, words)));
       });
@@ -589,7 +594,7 @@
       const rows = panel.rows, steps = [...new Set(rows.map((r) => r.x))].sort((a, b) => a - b);
       const depth = Math.max(...rows.map((r) => r.y));
       const values = new Map(rows.map((r) => [`${r.x},${r.y}`, r.value]));
-      const scale = panel.scale || {log: false};
+      const scale = panel.scale;
       const finite = rows.map((r) => r.value).filter((v) => Number.isFinite(v) && (!scale.log || v > 0));
       const low = scale.low ?? Math.min(...finite), high = scale.high ?? Math.max(...finite);
       const level = (v) => scale.log ? Math.log(v / low) / (Math.log(high / low) || 1)

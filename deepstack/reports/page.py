@@ -292,7 +292,8 @@ def policy_of(script: str, style: str, live: bool) -> str:
     return (
         f"default-src 'none'; img-src data:; script-src 'sha256-{digests[0]}'; "
         f"style-src 'sha256-{digests[1]}'; base-uri 'none'; form-action 'none'"
-        + "; connect-src 'self'" * live
+        + "; connect-src 'self'"
+        * live
     )
 
 

@@ -23,7 +23,7 @@ SECONDS = 60.0  # for a call: two cores may be busy
 
 
 class Browser:
-    """One tab; `errors` collects exceptions and messages of the console, such as refused scripts."""
+    """One tab; `errors` collects exceptions and errors on the console."""
 
     def __init__(self, send: int, receive: int) -> None:
         self.send, self.receive = send, receive
