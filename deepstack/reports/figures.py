@@ -18,7 +18,7 @@ SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def describe_figure(chart: Chart) -> dict[str, Any]:
-    """Return scales, labels and colours of a figure's panels, and the colours of its legend.
+    """Return scales, labels and line styles of a figure's panels, and the colours of its legend.
 
     A panel of the table belongs to the axes that draw most of its points; without any, to the axes
     at its place.
@@ -38,12 +38,12 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
         keys = set(keys_of(rows))
         hits = [len(keys & set(points)) for points in drawn]
         index = hits.index(max(hits)) if any(hits) else min(place, len(axes) - 1)
-        colours = {}
+        styles = {}
         if "series" in rows:
             for series, part in rows.groupby("series", sort=False):
-                if colour := next((drawn[index].get(key) for key in keys_of(part)), None):
-                    colours[str(series)] = colour
-        panels.append({"name": name, "colours": colours, **describe_axes(axes, index)})
+                if style := next((drawn[index].get(key) for key in keys_of(part)), None):
+                    styles[str(series)] = style
+        panels.append({"name": name, "styles": styles, **describe_axes(axes, index)})
     patches = [
         (text.get_text(), patch.get_facecolor())
         for legend in chart.figure.legends
@@ -54,7 +54,10 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
 
 
 def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
-    """Return title, labels and scales; a label that only a neighbour shows is that neighbour's."""
+    """Return title, labels and scales; a label that only a neighbour shows is that neighbour's.
+
+    share: the first axes with the same limits of values.  scale: that of colours, if there is one.
+    """
     own = axes[index]
     x_labels = [one.get_xlabel() for one in (own, *axes[index:], *axes[:index])]
     y_labels = [one.get_ylabel() for one in (own, *reversed(axes[:index]), *axes[index:])]
@@ -68,21 +71,23 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
         "title": plain(own.get_title(loc="left")),
         "x": plain(next(filter(None, x_labels), "")),
         "y": plain(next(filter(None, y_labels), "")),
+        "share": [one.get_ylim() for one in axes].index(own.get_ylim()),
         "log_x": own.get_xscale() == "log",
         "log_y": own.get_yscale() == "log",
         "scale": scale,
     }
 
 
-def points_of_lines(axes: Axes) -> dict[tuple[str, str], str]:
-    """Return the colour of the line through each point that these axes draw."""
+def points_of_lines(axes: Axes) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Return colour and whether it is dashed of the line through each point of these axes."""
     from matplotlib.colors import to_hex
 
-    colours: dict[tuple[str, str], str] = {}
+    styles: dict[tuple[str, str], tuple[str, bool]] = {}
     for line in axes.lines:
+        style = to_hex(line.get_color()), line.get_linestyle() in ("--", ":", "-.")
         for x, y in np.asarray(line.get_xydata(), float):
-            colours.setdefault((f"{x:.7g}", f"{y:.7g}"), to_hex(line.get_color()))
-    return colours
+            styles.setdefault((f"{x:.7g}", f"{y:.7g}"), style)
+    return styles
 
 
 def keys_of(rows: pd.DataFrame) -> list[tuple[str, str]]:

@@ -246,9 +246,18 @@
       this.build();
     }
 
-    colour(series, panel) {
-      const found = [panel, ...this.panels].map((p) => p && p.colours[series]).find(Boolean);
-      return readable(found || PALETTE[Math.max(this.series.indexOf(series), 0) % PALETTE.length]);
+    style(series, panel) {  // [colour, whether it is dashed] of the figure's line
+      const place = Math.max(this.series.indexOf(series), 0) % PALETTE.length;
+      const [colour, dashed] = [panel, ...this.panels].map((p) => p && p.styles[series])
+        .find(Boolean) || [PALETTE[place], false];
+      return [readable(colour), dashed];
+    }
+
+    key(series, panel) {
+      const [colour, dashed] = this.style(series, panel), key = make("span", {class: "key"});
+      key.style.background = dashed
+        ? `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 7px)` : colour;
+      return key;
     }
 
     build() {
@@ -289,11 +298,15 @@
       this.holder.classList.toggle("single", this.panels.length === 1);
       this.drawLegend();
       this.holder.replaceChildren();
-      for (const panel of this.panels) {
-        const box = make("div", {class: "panel"});
-        const title = clean(panel.title || (this.panels.length > 1 ? panel.name : ""));
-        if (title) box.append(make("h5", {}, title));
-        this.holder.append(box);
+      const titles = this.panels.map((p) => p.title || (this.panels.length > 1 ? p.name : ""));
+      const boxes = titles.map((title, i) => {
+        const twice = titles.indexOf(title) !== i || titles.lastIndexOf(title) !== i;
+        const words = clean(twice && title ? `${title}: ${this.panels[i].name}` : title);
+        return make("div", {class: "panel"}, ...(words ? [make("h5", {}, words)] : []));
+      });
+      this.holder.append(...boxes);  // all of them first: their number settles their width
+      for (const [i, panel] of this.panels.entries()) {
+        const box = boxes[i];
         if (this.cells) this.drawHeat(box, panel);
         else if (this.map) this.drawMap(box, panel);
         else this.drawLines(box, panel);
@@ -312,10 +325,8 @@
       }
       const levels = new Set(this.rows.filter((r) => r.kind === "level").map((r) => r.series));
       this.legend.replaceChildren(...this.series.filter((name) => name && !levels.has(name)).map((name) => {
-        const key = make("span", {class: "key"});
-        key.style.background = this.colour(name);
         const button = make("button", {type: "button", "aria-pressed": String(!this.off.has(name)),
-          title: "Click: on or off. Double click: only this one."}, key, name);
+          title: "Click: on or off. Double click: only this one."}, this.key(name), name);
         button.addEventListener("click", () => this.toggle(name));
         button.addEventListener("dblclick", () => {
           this.off = new Set(this.series.filter((other) => other !== name));
@@ -361,18 +372,20 @@
 
     drawLines(box, panel) {
       const isOn = (row) => !this.off.has(row.series);
-      const rows = panel.rows.filter((row) => isOn(row) && Number.isFinite(row.x) &&
-        Number.isFinite(row.y) && row.kind !== "fit" && (!this.log.y || row.y > 0) &&
-        (!this.log.x || row.x > 0));
-      const levels = panel.rows.filter((row) => row.kind === "level" || !Number.isFinite(row.x))
-        .filter((row) => isOn(row) && Number.isFinite(row.y));
+      const isDrawn = (row) => isOn(row) && Number.isFinite(row.x) && Number.isFinite(row.y) &&
+        row.kind !== "fit" && (!this.log.y || row.y > 0) && (!this.log.x || row.x > 0);
+      const isLevel = (row) => isOn(row) && Number.isFinite(row.y) && !Number.isFinite(row.x);
+      const rows = panel.rows.filter(isDrawn), levels = panel.rows.filter(isLevel);
+      // Panels with one scale of values in the figure have one here.
+      const alike = this.panels.filter((p) => p.share === panel.share).flatMap((p) => p.rows);
+      const shared = alike.filter(isDrawn);
       const f = this.frame(box, panel, 250, {left: 50, right: 10, top: 20, bottom: 36},
         panel.title || panel.name || this.figure.querySelector("h4").textContent);
-      const least = Math.min(...rows.map((r) => r.y)) / 3;
-      const ends = rows.flatMap((r) => [r.low, r.high]).map((v) => this.log.y && v < least ? NaN : v);
+      const least = shared.reduce((low, r) => Math.min(low, r.y), Infinity) / 3;
+      const ends = shared.flatMap((r) => [r.low, r.high]).map((v) => this.log.y && v < least ? NaN : v);
       const x = scaleOf(rows.map((r) => r.x), this.log.x, f.left, f.right);
-      const y = scaleOf([...rows.map((r) => r.y), ...ends, ...levels.map((r) => r.y)], this.log.y,
-        f.bottom, f.top);
+      const y = scaleOf([...shared, ...alike.filter(isLevel)].map((r) => r.y).concat(ends),
+        this.log.y, f.bottom, f.top);
       const whole = rows.every((r) => Number.isInteger(r.x));
       const own = [...new Set(rows.map((r) => r.x))].sort((a, b) => a - b);
       const places = own.length <= FEW_TICKS ? own : ticksOf(x.low, x.high, this.log.x, 6, whole);
@@ -417,7 +430,7 @@
     }
 
     drawCurve(f, {series, kind, points}, panel, x, y) {
-      const colour = this.colour(series, panel);
+      const [colour, dashed] = this.style(series, panel);
       const inside = (v) => Math.min(Math.max(v, f.top), f.bottom);
       const known = points.filter((p) => Number.isFinite(p.low) && Number.isFinite(p.high));
       const bottom = (p) => this.log.y && p.low <= 0 ? f.bottom : inside(y.place(p.low));
@@ -432,7 +445,8 @@
       const joined = kind === "point" ? points.filter((p) => p.mark !== "diverged") : points;
       const path = joined.map((p) => `${x.place(p.x).toFixed(1)} ${y.place(p.y).toFixed(1)}`);
       if (kind !== "reference") f.svg.append(make("path", {d: `M${path.join("L")}`, fill: "none",
-        stroke: colour, "stroke-width": 1.6, class: "curve"}));
+        stroke: colour, "stroke-width": 1.6, class: "curve",
+        ...(dashed ? {"stroke-dasharray": "6 3"} : {})}));
       if (points.length <= 24) for (const p of points) f.svg.append(make("circle", {
         cx: x.place(p.x), cy: y.place(p.y), r: 3.2, stroke: colour, "stroke-width": 1.4,
         fill: p.mark ? "var(--paper)" : colour}));
@@ -461,14 +475,13 @@
         const shown = values.slice(0, TIP_ROWS), nearest = shown[0];
         shown.sort((a, b) => b.y - a.y);
         const lines = shown.map((row) => {
-          const key = make("span", {class: "key"});
-          key.style.background = this.colour(row.series, panel);
           let text = `${row.series || "value"} ${shortNumber(row.y)}`;
           if (Number.isFinite(row.low) && Number.isFinite(row.high))
             text += ` (${shortNumber(row.low)} to ${shortNumber(row.high)}, n = ${row.n})`;
           if (row.x !== place) text += ` at ${shortNumber(row.x)}`;
           if (row.mark) text += `, ${clean(row.mark)}`;
-          return make("div", {class: row === nearest && height !== null ? "near" : ""}, key, text);
+          return make("div", {class: row === nearest && height !== null ? "near" : ""},
+            this.key(row.series, panel), text);
         });
         if (values.length > shown.length)
           lines.push(make("div", {}, `and ${values.length - shown.length} more`));
