@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deepstack.cli.options import Against, Best, Folders, Json, Markdown, note
+from deepstack.cli.options import Against, Best, Folders, Json, Markdown
+from deepstack.cli.progress import show_work
 
 
 def compare_command(
@@ -20,7 +21,8 @@ def compare_command(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    table = compared(directories, against, best, say=note)
+    with show_work("reading runs") as work:
+        table = compared(directories, against, best, say=work.note)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     first = ["setting", "depth", "val_loss", *interval, *best, "val_sd", "se", "outcome"]

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import AtStep, Diagnostic, Plugins, load_plugins, note
+from deepstack.cli.options import AtStep, Diagnostic, Plugins, load_plugins
+from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
 
@@ -45,14 +46,15 @@ def plot_command(
         raise ConfigError(f"plot: {problem}; try: {command}")
     paths: Sequence[Path] = ()
     try:
-        paths = draw(
-            directories if len(directories) > 1 else directory,
-            charts or None,
-            out=to,
-            at_step=at_step,
-            diagnostic=diagnostic,
-            say=note,
-        )
+        with show_work("drawing charts") as work:
+            paths = draw(
+                directories if len(directories) > 1 else directory,
+                charts or None,
+                out=to,
+                at_step=at_step,
+                diagnostic=diagnostic,
+                say=work.note,
+            )
     except BrokenChartError as error:
         paths = error.written
         raise

@@ -19,6 +19,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import log
 from deepstack.errors import DeepstackError, NothingMatchedError, ResourceError
+from deepstack.records.cells import printable
 
 if TYPE_CHECKING:
     from deepstack.reports.page import Page
@@ -93,7 +94,7 @@ class LivePage:
 
     def show(self, text: str) -> None:
         """Make a text the newest page."""
-        data = text.encode("utf-8")
+        data = printable(text).encode("utf-8")
         self.current = data, f'"{hashlib.sha256(data).hexdigest()[:32]}"', policy_in(text)
 
     def update(self) -> bool:

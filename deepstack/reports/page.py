@@ -62,6 +62,7 @@ def report(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    started: Callable[[str, int], None] | None = None,
 ) -> Path:
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
@@ -71,7 +72,8 @@ def report(
     filtered, and charts show their values.  The same runs give the same bytes.  Several folders
     make one section, and need `to`.
 
-    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read.
+    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
+    `started`, if it is given, gets that of a chart in its place, and the number of all charts.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
     read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
     written BrokenChartError where the code of a chart has failed.
@@ -85,7 +87,8 @@ def report(
     path = Path(folders[0]) / "report.html" if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
-    built = build_page(folders, path, against, best, at_step, diagnostic, say)
+    started = started or (lambda chart, _: say(chart))
+    built = build_page(folders, path, against, best, at_step, diagnostic, started)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, built.text.encode("utf-8"))
@@ -105,7 +108,7 @@ def build_page(
     best: Sequence[str] = (),
     at_step: int | None = None,
     diagnostic: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    started: Callable[[str, int], None] = lambda chart, total: None,
 ) -> Page:
     """Return the page of `report`.
 
@@ -117,13 +120,14 @@ def build_page(
     if not readable:
         raise ResourceError("\n".join(skipped))
     sections, broken = [], []
+    charts = list(dict.fromkeys([*FIRST, *CHARTS]))
     rows = comparisons(readable, against, best)
     for study, runs in readable.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
         chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
         pictures, left_out, updates = [], [], None
-        for chart in dict.fromkeys([*FIRST, *CHARTS]):
-            say(f"{name}: {chart}")
+        for chart in charts:
+            started(f"{name}: {chart}", len(readable) * len(charts))
             result = try_chart(chart, CHARTS[chart], runs, chart_options)
             if isinstance(result, Chart):
                 pictures.append(picture_of(chart, result))
