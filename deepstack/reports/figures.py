@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,43 +14,70 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+Style = tuple[str, bool]  # colour, and whether the line is dashed
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def describe_figure(chart: Chart) -> dict[str, Any]:
     """Return scales, labels and line styles of a figure's panels, and the colours of its legend.
 
-    A panel of the table belongs to the axes that draw most of its points; without any, to the axes
-    at its place.
+    kinds: those of the table's rows that a panel shows; levels are in every panel of their name.
     """
     from matplotlib.colors import to_hex
+    from matplotlib.patches import Patch
 
     axes = [one for one in chart.figure.axes if str(one.get_label()).startswith("panel")]
     axes = axes or list(chart.figure.axes)
     drawn = [points_of_lines(one) for one in axes]
-    table = chart.data
-    if "panel" in table:
-        groups = [(str(name), rows) for name, rows in table.groupby("panel", sort=False)]
-    else:
-        groups = [("", table)]
     panels = []
-    for place, (name, rows) in enumerate(groups):
-        keys = set(keys_of(rows))
-        hits = [len(keys & set(points)) for points in drawn]
-        index = hits.index(max(hits)) if any(hits) else min(place, len(axes) - 1)
+    for name, rows, index in split_panels(chart.data, drawn):
         styles = {}
         if "series" in rows:
             for series, part in rows.groupby("series", sort=False):
                 if style := next((drawn[index].get(key) for key in keys_of(part)), None):
                     styles[str(series)] = style
-        panels.append({"name": name, "styles": styles, **describe_axes(axes, index)})
-    patches = [
-        (text.get_text(), patch.get_facecolor())
-        for legend in chart.figure.legends
-        for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=False)
-    ]
-    legend = {plain(text): to_hex(colour) for text, colour in patches}
+        kinds = [str(kind) for kind in rows["kind"].unique()] if "kind" in rows else []
+        described = describe_axes(axes, index)
+        panels.append({"name": name, "kinds": kinds, "styles": styles, **described})
+    legend = {
+        plain(text.get_text()): to_hex(handle.get_facecolor())
+        for one in chart.figure.legends
+        for text, handle in zip(one.get_texts(), one.legend_handles, strict=True)
+        if isinstance(handle, Patch)
+    }
     return {"panels": panels, "legend": legend}
+
+
+def split_panels(
+    table: pd.DataFrame, drawn: Sequence[Mapping[tuple[str, str], Style]]
+) -> list[tuple[str, pd.DataFrame, int]]:
+    """Return name, rows and number of the axes of each panel of a table.
+
+    A kind of rows belongs to the axes whose lines pass through most of its points.  A kind without
+    lines, such as an area, is beside the lines of its panel if these have other axes: it gets the
+    first axes that no line has.  A panel without any lines gets the axes at its place.
+    """
+    groups = table.groupby("panel", sort=False) if "panel" in table else [("", table)]
+    panels: list[tuple[str, pd.DataFrame, int | None]] = []
+    for name, rows in groups:
+        kinds = rows.groupby("kind", sort=False) if "kind" in rows else [("", rows)]
+        places: dict[int | None, list[Any]] = {}
+        for kind, part in kinds:
+            keys = set(keys_of(part))
+            hits = [len(keys & set(points)) for points in drawn]
+            if kind not in ("level", "fit", "reference"):
+                places.setdefault(hits.index(max(hits)) if any(hits) else None, []).append(kind)
+        for place, members in places.items():
+            shown = rows[rows["kind"].isin(members)] if "kind" in rows else rows
+            panels.append((str(name), shown, place))
+    taken = {place for _, _, place in panels}
+    free = [i for i in range(len(drawn)) if i not in taken] or [0]
+    placed = []
+    for name, rows, place in panels:
+        if place is None:
+            place = free.pop(0) if len(free) > 1 else free[0]
+        placed.append((name, rows, place))
+    return placed
 
 
 def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
@@ -78,11 +105,11 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
     }
 
 
-def points_of_lines(axes: Axes) -> dict[tuple[str, str], tuple[str, bool]]:
+def points_of_lines(axes: Axes) -> dict[tuple[str, str], Style]:
     """Return colour and whether it is dashed of the line through each point of these axes."""
     from matplotlib.colors import to_hex
 
-    styles: dict[tuple[str, str], tuple[str, bool]] = {}
+    styles: dict[tuple[str, str], Style] = {}
     for line in axes.lines:
         style = to_hex(line.get_color()), line.get_linestyle() in ("--", ":", "-.")
         for x, y in np.asarray(line.get_xydata(), float):

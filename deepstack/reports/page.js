@@ -114,7 +114,7 @@
     const count = make("output"), selects = [];
     heads.forEach((th, index) => {
       if (selects.length === 4 || rows.some((row) => row.cells[index].classList.contains("number")
-        && names[index] !== "n")) return;
+        && th.textContent.trim() !== "N")) return;
       const values = [...new Set(rows.map((row) => row.cells[index].textContent.trim()))];
       if (values.length < 2 || values.length > 12 || values.length === rows.length) return;
       const select = make("select", {"aria-label": `Show only one ${clean(th.textContent)}`},
@@ -233,23 +233,27 @@
       this.figure = figure;
       this.rows = readRows(figure.querySelector("figcaption a"));
       this.panels = description.panels.map((panel) => ({...panel,
-        rows: this.rows.filter((row) => row.panel === panel.name)}));
+        rows: this.rows.filter((row) => row.panel === panel.name &&
+          (panel.kinds.includes(row.kind) || row.kind === "level" || row.kind === "reference" ||
+            row.kind === "frontier"))}));
       this.legendColours = description.legend;
       this.cells = this.rows.some((row) => row.kind === "cell");
-      this.map = !this.cells && this.rows.some((row) => Number.isFinite(row.value));
+      // The boxes of a map have the colours of the legend, by kind.
+      this.map = !this.cells && this.rows.every((row) => row.kind === "frontier" ||
+        Object.hasOwn(this.legendColours, row.kind));
       this.off = new Set();
       const drawn = this.rows.filter((row) => Number.isFinite(row.x) && row.kind !== "fit");
       if (!drawn.length || (!this.map && !this.cells && !drawn.some((r) => Number.isFinite(r.y)))) return;
       this.series = [...new Set(drawn.filter((row) => !this.map && !this.cells)
         .map((row) => row.series))];
-      this.log = {x: this.panels.some((p) => p.log_x), y: this.panels.some((p) => p.log_y)};
+      this.flipped = {x: false, y: false};
       this.build();
     }
 
     style(series, panel) {  // [colour, whether it is dashed] of the figure's line
       const place = Math.max(this.series.indexOf(series), 0) % PALETTE.length;
       const [colour, dashed] = [panel, ...this.panels].map((p) => p && p.styles[series])
-        .find(Boolean) || [PALETTE[place], false];
+        .find(Boolean) || [this.legendColours[series.replace(/_/g, " ")] || PALETTE[place], false];
       return [readable(colour), dashed];
     }
 
@@ -259,6 +263,8 @@
         ? `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 7px)` : colour;
       return key;
     }
+
+    isLog(panel, axis) { return panel[`log_${axis}`] !== this.flipped[axis]; }
 
     build() {
       const image = this.figure.querySelector("img");
@@ -276,10 +282,13 @@
       });
       if (!this.map && !this.cells) for (const axis of ["x", "y"]) {
         const button = make("button", {type: "button", class: `scale-${axis}`});
-        const label = () => { button.textContent = `${axis}: ${this.log[axis] ? "log" : "linear"}`; };
+        const label = () => {
+          const scales = this.panels.map((p) => this.isLog(p, axis) ? "log" : "linear");
+          button.textContent = `${axis}: ${[...new Set(scales)].join(", ")}`;
+        };
         button.title = "Logarithmic or linear scale";
         button.addEventListener("click", () => {
-          this.log[axis] = !this.log[axis];
+          this.flipped[axis] = !this.flipped[axis];
           label();
           this.draw();
         });
@@ -352,7 +361,7 @@
 
     kindColour(kind) {
       const kinds = [...new Set(this.rows.map((row) => row.kind))];
-      return this.legendColours[kind] || PALETTE[kinds.indexOf(kind) % PALETTE.length];
+      return readable(this.legendColours[kind] || PALETTE[kinds.indexOf(kind) % PALETTE.length]);
     }
 
     frame(box, panel, height, margins, label) {
@@ -371,9 +380,10 @@
     }
 
     drawLines(box, panel) {
+      const [logX, logY] = ["x", "y"].map((axis) => this.isLog(panel, axis));
       const isOn = (row) => !this.off.has(row.series);
       const isDrawn = (row) => isOn(row) && Number.isFinite(row.x) && Number.isFinite(row.y) &&
-        row.kind !== "fit" && (!this.log.y || row.y > 0) && (!this.log.x || row.x > 0);
+        row.kind !== "fit" && (!logY || row.y > 0) && (!logX || row.x > 0);
       const isLevel = (row) => isOn(row) && Number.isFinite(row.y) && !Number.isFinite(row.x);
       const rows = panel.rows.filter(isDrawn), levels = panel.rows.filter(isLevel);
       // Panels with one scale of values in the figure have one here.
@@ -382,13 +392,13 @@
       const f = this.frame(box, panel, 250, {left: 50, right: 10, top: 20, bottom: 36},
         panel.title || panel.name || this.figure.querySelector("h4").textContent);
       const least = shared.reduce((low, r) => Math.min(low, r.y), Infinity) / 3;
-      const ends = shared.flatMap((r) => [r.low, r.high]).map((v) => this.log.y && v < least ? NaN : v);
-      const x = scaleOf(rows.map((r) => r.x), this.log.x, f.left, f.right);
+      const ends = shared.flatMap((r) => [r.low, r.high]).map((v) => logY && v < least ? NaN : v);
+      const x = scaleOf(rows.map((r) => r.x), logX, f.left, f.right);
       const y = scaleOf([...shared, ...alike.filter(isLevel)].map((r) => r.y).concat(ends),
-        this.log.y, f.bottom, f.top);
+        logY, f.bottom, f.top);
       const whole = rows.every((r) => Number.isInteger(r.x));
       const own = [...new Set(rows.map((r) => r.x))].sort((a, b) => a - b);
-      const places = own.length <= FEW_TICKS ? own : ticksOf(x.low, x.high, this.log.x, 6, whole);
+      const places = own.length <= FEW_TICKS ? own : ticksOf(x.low, x.high, logX, 6, whole);
       let last = -Infinity;
       for (const tick of places) {
         const at = x.place(tick), text = shortNumber(tick);
@@ -397,9 +407,9 @@
         f.svg.append(make("text", {x: at, y: f.bottom + 14, "text-anchor": "middle"}, text));
         last = at;
       }
-      const heights = ticksOf(y.low, y.high, this.log.y, 5);
+      const heights = ticksOf(y.low, y.high, logY, 5);
       const digits = Math.max(...heights.map((t) => (shortNumber(t).split(".")[1] || "").length));
-      const label = (t) => this.log.y || shortNumber(t).includes("e") ? shortNumber(t) : t.toFixed(digits);
+      const label = (t) => logY || shortNumber(t).includes("e") ? shortNumber(t) : t.toFixed(digits);
       for (const tick of heights) {
         const at = y.place(tick);
         f.svg.append(make("line", {class: "grid", x1: f.left, x2: f.right, y1: at, y2: at}),
@@ -411,7 +421,7 @@
       for (const row of levels) f.svg.append(make("line", {x1: f.left, x2: f.right,
         y1: y.place(row.y), y2: y.place(row.y), class: "axis", "stroke-dasharray": "5 3"},
         make("title", {}, `${row.series} ${shortNumber(row.y)}`)));
-      for (const curve of this.curves(rows)) this.drawCurve(f, curve, panel, x, y);
+      for (const curve of this.curves(rows)) this.drawCurve(f, curve, panel, x, y, logY);
       this.addHover(f, box, panel, rows, levels, x, y);
     }
 
@@ -429,11 +439,11 @@
       return curves;
     }
 
-    drawCurve(f, {series, kind, points}, panel, x, y) {
+    drawCurve(f, {series, kind, points}, panel, x, y, logY) {
       const [colour, dashed] = this.style(series, panel);
       const inside = (v) => Math.min(Math.max(v, f.top), f.bottom);
       const known = points.filter((p) => Number.isFinite(p.low) && Number.isFinite(p.high));
-      const bottom = (p) => this.log.y && p.low <= 0 ? f.bottom : inside(y.place(p.low));
+      const bottom = (p) => logY && p.low <= 0 ? f.bottom : inside(y.place(p.low));
       if (known.length > 1) {
         const upper = known.map((p) => `${x.place(p.x)} ${inside(y.place(p.high))}`);
         const lower = known.map((p) => `${x.place(p.x)} ${bottom(p)}`).reverse();
