@@ -6,7 +6,7 @@
   const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255"];
   const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962",
     "#addc30", "#fde725"];
-  const TIP_ROWS = 12, FEW_ROWS = 6, FEW_TICKS = 8;
+  const TIP_ROWS = 6, FEW_INTERVALS = 3, FEW_ROWS = 6, FEW_TICKS = 8;
   const root = document.documentElement;
   const all = (where, selector) => [...where.querySelectorAll(selector)];
 
@@ -222,7 +222,8 @@
     const to01 = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v;
     let low = Infinity, high = -Infinity;
     for (const v of usable) { low = Math.min(low, to01(v)); high = Math.max(high, to01(v)); }
-    const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 0.5;
+    const isFlat = high - low < 1e-4 * Math.abs(high);  // but for rounding
+    const margin = (isFlat ? 0 : (high - low) * 0.05) || Math.abs(high) * 0.05 || 0.5;
     low -= margin; high += margin;
     const place = (v) => from + (to01(v) - low) / (high - low) * (to - from);
     return {place, low: back(low), high: back(high)};
@@ -305,6 +306,7 @@
     draw() {
       if (this.holder.hidden) return;
       this.holder.classList.toggle("single", this.panels.length === 1);
+      this.holder.classList.toggle("four", this.panels.length === 4);
       this.drawLegend();
       this.holder.replaceChildren();
       const titles = this.panels.map((p) => p.title || (this.panels.length > 1 ? p.name : ""));
@@ -486,7 +488,8 @@
         shown.sort((a, b) => b.y - a.y);
         const lines = shown.map((row) => {
           let text = `${row.series || "value"} ${shortNumber(row.y)}`;
-          if (Number.isFinite(row.low) && Number.isFinite(row.high))
+          const isShort = shown.length > FEW_INTERVALS && row !== nearest;
+          if (!isShort && Number.isFinite(row.low) && Number.isFinite(row.high))
             text += ` (${shortNumber(row.low)} to ${shortNumber(row.high)}, n = ${row.n})`;
           if (row.x !== place) text += ` at ${shortNumber(row.x)}`;
           if (row.mark) text += `, ${clean(row.mark)}`;
