@@ -52,13 +52,13 @@ def raw(stream: TextIO) -> TextIO:
 
 
 class Terminal:
-    """The stderr that rich writes to; it ignores a closed terminal, so that the run continues.
+    """The stderr or stdout that rich writes to; it ignores a closed one, so that work continues.
 
     Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
     """
 
-    def __init__(self) -> None:
-        self.stream = raw(sys.stderr)  # a live display replaces sys.stderr
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = raw(stream or sys.stderr)  # a live display replaces sys.stderr
 
     def write(self, text: str) -> int:
         with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
-from deepstack.cli.streams import log
+from deepstack.cli.streams import Terminal, log
 from deepstack.records.cells import counted
 from deepstack.sweeps import Cell, Progress
 
@@ -26,7 +27,8 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
 
     quiet: nothing is shown.
     """
-    console, began = Console(stderr=True, markup=False, emoji=False), time.monotonic()
+    console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
+    began = time.monotonic()
     if quiet:
         yield lambda progress: None
     elif console.is_terminal:

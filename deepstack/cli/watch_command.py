@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.live import Live
 
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
+from deepstack.cli.streams import Terminal
 from deepstack.errors import ResourceError
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
@@ -36,7 +38,7 @@ def watch_command(
     Without a terminal, print a line for each change of state, and the counts twice a minute.
     """
     watcher = Watcher(directory)
-    console = Console(markup=False, emoji=False)
+    console = Console(file=cast(IO[str], Terminal(sys.stdout)), markup=False, emoji=False)
     if once:
         from deepstack.records import find_runs
 
@@ -46,7 +48,7 @@ def watch_command(
         return
     with ended_by_ctrl_c():
         if console.is_terminal:
-            with Live(console=console, auto_refresh=False) as live:
+            with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
                 while True:
                     rows = watcher.read()
                     table = run_table(rows, console.height, caption_of(rows, directory))
