@@ -16,10 +16,13 @@ import pytest
 from helpers.plot_runs import make_run, update
 from typer.testing import CliRunner
 
-from deepstack.cli import app
+from deepstack.cli import app, sweep_display
 from deepstack.cli.run_table import RunRow
+from deepstack.cli.streams import PrintableStream
 from deepstack.cli.watch_command import Watcher, caption_of
+from deepstack.config import Config
 from deepstack.records import RunFolder
+from deepstack.sweeps import Cell, Progress
 
 WATCH = [sys.executable, "-m", "deepstack", "watch", "--interval", "0.1"]
 
@@ -129,3 +132,17 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         os.close(ours)
+
+
+def test_the_display_of_a_sweep_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell(Config(), RunFolder("run\x1b[2J"), "new", parameters=1, memory=1)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", PrintableStream(terminal))
+        with sweep_display.watch(False, [cell], 1) as show:
+            show([Progress(cell, "running", step=7)])
+        terminal.flush()
+        text = os.read(ours, 1 << 16).decode("utf-8", "replace")
+    os.close(ours)
+    assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 1 done" in text
+    assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0
