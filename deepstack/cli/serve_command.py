@@ -28,7 +28,7 @@ ADDRESS = "127.0.0.1"
 LOOK_SECONDS = 2.0
 # Drawing a page while runs train costs them time: the pauses are longer than the drawing.
 PAUSE_FACTOR = 4
-# Not `max-age=0`: a page of a run folder is nobody else's, and not on a disk.
+# Browsers keep no copy, show the page in no frame, and give it to no other site.
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
