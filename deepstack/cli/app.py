@@ -24,8 +24,8 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "check", "init", "list",
-    "theory", "bench", "export", "verify", "rerun", "rm",
+    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "watch", "serve", "check",
+    "init", "list", "theory", "bench", "export", "verify", "rerun", "rm",
 )  # fmt: skip
 
 

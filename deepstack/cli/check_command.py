@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
+from deepstack.cli.progress import show_work
 from deepstack.gc_control import gc_paused
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def check_command(
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
-    with located(config, overrides), gc_paused():
+    with located(config, overrides), gc_paused(), show_work("building the model"):
         facts = facts_of(settings)
     emit_facts(facts, json)
 

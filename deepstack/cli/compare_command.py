@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deepstack.cli.options import Against, Best, Folders, Json, Markdown, note
+from deepstack.cli.progress import show_work
 
 
 def compare_command(
@@ -38,7 +39,8 @@ def compare_command(
     if transfer:
         emit(transfer_rows(directories), json, markdown=markdown)
         return
-    table = compared(directories, against, best, say=note)
+    with show_work("reading runs") as work:
+        table = compared(directories, against, best, say=work.note)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     for row in () if json else rows:
         for value, word in OUTCOME_WORDS.items():
