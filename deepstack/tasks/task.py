@@ -49,6 +49,9 @@ class Task:
     data: name, sha256 and bytes of the training data, as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at the predicted positions of that batch.
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
+    memory: bytes of data that the task holds in memory.
+    bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
+    keep: an object that must live as long as the task.
     """
 
     name: str
@@ -59,6 +62,9 @@ class Task:
     data: dict[str, Any] = field(default_factory=dict)
     exact_loss: Callable[[Batch], float] | None = None
     unigram: NDArray[np.float64] | None = None
+    memory: int = 0
+    bytes_per_token: float | None = None
+    keep: object = None
 
     def __post_init__(self) -> None:
         size = self.vocab_size

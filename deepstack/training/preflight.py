@@ -109,7 +109,7 @@ def preflight(
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
-            refuse_short_memory(config, device, task.vocab_size, observer.notify)
+            refuse_short_memory(config, device, task, observer.notify)
         paths = fast_paths_of(config, device, ranks, model)
         environment = environment_of(config, device, threads, paths, ranks)
         if not allow_env_change:
@@ -175,14 +175,14 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
 
 
 def refuse_short_memory(
-    config: conf.Config, device: torch.device, vocab_size: int, notify: Callable[[str], None]
+    config: conf.Config, device: torch.device, task: Task, notify: Callable[[str], None]
 ) -> None:
     """Raise ResourceError if the machine's memory cannot suffice; warn if it may not suffice.
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
-    needed = conf.memory_estimate(config, vocab_size, scheme_memory(config))
+    needed = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
     here = memory_limit(device)
     if on_cpu:
         here = min(here, conf.machine_memory())
