@@ -98,12 +98,13 @@ def _files_of(root: Path, key: str) -> list[Path]:
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
-def refuse_huge(path: str, files: Sequence[Path], most: int) -> None:
+def refuse_huge(path: str, files: Sequence[Path], most: int, key: str = "task.path") -> None:
     """Raise ConfigError if the files are larger together than a text held in memory may be."""
     if (size := sum(file.stat().st_size for file in files)) > most:
         raise refusal(
             f"{printable(path)} has {size:,} bytes; allowed: at most {most:,}, "
-            "as the text is held in memory"
+            "as the text is held in memory",
+            key,
         )
 
 

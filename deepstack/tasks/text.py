@@ -93,7 +93,7 @@ def text(
     window = window_length(family, seq_len, spans, span)
     train, held = split(corpus.content, held_out, window)
     frequencies = smoothed_frequencies(train)
-    held_frequencies = count_tokens([held], BYTES) / len(held)
+    held_frequencies = count_tokens(held, BYTES) / len(held)
     draw = draw_function(
         Windows([train], window),
         Windows([held], window),
@@ -130,7 +130,7 @@ def text(
 
 def smoothed_frequencies(tokens: NDArray[np.uint8]) -> Floats:
     """Return p(b) = (count(b) + 1) / (number of bytes + 256), (256,)."""
-    return smoothed(count_tokens([tokens], BYTES))
+    return smoothed(count_tokens(tokens, BYTES))
 
 
 def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> float:

@@ -166,12 +166,11 @@ def infilling(
     return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
 
 
-def count_tokens(parts: Sequence[Tokens], vocabulary: int) -> NDArray[np.int64]:
+def count_tokens(part: Tokens, vocabulary: int) -> NDArray[np.int64]:
     """Return how often each token 0..vocabulary-1 occurs, (vocabulary,), in little memory."""
     counts = np.zeros(vocabulary, dtype=np.int64)
-    for part in parts:
-        for i in range(0, len(part), AT_ONCE):
-            counts += np.bincount(part[i : i + AT_ONCE], minlength=vocabulary)
+    for i in range(0, len(part), AT_ONCE):
+        counts += np.bincount(part[i : i + AT_ONCE], minlength=vocabulary)
     return counts
 
 
