@@ -16,8 +16,8 @@ from deepstack.config.schema import LONGEST_NAME, Config
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
-# sections that are not part of the experiment
-_NOT_COUNTED = ("name", "runtime")
+# sections and keys that are not part of the experiment
+_NOT_COUNTED = ("name", "runtime", "log.to")
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def same_experiment(a: Config, b: Config) -> bool:
-    """Return whether two configurations are equal apart from `name` and `runtime`."""
+    """Return whether two configurations are equal apart from `name`, `runtime`, `log.to`."""
     return _identity(a) == _identity(b)
 
 
@@ -95,7 +95,9 @@ def checked_study(name: str) -> str:
 
 def _identity(config: Config) -> str:
     counted = non_defaults(config).items()
-    return _text({k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED})
+    return _text(
+        {k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED and k not in _NOT_COUNTED}
+    )
 
 
 def _text(value: Any) -> str:

@@ -31,7 +31,7 @@ from deepstack.plots.draw import csv_bytes, read_reference, render, try_chart
 from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
-from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.records.run import is_of_experiment
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
@@ -173,7 +173,7 @@ def shared(runs: Sequence[Run]) -> str:
     different = set(varying(runs))
     settings: dict[str, Any] = {}
     for key, value in runs[0].flat_config.items():
-        if key not in different and key.split(".")[0] not in NOT_THE_EXPERIMENT:
+        if key not in different and is_of_experiment(key):
             *sections, last = key.split(".")
             section = settings
             for word in sections:

@@ -36,6 +36,7 @@ from deepstack.training.environment import (
 )
 from deepstack.training.observer import LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.tracking import refuse_missing_tracker, tracking
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -87,6 +88,7 @@ def preflight(
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_non_utf8_path(out)
     refuse_missing_plugins(config, study_folder)
+    refuse_missing_tracker(config.log.to)
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     refuse_broken_scheme(config)
@@ -98,6 +100,7 @@ def preflight(
     with (
         locked_folder(config, study_folder, task, ranks) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
+        tracking(config.log.to, ranks.is_rank0) as trackers,
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
@@ -105,7 +108,7 @@ def preflight(
             outer.notify(f"{state} already, left as it is; to train it anew, first: {command_line}")
             yield Run(path)
             return
-        observer = Observers(outer, LogFile(folder)) if ranks.is_rank0 else outer
+        observer = Observers(outer, LogFile(folder), *trackers) if ranks.is_rank0 else outer
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
