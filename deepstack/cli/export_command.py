@@ -36,7 +36,7 @@ def export_command(
         typer.Option(
             "--logs",
             metavar="TRACKER",
-            help="Write logs instead of weights, for tensorboard, wandb or mlflow.",
+            help="Write logs instead of weights, for tensorboard, wandb, mlflow or trackio.",
         ),
     ] = None,
     fold: Annotated[

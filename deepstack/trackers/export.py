@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
         raise ConfigError(f"{to} exists already; give another folder with --to")
     export, command = TRACKERS[tracker]
     try:
-        export(runs, to)
+        with redirect_stdout(sys.stderr):  # libraries greet on stdout
+            export(runs, to)
     except ImportError as error:
         raise ConfigError(
             f"--logs: {tracker} needs the package {error.name}, of the extra [{tracker}]"
@@ -112,10 +115,32 @@ def to_mlflow(runs: Sequence[Run], to: Path) -> None:
         client.set_terminated(number, "FINISHED" if run.state == "done" else "FAILED")
 
 
+def to_trackio(runs: Sequence[Run], to: Path) -> None:
+    """Write a database of trackio for each study, with the pictures beside it."""
+    os.environ["TRACKIO_DIR"] = str(to.resolve())  # read once, by the import
+    import trackio
+    from PIL import Image
+
+    if Path(trackio.TRACKIO_DIR) != to.resolve():
+        raise ConfigError(f"trackio writes to {trackio.TRACKIO_DIR} until this process ends")
+    for run in runs:
+        trackio.init(
+            project=run.study, name=run.name, config=settings(run), embed=False, resume="never",
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        last = 0
+        for last, values in scalars(run):
+            trackio.log(values, step=last)
+        pictures = {k: trackio.Image(Image.open(io.BytesIO(png))) for k, _, png in heat_maps(run)}
+        trackio.log(pictures, step=last)
+        trackio.finish()
+
+
 Export = Callable[[Sequence[Run], Path], Any]
 
 TRACKERS: dict[str, tuple[Export, str]] = {
     "tensorboard": (to_tensorboard, "tensorboard --logdir {to}"),
     "wandb": (to_wandb, "wandb sync {to}/wandb/offline-run-*"),
+    "trackio": (to_trackio, "TRACKIO_DIR={to} trackio show"),
     "mlflow": (to_mlflow, "mlflow ui --backend-store-uri sqlite:///{to}/mlflow.db"),
 }

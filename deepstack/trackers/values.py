@@ -55,15 +55,13 @@ def layer_summaries(run: Run, after: int = -1) -> list[tuple[int, Scalars]]:
 
 def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
     """Yield (key, last step, PNG) of each diagnostic: layers upwards, snapshots to the right."""
-    symbols = run.columns.get("layers", {})
     for name in run.layer_names():
         steps, values = run.layers(name)
         if len(steps) and np.isfinite(values).any():
-            symbol = symbols.get(name, {}).get("symbol") or name
-            yield f"layers/{name}", int(steps[-1]), heat_map(name, symbol, steps, values)
+            yield f"layers/{name}", int(steps[-1]), heat_map(name, steps, values)
 
 
-def heat_map(name: str, symbol: str, steps: NDArray[Any], values: NDArray[Any]) -> bytes:
+def heat_map(name: str, steps: NDArray[Any], values: NDArray[Any]) -> bytes:
     """Return a picture of values (records, depth) as PNG; logarithmic where all are positive."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm, Normalize
@@ -75,19 +73,19 @@ def heat_map(name: str, symbol: str, steps: NDArray[Any], values: NDArray[Any]) 
     scale = LogNorm(low, high) if 0 < low < high else Normalize(low, high)
     figure = Figure(figsize=(6, 3.5), dpi=100)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.11, 0.16, 0.75, 0.72))
+    axes = figure.add_axes((0.1, 0.15, 0.7, 0.75))
     depth = values.shape[1]
     edges = (-0.5, len(steps) - 0.5, 0.5, depth + 0.5)
     picture = axes.imshow(
         values.T, aspect="auto", origin="lower", interpolation="nearest", norm=scale, extent=edges
     )
-    figure.colorbar(picture, cax=figure.add_axes((0.88, 0.16, 0.02, 0.72)))
+    figure.colorbar(picture, cax=figure.add_axes((0.82, 0.15, 0.02, 0.75)))
     ticks = np.unique(np.linspace(0, len(steps) - 1, MOST_TICKS).round().astype(int))
     axes.set_xticks(ticks, [str(int(steps[i])) for i in ticks])
     axes.set_xlabel("step")
     axes.set_ylabel("layer")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(name if symbol == name else f"{name}  {symbol}", fontsize=10)
+    axes.set_title(name, fontsize=10)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
