@@ -95,11 +95,12 @@ class Evaluation:
                     [losses.sum(), (targets != IGNORE).sum(), losses[flat].sum(), flat.sum()]
                 )
         total, count, masked_total, masked_count = totals.tolist()
+        bits = total / count / math.log(2)
         row: dict[str, float | None] = {
             "loss": total / count,
             "loss_masked": masked_total / masked_count if masked_count else None,
-            "bits_per_token": total / count / math.log(2),
+            "bits_per_token": bits,
         }
         if self.bytes_per_token:
-            row["bits_per_byte"] = total / count / math.log(2) / self.bytes_per_token
+            row["bits_per_byte"] = bits / self.bytes_per_token
         return row | self.floors
