@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from deepstack import schemes as schemes
     from deepstack.config import load_config as load_config
     from deepstack.model import build_model as build_model
-    from deepstack.plots.draw import draw as plot
+    from deepstack.plots.files import draw as plot  # noqa: F401
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.records import load_runs as load_runs
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
+    from deepstack.sweeps import calibrate as calibrate
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
-    from deepstack.training.external import Probe as probe
+    from deepstack.training.external import Probe as probe  # noqa: F401
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
+    "calibrate": ("deepstack.sweeps", "calibrate"),
     "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.plugins", "load_plugins"),
     "load_runs": ("deepstack.records", "load_runs"),
-    "plot": ("deepstack.plots.draw", "draw"),
+    "plot": ("deepstack.plots.files", "draw"),
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),
@@ -43,20 +45,7 @@ _PUBLIC = {
     "train": ("deepstack.training", "train"),
 }
 
-__all__ = [
-    "build_model",
-    "compare",
-    "errors",
-    "load_config",
-    "load_plugins",
-    "load_runs",
-    "plot",
-    "probe",
-    "report",
-    "schemes",
-    "sweep",
-    "train",
-]
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

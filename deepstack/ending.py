@@ -93,26 +93,18 @@ def reason_of(error: BaseException) -> tuple[str, int] | None:
     for one in reversed(chain):
         if isinstance(one, MemoryError) or any(words in str(one).lower() for words in NO_MEMORY):
             line = next(iter(str(one).splitlines()), "an allocation failed")
-            return f"out of memory{address_limit()}: {line}", ResourceError.exit_code
-    # pathlib raises a RuntimeError for a link to itself.
-    os_error = chain[1] if isinstance(error, RuntimeError) and len(chain) > 1 else error
-    if not isinstance(os_error, OSError) or (
-        os_error is not error and os_error.errno != errno.ELOOP
-    ):
+            megabytes = resource.getrlimit(resource.RLIMIT_AS)[0] / 1e6
+            why = f" (the address space is limited to {megabytes:.0f} MB, see ulimit -v)"
+            return f"out of memory{why if megabytes > 0 else ''}: {line}", ResourceError.exit_code
+    if isinstance(error, RuntimeError) and getattr(chain[-1], "errno", 0) == errno.ELOOP:
+        error = chain[-1]  # pathlib's error for a link to itself
+    if not isinstance(error, OSError):
         return None
-    code = ConfigError.exit_code if os_error.errno in WRONG_PATH else ResourceError.exit_code
-    if os_error.errno in FULL:
-        return f"{os_error.filename or 'the output'} cannot be written: {os_error.strerror}", code
-    where = f"{os_error.filename}: " if os_error.filename is not None else ""
-    return f"{where}{os_error.strerror or os_error}", code
-
-
-def address_limit() -> str:
-    """The limit of the address space in words; empty where there is none."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f" (the address space is limited to {limit / 1e6:.0f} MB, see ulimit -v)"
+    code = ConfigError.exit_code if error.errno in WRONG_PATH else ResourceError.exit_code
+    if error.errno in FULL:
+        return f"{error.filename or 'the output'} cannot be written: {error.strerror}", code
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}", code
 
 
 def flush_stdout() -> None:

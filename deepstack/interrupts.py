@@ -20,8 +20,9 @@ def stop_requests(stop: Stop | None) -> Iterator[Stop]:
     After a first Ctrl-C the block ends with KeyboardInterrupt; a second one raises it at once.  A
     different SIGINT handler stays in place, and threads, which get no signals, are unaffected.
     """
-    if stop is not None:
-        yield stop
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if stop or not ours or threading.current_thread() is not threading.main_thread():
+        yield stop or (lambda: None)
         return
     received: list[int] = []
 
@@ -30,10 +31,6 @@ def stop_requests(stop: Stop | None) -> Iterator[Stop]:
             raise KeyboardInterrupt
         received.append(number)
 
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not ours or threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
     signal.signal(signal.SIGINT, handle)
     try:
         yield lambda: received[0] if received else None

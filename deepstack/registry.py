@@ -110,14 +110,18 @@ def refuse_no_name(kind: str, name: object) -> None:
 
 def place_of(function: Any) -> str:
     """Return 'my_file.py:12: ' for a function or method, or ''."""
-    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    code = _code_of(function)
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def line_of(function: Any) -> str:
     """Return ', line 12' for a function or method, or ''."""
-    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    code = _code_of(function)
     return f", line {code.co_firstlineno}" if code else ""
+
+
+def _code_of(function: Any) -> Any:
+    return getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> str:

@@ -75,6 +75,10 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
+    def items(self) -> list[Node]:
+        """Return the values of a list, or a single value as a list."""
+        return self.value if isinstance(self.value, list) else [self]
+
     def at(self, path: tuple[str | int, ...]) -> Node:
         """Return the node at a path, or the deepest existing node on the way to it."""
         node = self
@@ -110,13 +114,14 @@ class _FatalProblem(Exception):
 
 
 def read(
-    data: bytes | str, source: str, limit: int | None = MAX_BYTES
+    data: bytes | str, source: str, limit: int | None = MAX_BYTES, *, positions: bool = True
 ) -> tuple[Node, list[Problem]]:
     """Return the values of a YAML text and a list of its mistakes.
 
     source: the name of the text in messages.  limit: its largest size in bytes; None: unlimited.
+    positions: whether places have line and column.
     """
-    reader, text = _Reader(source), ""
+    reader, text = _Reader(source, positions), ""
     try:
         text = _decode(data, source, limit)
         reader.read(yaml.parse(text, Loader=_LOADER))
@@ -244,8 +249,8 @@ def _syntax_problem(error: Exception, text: str, source: str) -> Problem:
 class _Reader:
     """Builds nodes from the events of a parser, in one pass."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, positions: bool) -> None:
+        self.source, self.positions = source, positions
         self.root = Node({}, source, "an empty file")
         self.problems: list[Problem] = []
 
@@ -322,7 +327,8 @@ class _Reader:
         return where
 
     def _place(self, event: Any) -> str:
-        return f"{self.source}:{event.start_mark.line + 1}:{event.start_mark.column + 1}"
+        mark = event.start_mark
+        return f"{self.source}:{mark.line + 1}:{mark.column + 1}" if self.positions else self.source
 
     def _note(self, where: str, path: str, text: str) -> None:
         problem = Problem(where, quote_key(path), text)

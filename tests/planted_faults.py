@@ -60,12 +60,14 @@ FAULTS = (
     ),
     Fault(
         "legend_colours_reversed", "plots",
-        "color=shade(len(steps) - 1 - i, len(steps)), label", "color=shade(i, len(steps)), label",
+        "Line2D([], [], color=c, label=f\"step {step}\") for step, c in colours.items()",
+        "Line2D([], [], color=c, label=f\"step {step}\") for step, c in "
+        "zip(colours, reversed(colours.values()))",
         f"{DRAWN}[grad_norm_by_layer]",
     ),
     Fault(
         "ring_around_the_largest_rate", "plots",
-        "axes.plot(best, losses[best].mean", "axes.plot(max(losses), losses[max(losses)].mean",
+        'ring = rows.loc[best]', 'ring = rows.loc[[drawn["x"].idxmax()]]',
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(
@@ -75,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "deviation_as_standard_error", "analysis",
-        "(self.mean - self.low) / math.sqrt(max(self.n, 1))", "(self.mean - self.low)",
+        '["mean", "std", "sem"]', '["mean", "std", "std"]',
         "reports/test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     Fault(
@@ -112,7 +114,8 @@ FAULTS = (
     Fault(
         "stream_that_enters_a_layer", "diagnostics",
         "snapshot.stream[1:].mean(dim=-1)", "snapshot.stream[:-1].mean(dim=-1)",
-        "training/test_training.py::test_snapshot_diagnostics_against_slow_literal_versions[pre_ln]",
+        "diagnostics/test_diagnostics_forward.py"
+        "::test_every_diagnostic_is_that_of_the_forward_pass[pre_ln-encoder]",
     ),
     Fault(
         "band_without_its_lower_half", "theory",

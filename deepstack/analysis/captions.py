@@ -5,36 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.analysis.series import Series
 from deepstack.analysis.settings import (
     DEPTH,
     OBSERVATION,
     SCHEME,
     SEED,
     TASK,
+    Series,
     depth_of,
-    hashable,
     scheme_label,
-    setting_value,
     short_key,
     value_text,
+    values_of,
     varying_settings,
 )
 from deepstack.analysis.statistics import has_diverged
 from deepstack.records import ENDED, Run, varying
 from deepstack.records.cells import counted
 
-# Keys that titles and the first words of captions show.
+# Settings that every caption shows, with their forms; one group is one item.
+GROUPS = (
+    {"model.d_model": "d_model {}", "model.n_heads": "n_heads {}", "model.d_ff": "d_ff {}"},
+    {"train.batch_size": "batch {}", "task.seq_len": "sequences of {} tokens"},
+    {"train.optimizer": "{}", "train.lr": "lr {}", "train.schedule": "{} schedule",
+     "train.warmup_steps": "{} warm-up steps"},
+)  # fmt: skip
+# Keys that titles and these groups show.
 TITLE_KEYS = {
-    "name", SEED, DEPTH, SCHEME, TASK, "task.seq_len", "model.decoder_depth", "model.d_model",
-    "model.n_heads", "model.d_ff", "train.batch_size", "train.optimizer", "train.lr",
-    "train.schedule", "train.warmup_steps", "train.clip",
+    "name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth", "train.clip", *chain(*GROUPS)
 }  # fmt: skip
-
-
 TITLE_SECTIONS = ("train.lr_factors", "train.trainable")
 
 
@@ -82,20 +85,11 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
         current = runs[0].get(key)
         return None if key in different or current is None else value_text(current)
 
-    width = _join(
-        (value("model.d_model"), "d_model {}"),
-        (value("model.n_heads"), "n_heads {}"),
-        (value("model.d_ff"), "d_ff {}"),
-    )
-    size, tokens = value("train.batch_size"), value("task.seq_len")
-    batch = _join((size, "batch {}"), (tokens, "× {} tokens" if size else "sequences of {} tokens"))
-    rate = _join(
-        (value("train.optimizer"), "{}"),
-        (value("train.lr"), "lr {}"),
-        (value("train.schedule"), "{} schedule"),
-        (value("train.warmup_steps"), "{} warm-up steps"),
-    )
-    items = [width, batch.replace(", ×", " ×"), rate]
+    items = [
+        ", ".join(counted(form, text) for key, form in group.items() if (text := value(key)))
+        for group in GROUPS
+    ]
+    items[1] = items[1].replace(", sequences of", " ×")
     if "train.clip" in runs[0].flat_config and "train.clip" not in different:
         clip = runs[0].get("train.clip")
         items.append("no clip" if clip is None else f"clip {value_text(clip)}")
@@ -120,14 +114,10 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items if item]
 
 
-def _join(*parts: tuple[str | None, str]) -> str:
-    return ", ".join(counted(form, value) for value, form in parts if value is not None)
-
-
 def _repeated(runs: Sequence[Run]) -> int:
     """Return the number of runs with the setting, depth and seed of another run."""
     keys = [DEPTH, SEED, *varying_settings(runs)]
-    return len(runs) - len({tuple(hashable(setting_value(run, k)) for k in keys) for run in runs})
+    return len(runs) - len({values_of(run, keys) for run in runs})
 
 
 def _set_otherwise(run: Run) -> list[str]:
@@ -149,14 +139,10 @@ def _usual() -> dict[str, Any]:
 
 def seeds_note(counts: Iterable[int]) -> str:
     """Return a note on the number of seeds of a band."""
-    depth_sets = sorted(set(counts))
-    if not depth_sets or depth_sets[-1] == 1:
+    numbers = set(counts)
+    if not numbers or max(numbers) == 1:
         return ""
-    return (
-        f"n = {depth_sets[0]}"
-        if len(depth_sets) == 1
-        else f"n = {depth_sets[0]} to {depth_sets[-1]}"
-    )
+    return "n = " + " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
 
 
 def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:

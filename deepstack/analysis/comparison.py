@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.captions import depth_words
-from deepstack.analysis.losses import final_value, has_mask_loss
 from deepstack.analysis.outcomes import loss_and_floor, outcome
-from deepstack.analysis.series import Series, one_run_per_seed, split_series
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
     SEED,
     depth_of,
-    determines,
+    one_run_per_seed,
     owner_of,
     setting_value,
+    split_series,
+    undetermined,
     varying_settings,
 )
-from deepstack.analysis.statistics import Spread, spread_of, update_column, value_at
-from deepstack.analysis.studies import find_studies
+from deepstack.analysis.statistics import (
+    final_value,
+    loss_column,
+    mean_of,
+    update_column,
+    value_at,
+)
+from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import one_line
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run
@@ -42,7 +47,7 @@ NUMBERS = (
 
 
 def compare(
-    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    directory: Folders,
     against: str | None = None,
     best: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
@@ -84,8 +89,7 @@ def compare(
     """
     import pandas as pd
 
-    folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
-    studies, skipped = find_studies(folders)
+    studies, skipped = find_studies(list_folders(directory))
     readable = {study: runs for study, runs in studies.items() if runs}
     if not readable:
         raise ResourceError("\n".join(skipped))
@@ -130,9 +134,9 @@ def comparisons(
 def comparison(
     runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the rows of `compare` for the runs of one study."""
+    """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
     chosen = [
-        (label_of(s), choice)
+        (s.label.replace("\u00a0", " "), choice)
         for s in split_series(runs, but=best)[0]
         for depth in s.depths
         for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
@@ -142,29 +146,32 @@ def comparison(
     measure = update_column(runs)
     rows = []
     for label, choice in chosen:
-        there, column = choice.runs, column_of(choice.runs)
+        there, column = choice.runs, loss_column(choice.runs)
         done = [run for run in there if run.state == "done"] if choice.whole else []
-        loss = loss_of(done, column)
+        outcomes = Counter(outcome(run) or run.state for run in there).most_common()
+        loss = mean_of([final_value(run, column) for run in done])
         row: dict[str, Any] = {
             "setting": label,
             "depth": " and ".join(depth_words(there)),
             "seeds": len({run.get(SEED) for run in there}),
-            "outcome": outcomes_of(there),
-            "val_loss": finite(loss.mean),
-            "val_sd": finite(loss.mean - loss.low),
-            "val_low": finite(loss.mean - half_width(loss)),
-            "val_high": finite(loss.mean + half_width(loss)),
+            "outcome": ", ".join(f"{number} {name}" for name, number in outcomes),
+            "val_loss": loss.value,
+            "val_sd": loss.sd,
+            "val_low": loss.low,
+            "val_high": loss.high,
             "n": loss.n,
-            "unigram": mean_of([loss_and_floor(run)[1] for run in there]),
+            "unigram": mean_of([loss_and_floor(run)[1] for run in there]).value,
         }
         if base is not None:
             row |= base.difference(done, column)
         if best:
             row |= choice.values | {"edge": choice.edge}
-        first, last = (updates_of(done, measure, at) for at in (0, -1))
-        row |= {"update_first": mean_of(first), "update_last": mean_of(last)}
+        for name, at in (("update_first", 0), ("update_last", -1)):
+            steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
+            row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
         times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
-        rows.append(row | {"step_ms": median(times) if times else None})
+        row["step_ms"] = median(times) if times else math.nan
+        rows.append({key: None if value != value else value for key, value in row.items()})
     return rows
 
 
@@ -190,45 +197,20 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     groups = {values: one_run_per_seed(members) for values, members in groups.items()}
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
-    column = column_of(runs)
-    losses = {
-        values: loss_of(members, column).mean
-        for values, members in groups.items()
-        if all(run.state == "done" for run in members)
-    }
-    losses = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
-    if not losses:
+    column = loss_column(runs)
+    whole = [members for members in groups.values() if all(run.state == "done" for run in members)]
+    losses = [mean_of([final_value(run, column) for run in members]).value for members in whole]
+    known = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
+    if not known:
         return Choice(list(runs), dict.fromkeys(keys), whole=False)
-    best = groups[min(losses, key=lambda values: losses[values])]
+    best = whole[min(known, key=lambda i: losses[i])]
+    values = {key: setting_value(best[0], key) for key in keys}
     edges = []
-    for key in keys:
-        tried = [value for run in runs if isinstance(value := setting_value(run, key), int | float)]
-        if len(set(tried)) > 1 and (compared := setting_value(best[0], key)) in (
-            min(tried),
-            max(tried),
-        ):
-            edges.append("lowest" if compared == min(tried) else "highest")
-    return Choice(best, {k: setting_value(best[0], k) for k in keys}, ", ".join(edges))
-
-
-def column_of(runs: Sequence[Run]) -> str:
-    """Return the column of the validation loss: on [MASK] only, if all runs have it."""
-    return "loss_masked" if has_mask_loss(runs) else "loss"
-
-
-def loss_of(runs: Sequence[Run], column: str) -> Spread:
-    """Return mean and spread of the final validation loss over seeds."""
-    return spread_of([loss for run in runs if (loss := final_value(run, column)) is not None])
-
-
-def half_width(spread: Spread) -> float:
-    """Half the width of a mean's 95 % interval (Student's t); NaN for fewer than two values."""
-    if spread.n < 2:
-        return math.nan
-    from scipy.special import stdtrit
-
-    quantile = float(stdtrit(spread.n - 1, 0.975))
-    return quantile * spread.standard_error
+    for key, value in values.items():
+        tried = {v for run in runs if isinstance(v := setting_value(run, key), int | float)}
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            edges.append("lowest" if value == min(tried) else "highest")
+    return Choice(best, values, ", ".join(edges))
 
 
 class Baseline:
@@ -240,24 +222,22 @@ class Baseline:
     """
 
     def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
-        key, _, value = against.rpartition("=")
-        self.key = key or SCHEME
-        varying = [name for name in varying_settings(runs) if name not in chosen]
-        if self.key not in varying:
-            raise ConfigError(f"against: {unknown('key', self.key, varying)}, which vary")
-        words = {one_line(setting_value(run, self.key)): run for run in runs}
-        if value not in words:
-            raise ConfigError(f"against: {unknown(self.key, value, words)}")
-        keys = [k for k in varying if k != self.key and owner_of(k) != self.key]
-        for k in reversed(keys.copy()):
-            if determines([self.key, DEPTH, *(other for other in keys if other != k)], k, runs):
-                keys.remove(k)
-        self.keys = [DEPTH, SEED, *keys]
-        self.runs = {
-            self.place(run): run
-            for run in runs
-            if one_line(setting_value(run, self.key)) == value and run.state == "done"
-        }
+        name, _, value = against.rpartition("=")
+        key = name or SCHEME
+        varying = [other for other in varying_settings(runs) if other not in chosen]
+        if key not in varying:
+            raise ConfigError(f"against: {unknown('key', key, varying)}, which vary")
+        values = {run: one_line(setting_value(run, key)) for run in runs}
+        if value not in values.values():
+            raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}")
+        others = [k for k in varying if k != key and owner_of(k) != key]
+        self.keys = [
+            DEPTH,
+            SEED,
+            *undetermined(others, [key, DEPTH], runs),
+        ]
+        base = [run for run in runs if values[run] == value and run.state == "done"]
+        self.runs = {self.place(run): run for run in base}
 
     def place(self, run: Run) -> tuple[str, ...]:
         """Return the values that a run shares with its partner."""
@@ -265,45 +245,11 @@ class Baseline:
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
         """Return statistics of the final validation loss minus the partner's, for finished runs."""
-        found = []
-        for run in runs:
-            other = self.runs.get(self.place(run))
-            if other is None or other is run:
-                continue
-            compared, base = final_value(run, column), final_value(other, column)
-            found += [compared - base] if compared is not None and base is not None else []
-        spread = spread_of(found)
-        return {
-            "difference": finite(spread.mean),
-            "se": finite(spread.standard_error),
-            "diff_low": finite(spread.mean - half_width(spread)),
-            "diff_high": finite(spread.mean + half_width(spread)),
-            "pairs": spread.n,
-        }
-
-
-def label_of(series: Series) -> str:
-    """Return a series' label with plain spaces."""
-    return series.label.replace("\u00a0", " ")
-
-
-def outcomes_of(runs: Sequence[Run]) -> str:
-    """`3 trained`, `2 trained, 1 diverged`, `1 stalled, 2 running`."""
-    found = Counter(outcome(run) or run.state for run in runs)
-    return ", ".join(f"{number} {name}" for name, number in found.most_common())
-
-
-def updates_of(runs: Sequence[Run], column: str, at: int) -> list[float | None]:
-    """Return ‖ΔF‖ at the first or the last step of each run."""
-    return [value_at(r, column, int(r.steps["step"].iloc[at])) for r in runs if len(r.steps)]
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the finite values, or None without any."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    return fmean(found) if found else None
-
-
-def finite(value: float) -> float | None:
-    """Return a finite number, or None for NaN and infinity."""
-    return value if math.isfinite(value) else None
+        partners = {run: self.runs.get(self.place(run), run) for run in runs}
+        mean = mean_of([
+            final_value(run, column) - final_value(other, column)
+            for run, other in partners.items()
+            if other is not run
+        ])  # fmt: skip
+        names = ("difference", "se", "diff_low", "diff_high", "pairs")
+        return dict(zip(names, (mean.value, *mean[2:]), strict=True))

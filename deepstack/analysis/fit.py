@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.statistics import Point
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Fit(NamedTuple):
@@ -43,18 +44,13 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
 
     None for fewer than two distinct x; no error for fewer than three points.
     """
-    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
     if len(set(x)) < 2:
         return None
-    moved = log_x - log_x.mean()
-    squares = float(moved @ moved)
-    exponent = float(moved @ log_y) / squares
-    intercept = float(log_y.mean() - exponent * log_x.mean())
-    error = math.nan
+    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    (exponent, intercept), error = np.polyfit(log_x, log_y, 1), math.nan
     if len(log_x) > 2:
-        residuals = log_y - intercept - exponent * log_x
-        error = math.sqrt(float(residuals @ residuals) / (len(log_x) - 2) / squares)
-    return Fit(exponent, error, intercept, len(log_x))
+        error = math.sqrt(np.polyfit(log_x, log_y, 1, cov=True)[1][0, 0])
+    return Fit(float(exponent), error, float(intercept), len(log_x))
 
 
 def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]) -> Fit | None:
@@ -80,10 +76,10 @@ def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]
     return Fit(float(exponents.mean()), error, intercept, len(x), len(fitted))
 
 
-def fit_points(points: Sequence[Point]) -> Fit | None:
-    """Return the power law of the points that are neither saturated nor diverged."""
-    used = [p for p in points if not p.mark and p.value.mean > 0]
-    return power_law_of_seeds([p.depth for p in used], [p.by_seed for p in used])
+def fit_points(points: pd.DataFrame) -> Fit | None:
+    """Return the power law of rows of `points_of` that are neither saturated nor diverged."""
+    used = points[(points["mark"] == "") & (points["y"] > 0)]
+    return power_law_of_seeds(used["x"].tolist(), used["by_seed"].tolist())
 
 
 def exponent_title(fits: Sequence[Fit | None]) -> str:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from deepstack.analysis.series import one_run_per_seed
 from deepstack.analysis.settings import (
     DATA,
     DEPTH,
+    LR,
     SCHEME,
     TASK,
+    depth_of,
     determines,
-    owners_to_label,
-    scheme_label,
-    setting_label,
+    label_of,
+    one_run_per_seed,
+    order_of,
     setting_value,
     varying_settings,
 )
 from deepstack.analysis.statistics import last_row
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OUTCOMES = ("trained", "stalled", "above", "diverged")
 # Nats between a loss and the unigram's on the same positions that count as a difference.
@@ -52,11 +54,11 @@ def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
         return None, None
     row = run.evals.iloc[[-1]]
     stated = run.columns.get("references", {})
-    loss = last_row(row, ["loss_masked"])
+    loss = last_row(row, "loss_masked")
     if loss is not None:
-        floor = last_row(row, ["unigram_loss"]) or stated.get("unigram_entropy")
+        floor = last_row(row, "unigram_loss") or stated.get("unigram_entropy")
     else:
-        loss = last_row(row, ["loss"])
+        loss = last_row(row, "loss")
         floor = stated.get("context_free_entropy") or stated.get("uniform_entropy")
     return loss, None if floor is None else float(floor)
 
@@ -73,49 +75,6 @@ def outcome(run: Run) -> str | None:
     return "stalled" if difference <= CLEAR else "above"
 
 
-class MapCell(NamedTuple):
-    """Position of a run in a map: names of its panel and row, and the sort key of the panel."""
-
-    panel: str
-    row: str
-    order: tuple[tuple[bool, float, str], ...]
-
-    @property
-    def name(self) -> str:
-        """Row and panel in one label."""
-        return ", ".join(part for part in (self.row, self.panel) if part)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The seeds of one cell: their outcomes, and their distances from the unigram in nats.
-
-    A seed that diverged has no distance: its last evaluation was before it did.
-    """
-
-    outcomes: tuple[str, ...]
-    margins: tuple[float | None, ...]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many seeds have each outcome, in the order of OUTCOMES; zeros left out."""
-        counter = Counter(self.outcomes)
-        return {name: counter[name] for name in OUTCOMES if counter[name]}
-
-    @property
-    def all_trained(self) -> bool:
-        return set(self.outcomes) == {"trained"}
-
-
-def cell_of(runs: Sequence[Run]) -> Cell:
-    """Return the cell of runs that each have an outcome."""
-    runs = one_run_per_seed(runs)
-    return Cell(
-        tuple(outcome(run) or "" for run in runs),
-        tuple(margin(run) if run.state == "done" else None for run in runs),
-    )
-
-
 def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that have an outcome. Raises NothingMatchedError when there is none."""
     finished = [run for run in runs if outcome(run)]
@@ -126,34 +85,42 @@ def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
     return finished
 
 
-def map_cells(runs: Sequence[Run], but: Sequence[str] = ()) -> dict[str, MapCell]:
-    """Return panel and row of each run, by the path of its folder.
+def map_table(runs: Sequence[Run], *, by_lr: bool = False) -> pd.DataFrame:
+    """Return one row a seed of each cell of a map.
 
-    A row is a scheme with its options, if these vary.  Every other setting that varies makes
-    panels, apart from depth, seed, the keys in `but` and settings that scheme, depth and these
-    determine, such as a learning rate chosen for each scheme.  Task and data always make panels.
+    Columns: run, depth, lr, panel, row, name, order, outcome, margin.
+
+    A row of a map is a scheme with its options, if these vary.  Every other setting that varies
+    makes panels, apart from depth, seed, `by_lr` the learning rate, and settings that scheme, depth
+    and these determine, such as a learning rate chosen for each scheme.  Task and data always make
+    panels, in the order of `order`.  name: row and panel in one label.  margin: NaN for a seed that
+    diverged, whose last evaluation was before it did.
     """
-    names = [key for key in varying_settings(runs) if key not in (SCHEME, *but)]
-    options = [key for key in names if key.startswith(OPTION)]
+    import pandas as pd
+
+    axes = [DEPTH, SCHEME, *([LR] if by_lr else [])]
+    varying = [key for key in varying_settings(runs) if key not in axes]
+    options = [key for key in varying if key.startswith(OPTION)]
     panels: list[str] = []
-    for key in names:
-        known = [DEPTH, SCHEME, *but, *options, *panels]
+    for key in varying:
+        known = [*axes, *options, *panels]
         if key not in options and (key in (TASK, DATA) or not determines(known, key, runs)):
             panels.append(key)
-    owners = {key: owners_to_label(key, runs) for key in options}
-    cells = {}
+    rows = []
     for run in runs:
-        labelled = [key for key in options if run.get(SCHEME) in owners[key]]
-        cells[str(run.path)] = MapCell(
-            ", ".join(setting_label(run, key) for key in panels),
-            ", ".join([scheme_label(run), *(setting_label(run, key) for key in labelled)]),
-            tuple(_order(setting_value(run, key)) for key in panels),
+        parts = [label_of(run, keys, runs) for keys in ([SCHEME, *options], panels)]
+        rows.append(
+            {
+                "run": run,
+                "depth": depth_of(run),
+                "lr": float(run.get(LR, 0.0)),
+                "row": parts[0],
+            }
+            | {"panel": parts[1], "name": ", ".join(filter(None, parts))}
+            | {"order": tuple(order_of(setting_value(run, key)) for key in panels)}
+            | {"outcome": outcome(run), "margin": margin(run) if run.state == "done" else None}
         )
-    return cells
-
-
-def _order(value: object) -> tuple[bool, float, str]:
-    """Return a key that sorts numbers by size, in front of everything else."""
-    if isinstance(value, int | float):
-        return (False, float(value), "")
-    return (True, 0.0, str(value))
+    table = pd.DataFrame(rows).astype({"margin": float})
+    cells = table.groupby(["name", "depth", *(["lr"] if by_lr else [])])
+    kept = {run for _, cell in cells for run in one_run_per_seed(cell["run"].tolist())}
+    return table[table["run"].isin(kept)]

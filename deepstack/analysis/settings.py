@@ -1,4 +1,4 @@
-"""Settings: config values that vary over runs, and their names in labels.
+"""Settings, the config values that vary over runs, and the series of runs that they tell apart.
 
 A setting varies if runs differ in it: it can be a line's label.  Depth and seed are no settings.
 A setting is dependent if other settings determine it: it makes no further lines.
@@ -8,24 +8,37 @@ An option belongs to a scheme or a task: only labels of its owner name it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from deepstack.records import Run, varying
+from deepstack.errors import NothingMatchedError
+from deepstack.records import ENDED, Run, varying
 
-DEPTH, SEED, SCHEME, TASK = "model.depth", "seed", "model.scheme", "task.name"
-
-
+DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
+EXPONENTS = "train.lr_exponents."
 # Not a key of the config: the data of a task, which can vary like a setting.
 DATA = "data"
-
-
 # Intervals of measurements are no settings.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
+# Schemes that remain in a figure that cannot show all.
+COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
+MOST_NAMES = 12
+# These mark different experiments even where each depth happens to have only one of them.
+NEVER_DEPTH_SETTINGS = (SCHEME, "model.scheme_options.", TASK, DATA)
 
 
 def depth_of(run: Run) -> int:
     return int(run.get(DEPTH, 0))
+
+
+def depths_of(runs: Sequence[Run], kind: str = "runs") -> list[int]:
+    """Return the depths of runs.  Raises NothingMatchedError for fewer than two."""
+    depths = sorted({depth_of(run) for run in runs})
+    if len(depths) < 2:
+        raise NothingMatchedError(f"needs {kind} of two depths or more; all have N = {depths[0]}")
+    return depths
 
 
 def scheme_label(run: Run) -> str:
@@ -53,12 +66,9 @@ def varying_settings(runs: Sequence[Run]) -> list[str]:
 
 def data_differs(runs: Sequence[Run]) -> bool:
     """Return whether runs of one task read different data, such as a file that changed."""
-    data: dict[tuple[Any, ...], set[str]] = {}
-    for run in runs:
-        if digest := setting_value(run, DATA):
-            task = tuple((k, str(v)) for k, v in run.flat_config.items() if k.startswith("task."))
-            data.setdefault(task, set()).add(digest)
-    return any(len(digests) > 1 for digests in data.values())
+    known = [run for run in runs if setting_value(run, DATA)]
+    keys = {key: None for run in known for key in run.flat_config if key.startswith("task.")}
+    return not determines(list(keys), DATA, known)
 
 
 def owner_of(key: str) -> str | None:
@@ -82,13 +92,29 @@ def owners_to_label(key: str, runs: Sequence[Run]) -> set[Any]:
 
 def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
     """Return whether runs that are equal in `keys` are equal in `key`."""
-    seen: dict[tuple[Any, ...], Any] = {}
-    for run in runs:
-        known = tuple(hashable(setting_value(run, k)) for k in keys)
-        value = hashable(setting_value(run, key))
-        if seen.setdefault(known, value) != value:
-            return False
-    return True
+    known = {values_of(run, keys) for run in runs}
+    return len(known) == len({values_of(run, [*keys, key]) for run in runs})
+
+
+def undetermined(keys: Sequence[str], known: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Return `keys` without those that `known` and the others determine, from the last one on."""
+    kept = list(keys)
+    for key in reversed(keys):
+        if determines([*known, *(k for k in kept if k != key)], key, runs):
+            kept.remove(key)
+    return kept
+
+
+def order_of(value: Any) -> tuple[int, float, str]:
+    """Return a key that sorts None first, then numbers by size, then everything else."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return (1, float(value), "")
+    return (0 if value is None else 2, 0.0, str(value))
+
+
+def values_of(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the values of a run at these keys, each as a key of a dict."""
+    return tuple(hashable(setting_value(run, key)) for key in keys)
 
 
 def hashable(value: Any) -> Any:
@@ -98,9 +124,32 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def setting_label(run: Run, key: str) -> str:
-    """Return a setting as part of a label: `lr 0.001`."""
-    return f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
+def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return the values of a run among `runs` as a label: `DeepNorm, lr 0.001`.
+
+    An option is named for its scheme or task only, where not all of its runs have the default.
+    """
+    owners = {key: owners_to_label(key, runs) for key in keys if owner_of(key)}
+    shown = [k for k in keys if k not in owners or run.get(str(owner_of(k))) in owners[k]]
+    words = [
+        scheme_label(run) if key == SCHEME
+        else f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
+        for key in shown
+        if not key.startswith(EXPONENTS)
+    ]  # fmt: skip
+    if exponents := [key for key in shown if key.startswith(EXPONENTS)]:
+        words.append(rates_label(run, exponents, runs))
+    return ", ".join(words)
+
+
+def rates_label(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return one label for `train.lr_exponents`: all of them only if a scheme has several sets."""
+    sets = {(one.get(SCHEME), values) for one in runs if any(values := values_of(one, keys))}
+    if not any(values_of(run, keys)):
+        return "equal rates"
+    if len({scheme for scheme, _ in sets}) == len(sets):
+        return "rates by depth"
+    return ", ".join(f"{short_key(k)}\u00a0{value_text(setting_value(run, k))}" for k in keys)
 
 
 def short_key(key: str) -> str:
@@ -128,3 +177,123 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs that differ in depth and seed only: one line of a chart.
+
+    label: the values that differ from other series. numeric: that value, if it is one number.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    numeric: float | None = None
+
+    @property
+    def depths(self) -> list[int]:
+        return sorted({depth_of(run) for run in self.runs})
+
+    def at(self, depth: int) -> list[Run]:
+        """Return the series' runs of one depth, sorted by seed, one per seed."""
+        members = one_run_per_seed([run for run in self.runs if depth_of(run) == depth])
+        return sorted(members, key=lambda run: int(run.get(SEED, 0)))
+
+    @property
+    def by_depth(self) -> dict[float, list[Run]]:
+        return {depth: self.at(depth) for depth in self.depths}
+
+
+def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
+    """Return one run per seed: the last finished one, or else the last one.
+
+    Runs that differ in intervals of measurements only are one sample of a mean.
+    """
+    ended = sorted(runs, key=lambda run: run.state in ENDED)
+    return list({run.get(SEED): run for run in ended}.values())
+
+
+def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:
+    """Group runs into series; also return the depth settings (see `analysis.settings`).
+
+    Each combination of the independent settings is a series.  Its label names dependent settings
+    too (a learning rate chosen for each scheme), apart from d_ff, and no depth settings.
+    Keys in `but` are ignored.
+    """
+    keys = [key for key in varying_settings(runs) if key not in but]
+    keys.sort(key=lambda key: key != SCHEME)
+    independent: list[str] = []
+    for key in keys:
+        if not determines(independent, key, runs):
+            independent.append(key)
+    dependent = [key for key in keys if key not in independent and key != "model.d_ff"]
+    fixed = [key for key in independent if key.startswith(NEVER_DEPTH_SETTINGS)]
+    free = [key for key in independent if key not in fixed]
+    kept = {*fixed, *undetermined(free, [DEPTH, *fixed], runs)}
+    depth_settings = [key for key in reversed(independent) if key not in kept]
+    independent = [key for key in independent if key in kept]
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(values_of(run, independent), []).append(run)
+    series = []
+    for values in sorted(groups, key=lambda values: [order_of(value) for value in values]):
+        members = groups[values]
+        number = values[0] if len(values) == 1 and isinstance(values[0], (int, float)) else None
+        label = label_of(members[0], [*independent, *dependent], runs) or scheme_label(members[0])
+        series.append(Series(label, tuple(members), number))
+    return series, depth_settings
+
+
+def is_ordered(series: Sequence[Series]) -> bool:
+    """Return whether one number distinguishes each series from the others."""
+    return all(s.numeric is not None for s in series)
+
+
+def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], list[str]]:
+    """Return at most `limit` of the series, and a note that names the others.
+
+    Series of the schemes in COMPARED_WITH stay; the others are evenly spaced.
+    """
+    first = [s for s in series if s.numeric is None and s.runs[0].get(SCHEME) in COMPARED_WITH]
+    first = first if len(first) <= limit else []
+    others = evenly_spaced([s for s in series if s not in first], limit - len(first))
+    chosen = [s for s in series if s in first or s in others]
+    return chosen, left_out_note([s.label for s in series if s not in chosen])
+
+
+def choose_panels(
+    series: Sequence[Series], limit: int
+) -> tuple[list[tuple[str, list[Run]]], list[str]]:
+    """Return label and runs of each panel, and notes on runs without a panel.
+
+    One setting: a panel per depth.  Several: each at its greatest depth, named if depths differ.
+    """
+    if len(series) == 1:
+        depths = series[0].depths
+        notes = [f"{limit} of {len(depths)} depths"] if len(depths) > limit else []
+        return [(f"N = {n}", series[0].at(n)) for n in evenly_spaced(depths, limit)], notes
+    shown, left = choose_series(series, limit)
+    several = len({n for s in shown for n in s.depths}) > 1
+    labelled = []
+    for s in shown:
+        n = s.depths[-1]
+        labelled.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
+    notes = ["each at its greatest depth"] if any(len(s.depths) > 1 for s in shown) else []
+    return labelled, notes + left
+
+
+def left_out_note(labels: Sequence[str]) -> list[str]:
+    """Return a note with the names of the series that a figure leaves out."""
+    names = "; ".join(labels[:MOST_NAMES])
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    return [f"left out: {names}{more}"] if labels else []
+
+
+def evenly_spaced(values: Sequence[Any], limit: int) -> list[Any]:
+    """Return at most `limit` evenly spaced values, with the first and the last."""
+    if len(values) <= limit:
+        return list(values)
+    if limit <= 1:
+        return list(values[:limit])
+    picks = {round(i * (len(values) - 1) / (limit - 1)) for i in range(limit)}
+    return [values[i] for i in sorted(picks)]

@@ -1,10 +1,9 @@
-"""Values of runs and their statistics over seeds: mean, spread, divergence, saturation."""
+"""Values of runs: losses and reference levels, divergence, saturation, means over seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,48 +14,11 @@ from deepstack.records import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-
 # Two unrelated states that end in a norm are about √2·‖F_0‖ apart; above this part of it a
 # state is mostly lost, and an update can hardly grow further.
 SATURATED = 0.3
-
-
 SOME_DIVERGED = "some diverged"
-
-
-class Spread(NamedTuple):
-    """Mean over n seeds and mean ± one standard deviation; one seed has no spread."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean; NaN for fewer than two seeds."""
-        return (self.mean - self.low) / math.sqrt(max(self.n, 1))
-
-
-@dataclass(frozen=True)
-class Point:
-    """The seeds of one series at one depth: statistics, mark, and finite values by seed."""
-
-    depth: int
-    value: Spread
-    mark: str
-    by_seed: dict[int, float] = field(default_factory=dict)
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    finite = np.asarray([v for v in values if math.isfinite(v)], dtype=float)
-    if not len(finite):
-        return Spread(math.nan, math.nan, math.nan, 0)
-    mean = float(finite.mean())
-    if len(finite) == 1:
-        return Spread(mean, math.nan, math.nan, 1)
-    deviation = float(finite.std(ddof=1))
-    return Spread(mean, mean - deviation, mean + deviation, len(finite))
+ON_MASK = " on [MASK]"
 
 
 def has_diverged(run: Run) -> bool:
@@ -78,53 +40,73 @@ def with_steps(runs: Sequence[Run]) -> list[Run]:
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:
     """Return the steps for which all these runs have a row."""
-    shared = set(runs[0].steps["step"].tolist())
-    for run in runs[1:]:
-        shared &= set(run.steps["step"].tolist())
-    return sorted(int(step) for step in shared)
+    return sorted(set.intersection(*(set(run.steps["step"].tolist()) for run in runs)))
 
 
 def points_of(
-    depths: Sequence[int],
-    members: Callable[[int], list[Run]],
+    members: Mapping[float, Sequence[Run]],
     value: Callable[[Run], float | None],
     ceiling: Callable[[Run], float] = lambda _: math.inf,
     gone: Callable[[Run], bool] = has_diverged,
-) -> list[Point]:
-    """Return the mean over the seeds of each depth that are not `gone`, without None values.
+) -> pd.DataFrame:
+    """Return a row (x, y, low, high, n, mark, by_seed) for the seeds at each x that are not `gone`.
 
-    A point is marked if some seeds are gone, and saturated if it lies above `ceiling`.  If all are
-    gone, it is marked diverged and shows the mean of the values that `value` returns for them.
+    members: the runs at each x.  A point is marked if some seeds are gone, and saturated if it lies
+    above `ceiling`.  If all are gone, it is marked diverged and shows the mean of the values that
+    `value` returns for them.  A point without a finite value is left out.
     """
+    import pandas as pd
+
     points = []
-    for depth in depths:
-        there = members(depth)
+    for x, there in members.items():
         converged = [run for run in there if not gone(run)]
-        values = [(run, v) for run in converged or there if (v := value(run)) is not None]
-        mean = spread_of([v for _, v in values])
-        if not mean.n:
+        every = {run: value(run) for run in converged or there}
+        kept = {run: v for run, v in every.items() if v is not None and math.isfinite(v)}
+        values = pd.Series(list(kept.values()), dtype=float)
+        if values.empty:
             continue
-        mark = ""
+        mean, deviation, mark = float(values.mean()), float(values.std()), ""
         if not converged:
-            mean, mark = mean._replace(low=math.nan, high=math.nan), "diverged"
+            deviation, mark = math.nan, "diverged"
         elif len(converged) < len(there):
             mark = SOME_DIVERGED
-        elif mean.mean > float(np.mean([ceiling(run) for run, _ in values])):
+        elif mean > float(np.mean([ceiling(run) for run in kept])):
             mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in values if math.isfinite(v)}
-        points.append(Point(depth, mean, mark, by_seed))
-    return points
+        by_seed = {int(run.get("seed", 0)): v for run, v in kept.items()}
+        points.append((x, mean, mean - deviation, mean + deviation, len(values), mark, by_seed))
+    return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
-def last_row(table: pd.DataFrame, names: Sequence[str]) -> float | None:
-    """Return the last finite value of the first of these columns that has one."""
-    for name in names:
-        if name in table:
-            values = table[name].to_numpy(dtype=float)
-            values = values[np.isfinite(values)]
-            if len(values):
-                return float(values[-1])
-    return None
+class Mean(NamedTuple):
+    """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
+
+    Of one value only the mean is known; the others are NaN.
+    """
+
+    value: float
+    sd: float
+    se: float
+    low: float
+    high: float
+    n: int
+
+
+def mean_of(values: Sequence[float | None]) -> Mean:
+    """Return the mean of those values that are finite."""
+    import pandas as pd
+    from scipy.special import stdtrit
+
+    finite = pd.Series([v for v in values if v is not None and math.isfinite(v)], dtype=float)
+    mean, deviation, error = finite.agg(["mean", "std", "sem"]).tolist()
+    half = float(stdtrit(len(finite) - 1, 0.975)) * error
+    return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
+
+
+def last_row(table: pd.DataFrame, name: str) -> float | None:
+    """Return the last finite value of a column, or None."""
+    values = table[name].to_numpy(dtype=float) if name in table else np.empty(0)
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else None
 
 
 def is_normalised(run: Run) -> bool:
@@ -150,7 +132,69 @@ def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
     rows = run.steps[run.steps["step"] <= step]
     if has_diverged_by(run, step):
-        return last_row(rows, [column])
+        return last_row(rows, column)
     if not len(rows) or rows["step"].iloc[-1] != step:
         return None
     return float(rows[column].iloc[-1])
+
+
+def has_mask_loss(runs: Sequence[Run]) -> bool:
+    """Return whether all runs measured the validation loss where [MASK] is shown."""
+    measured = [run for run in runs if len(run.evals)]
+    return bool(measured) and all(
+        last_row(run.evals, "loss_masked") is not None for run in measured
+    )
+
+
+def loss_column(runs: Sequence[Run]) -> str:
+    """Return the column of the validation loss: on [MASK] only, if all runs have it."""
+    return "loss_masked" if has_mask_loss(runs) else "loss"
+
+
+def mask_note(runs: Sequence[Run]) -> str:
+    """Return a note on the positions of the loss, if they are not all predicted positions."""
+    evals = [run.evals for run in runs if len(run.evals)]
+    parts = any(last_row(rows, "loss") != last_row(rows, "loss_masked") for rows in evals)
+    return ON_MASK if has_mask_loss(runs) and parts else ""
+
+
+def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """Return the reference levels of the validation loss: on [MASK] alone nothing can be copied."""
+    first = "unigram_entropy" if has_mask_loss(runs) else "context_free_entropy"
+    levels = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
+    return levels or reference_levels(runs, ["unigram_entropy"])
+
+
+def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
+    """Return the reference levels of the training loss, which is over all predicted positions."""
+    levels = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
+    unigram = reference_levels(runs, ["unigram_entropy"])
+    # If all predicted positions show [MASK], both levels are equal: draw one line with one name.
+    same = {value for _, value in levels} == {value for _, value in unigram}
+    return unigram if same or not levels else levels
+
+
+def final_value(run: Run, column: str) -> float:
+    """Return the last finite validation loss; NaN if there is none."""
+    value = last_row(run.evals, column)
+    return math.nan if value is None else value
+
+
+def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
+    """Return name and value of the runs' levels: distinct values, at most three per name."""
+    levels: list[tuple[str, float]] = []
+    for name in names:
+        distinct: list[float] = []
+        for run in runs:
+            value = _reference(run, name)
+            if value is not None and not any(abs(v / value - 1) < 0.01 for v in distinct if value):
+                distinct.append(value)
+        levels += [(name, value) for value in distinct[:3]]
+    return levels
+
+
+def _reference(run: Run, name: str) -> float | None:
+    if name == "bayes_loss" and "optimal_loss" in run.evals:
+        return last_row(run.evals, "optimal_loss")
+    value = run.columns.get("references", {}).get(name)
+    return float(value) if isinstance(value, (int, float)) else None

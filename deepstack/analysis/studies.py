@@ -13,16 +13,12 @@ from deepstack.records import Run, find_runs
 from deepstack.records.run import is_of_experiment
 
 Result = TypeVar("Result")
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def config_damage(run: Run) -> str | None:
-    """Return why the state, config, meta or columns of a run cannot be read, or None."""
-    try:
-        run.read_state()
-        _ = run.config, run.meta, run.columns
-    except ResourceError as error:
-        return str(error)
-    return None
+def list_folders(folders: Folders) -> list[str | os.PathLike[str]]:
+    """Return one folder or several as a list."""
+    return [folders] if isinstance(folders, str | os.PathLike) else list(folders)
 
 
 def find_studies(

@@ -43,12 +43,14 @@ def tidy(
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
-def seed_statistics(table: pd.DataFrame) -> np.ndarray:
-    """Return (steps, 5): step, mean, mean - deviation, mean + deviation and n over finite values.
+def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:
+    """Return the mean y of the seeds at each x, y ± one deviation as low and high, and their n.
 
-    table: a tidy table of the seeds of one setting and depth.  The deviation of one seed is NaN.
+    table: a tidy table of the seeds of one setting and depth.  by: the column of x.  Counts finite
+    values only.  The deviation of one seed is NaN.
     """
-    finite = table[np.isfinite(table["value"].astype(float))]
-    rows = finite.groupby("step")["value"].agg(["mean", "std", "count"]).reset_index()
-    step, mean, deviation, count = rows.to_numpy(dtype=float).T
-    return np.column_stack([step, mean, mean - deviation, mean + deviation, count])
+    values = table.assign(value=table["value"].astype(float))
+    finite = values[np.isfinite(values["value"])]
+    rows = finite.groupby(by)["value"].agg(y="mean", deviation="std", n="count")
+    rows["low"], rows["high"] = rows["y"] - rows["deviation"], rows["y"] + rows["deviation"]
+    return rows.reset_index(names="x")[["x", "y", "low", "high", "n"]]

@@ -6,37 +6,25 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from deepstack.cli.streams import printable_streams
+from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
-from deepstack.errors import DeepstackError
+from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train",
-    "sweep",
-    "plot",
-    "report",
-    "compare",
-    "ls",
-    "check",
-    "init",
-    "list",
-    "theory",
-    "bench",
-    "export",
-    "verify",
-    "rerun",
-    "rm",
-)
+    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "check", "init", "list",
+    "theory", "bench", "export", "verify", "rerun", "rm",
+)  # fmt: skip
 
 
 class Group(TyperGroup):
@@ -53,9 +41,13 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except DeepstackError as error:
-            if str(error):
-                print_error(str(error))
+            # all processes of torchrun raise the same error; one on each host reports it
+            common = isinstance(error, ConfigError | Interrupted)
+            if str(error) and not (common and os.environ.get("LOCAL_RANK", "0") != "0"):
+                log(f"deepstack: {error}")
             raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
         except BrokenPipeError:
             # The reader of stdout has closed it, as `| head` does; the work itself is done.
             flush_stdout()
@@ -66,7 +58,7 @@ class Group(TyperGroup):
                 raise
             if (bug := bug_in(error)) is None:
                 raise
-            print_error(bug)
+            log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
 
 
@@ -130,26 +122,12 @@ def main() -> None:
     # over all objects of torch to free them one by one.
     atexit.register(gc.freeze)
     open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        escape_unencodable(stream)
+    for stream in (sys.stdout, sys.stderr):  # escape characters outside of a stream's encoding
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # a fork may have replaced a file by a terminal
+                stream.reconfigure(errors="backslashreplace")
     with one_line_endings():
         app()
-
-
-def print_error(text: str) -> None:
-    """Print an error on stderr; if stderr is closed, only the exit code reports it."""
-    with suppress(OSError):
-        typer.echo(f"deepstack: {text}", err=True)
-
-
-def escape_unencodable(stream: TextIO) -> None:
-    """Make a stream write characters outside of its encoding as escapes.
-
-    Required by the environment `locale C` in tests of determinism.
-    """
-    if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError):  # a fork may have replaced a file by a terminal
-            stream.reconfigure(errors="backslashreplace")
 
 
 def open_closed_streams() -> None:
@@ -163,10 +141,6 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, number)
-            os.set_inheritable(number, True)
-            if opened != number:
-                os.close(opened)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located, note
+from deepstack.errors import ConfigError
 
 if TYPE_CHECKING:
     from deepstack.config import Config
@@ -64,8 +63,13 @@ def bench_command(
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
     names = [] if no_peers else None if peers is None else split_names(peers)
     if suite is not None:
+        from deepstack.bench import run_suite
+        from deepstack.cli.tables import emit, emit_json
+
         overrides = [*([str(config)] if config else []), *overrides]
-        time_suite(suite, overrides, steps, names, json)
+        command = command_line()
+        timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=note)
+        emit_json(timed) if json else emit(timed["rows"], False)
         return
     if config is None:
         raise ConfigError("bench: found no config; allowed a YAML file, or narrow, or --suite cpu")
@@ -80,23 +84,13 @@ def bench_command(
     from deepstack.bench import draw_rows
     from deepstack.bench import report as make_report
 
-    try:
-        with located(config, overrides):
-            measured = time_rows(
-                settings,
-                steps=steps,
-                peers=names,
-                depths=wanted,
-                say=lambda line: typer.echo(line, err=True),
-            )
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
-    command = command_line()
-    result = make_report(settings, measured, command, str(config))
+    with located(config, overrides):
+        measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=note)
+    result = make_report(settings, measured, command_line(), str(config))
     show(result, json)
     if chart is not None:
         draw_rows(result, chart)
-        typer.echo(f"chart: {chart}", err=True)
+        note(f"chart: {chart}")
 
 
 def named_shape(config: Path, overrides: list[str]) -> Config | None:
@@ -108,60 +102,23 @@ def named_shape(config: Path, overrides: list[str]) -> Config | None:
     return shape_config(str(config), overrides)
 
 
-def time_suite(
-    suite: str, overrides: list[str], steps: int, peers: list[str] | None, as_json: bool
-) -> None:
-    """Time the shapes of a suite and print one row per shape."""
-    import json
-
-    from deepstack.bench import run_suite
-    from deepstack.cli.tables import emit
-
-    try:
-        result = run_suite(
-            suite,
-            overrides,
-            steps=steps,
-            peers=peers,
-            command=command_line(),
-            say=lambda line: typer.echo(line, err=True),
-        )
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
-    if as_json:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
-    else:
-        emit(result["rows"], False)
-
-
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a bench report as JSON, or as its three tables."""
-    import json
-
     from deepstack.bench import where
-    from deepstack.cli.tables import emit
+    from deepstack.cli.tables import emit, emit_json
 
     if as_json:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        emit_json(result)
         return
     machine = result["machine"]
-    typer.echo(f"{where(machine)}, torch {machine['torch']}, {machine['date']}", err=True)
+    note(f"{where(machine)}, torch {machine['torch']}, {machine['date']}")
     emit([{title: row[name] for name, title in COLUMNS.items()} for row in result["rows"]], False)
     emit([{"time of a step": name, **ratio} for name, ratio in result["ratios"].items()], False)
-    if "exponents" in result:
-        fits = result["exponents"]
-        depths = ", ".join(str(depth) for depth in fits["depth"])
-        emit(
-            [
-                {
-                    f"in depth ({depths})": name,
-                    "exponent": fits[name]["exponent"],
-                    "standard error": fits[name]["standard_error"],
-                }
-                for name in ("step_ms", "memory_mb")
-            ],
-            False,
-        )
+    if fits := result.get("exponents"):
+        first = f"in depth ({', '.join(map(str, fits['depth']))})"
+        keys = ("exponent", "standard_error")
+        names = ("step_ms", "memory_mb")
+        emit([{first: n, **{k.replace("_", " "): fits[n][k] for k in keys}} for n in names], False)
 
 
 def split_names(text: str) -> list[str]:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json
+from deepstack.cli.options import Against, Best, Folders, Json, Markdown, note
 
 
 def compare_command(
-    directories: Annotated[
-        list[str], typer.Argument(metavar="DIR", help="Results folders, studies or runs.")
-    ] = ["results"],
-    against: Annotated[
-        str | None,
+    directories: Folders = ["results"],
+    against: Against = None,
+    best: Best = [],
+    transfer: Annotated[
+        bool,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="A baseline, or a scheme's name: print val_loss minus that of the baseline's run "
-            "with the same other settings, seed by seed.",
+            "--transfer",
+            help="Print the best learning rate at each depth, its exponent in N, and the loss "
+            "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
         ),
-    ] = None,
-    best: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY",
-            help="For each setting and depth, use only the best value of KEY, such as train.lr; "
-            "repeatable.",
-        ),
-    ] = [],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    ] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> None:
     """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
@@ -40,8 +32,33 @@ def compare_command(
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    table = compared(directories, against, best, say=lambda line: typer.echo(line, err=True))
+    if transfer:
+        emit(transfer_rows(directories), json, markdown=markdown)
+        return
+    table = compared(directories, against, best, say=note)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     first = ["setting", "depth", "val_loss", *interval, *best, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)
+
+
+def transfer_rows(directories: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of --transfer of all studies that have several learning rates."""
+    from deepstack.analysis.studies import find_studies
+    from deepstack.analysis.transfer import transfer_table
+    from deepstack.errors import NothingMatchedError
+
+    studies, skipped = find_studies(directories)
+    rows: list[dict[str, Any]] = []
+    for study, runs in studies.items():
+        try:
+            table = transfer_table(runs)
+        except NothingMatchedError as error:
+            skipped.append(f"{study.name}: {error}")
+            continue
+        rows += [{"study": study.name} | row if len(studies) > 1 else row for row in table]
+    for line in skipped:
+        note(line)
+    if not rows:
+        raise NothingMatchedError("no study has finished runs of two learning rates")
+    return rows

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from deepstack.cli.streams import raw
+from deepstack.cli.streams import log, raw
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Row, Started
 from deepstack.training.observer import Pace, number, validation
@@ -50,8 +50,7 @@ class Lines(PlainLines):
     """Plain lines on stderr, for a pipe or a job's log."""
 
     def line(self, text: str) -> None:
-        with suppress(OSError):  # the reader has closed the pipe; the run continues
-            print(text, file=sys.stderr, flush=True)
+        log(text)
 
 
 class Display(Observer):

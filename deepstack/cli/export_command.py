@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def export_command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run; with --logs, of any runs.")
-    ],
+    run: RunPath,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -36,7 +34,7 @@ def export_command(
         typer.Option(
             "--logs",
             metavar="TRACKER",
-            help="Write logs instead of weights, for tensorboard, wandb, mlflow or trackio.",
+            help="Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
         ),
     ] = None,
     fold: Annotated[
@@ -154,7 +152,7 @@ def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
-        typer.echo(f"not used: {problem}", err=True)
+        note(f"not used: {problem}")
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(

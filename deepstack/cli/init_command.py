@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -21,15 +21,16 @@ def init_command(
 ) -> None:
     """Write a starting config with every setting, its default and its meaning."""
     from deepstack import config as conf
+    from deepstack.cli.tables import emit_json
 
     if schema:
-        typer.echo(jsonlib.dumps(conf.json_schema(), indent=2))
+        emit_json(conf.json_schema())
         return
     if file.exists():
         raise ConfigError(f"{file} exists already; give another name: deepstack init mine.yaml")
     beside = file.with_name("deepstack.schema.json")
     try:
-        beside.write_text(jsonlib.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")
+        beside.write_text(json.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")
         file.write_text(conf.annotated_defaults(beside.name), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error

@@ -9,18 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, load_plugins
+from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
+Rows = list[dict[str, Any]]
+Kind = StrEnum("Kind", ["settings", "schemes", "tasks", "diagnostics", "charts", "claims"])
+"""The kinds of entries that can be listed."""
 
-class Kind(StrEnum):
-    """The kinds of entries that can be listed."""
-
-    settings = "settings"
-    schemes = "schemes"
-    tasks = "tasks"
-    diagnostics = "diagnostics"
-    charts = "charts"
-    claims = "claims"
+JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
+CELLS: dict[str, Callable[[Any], str]] = {
+    "families": lambda families: family_cell(families),
+    "options": lambda options: ", ".join(f"{o['name']}={o['default']}" for o in options),
+    "source": lambda source: str(source["title"]),
+}
+"""Nested values as cells of a table."""
 
 
 def list_command(
@@ -28,7 +29,7 @@ def list_command(
     depth: Annotated[int, typer.Option(min=1, help="Depth of the printed coefficients.")] = 100,
     plugin: Plugins = [],
     json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """List settings, schemes, tasks, diagnostics, charts or claims.
 
@@ -37,18 +38,24 @@ def list_command(
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
-    rows: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
+    functions: dict[Kind, Callable[[], Rows]] = {
         Kind.settings: setting_rows,
-        Kind.schemes: lambda: scheme_rows(depth, nested=json),
-        Kind.tasks: lambda: task_rows(nested=json),
-        Kind.diagnostics: lambda: diagnostic_rows(nested=json),
+        Kind.schemes: lambda: scheme_rows(depth),
+        Kind.tasks: task_rows,
+        Kind.diagnostics: diagnostic_rows,
         Kind.charts: chart_rows,
-        Kind.claims: lambda: claim_rows(nested=json),
+        Kind.claims: claim_rows,
     }
-    emit(rows[kind](), json, markdown=markdown)
+    rows = functions[kind]()
+    if not json:
+        rows = [
+            {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in JSON_ONLY}
+            for row in rows
+        ]
+    emit(rows, json, markdown=markdown)
 
 
-def setting_rows() -> list[dict[str, Any]]:
+def setting_rows() -> Rows:
     """Return dotted key, default, allowed values and description of every setting."""
     from deepstack.allowed import describe
     from deepstack.config import Config, values
@@ -62,7 +69,7 @@ def setting_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
+def scheme_rows(depth: int) -> Rows:
     """Return name, equation, families, coefficients and gains of every scheme at a depth.
 
     alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
@@ -76,15 +83,9 @@ def scheme_rows(depth: int, nested: bool) -> list[dict[str, Any]]:
             family: coefficients_by_side(name, family, depth) for family in scheme.families
         }
         first_side = next(iter(coefficients[scheme.families[0]].values()))
-        row: dict[str, Any] = {"name": name, "equation": scheme.equation}
-        row |= {"alpha": first_side["alpha"], "beta": first_side["beta"]}
-        if nested:
-            row |= {"label": scheme.label, "depth": depth}
-            row |= {"gains": first_side["gains"], "gains_last": first_side["gains_last"]}
-            row |= {"final_norm": scheme.final_norm, "families": list(coefficients)}
-            row["coefficients"] = coefficients
-        else:
-            row["families"] = family_cell(list(coefficients))
+        row = {"name": name, "equation": scheme.equation, **first_side, "depth": depth}
+        row |= {"label": scheme.label, "final_norm": scheme.final_norm}
+        row |= {"families": list(coefficients), "coefficients": coefficients}
         rows.append(row | {"paper": scheme.paper})
     return rows
 
@@ -109,25 +110,22 @@ def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[s
     return sides
 
 
-def task_rows(nested: bool) -> list[dict[str, Any]]:
-    """Return name, description and options of every task."""
+def task_rows() -> Rows:
+    """Return name, description, families and options of every task."""
     from deepstack.tasks import TASKS, task_families, task_options
 
-    rows = []
-    for name, function in TASKS.items():
-        options = task_options(name)
-        row: dict[str, Any] = {"name": name, "description": first_sentence(function)}
-        families = list(task_families(name))
-        row["families"] = families if nested else family_cell(families)
-        if nested:
-            row["options"] = [
+    return [
+        {
+            "name": name,
+            "description": first_sentence(function),
+            "families": list(task_families(name)),
+            "options": [
                 {"name": key, "type": o.type, "default": o.default, "description": o.description}
-                for key, o in options.items()
-            ]
-        else:
-            row["options"] = ", ".join(f"{key}={o.default}" for key, o in options.items())
-        rows.append(row)
-    return rows
+                for key, o in task_options(name).items()
+            ],
+        }
+        for name, function in TASKS.items()
+    ]
 
 
 def family_cell(families: list[str]) -> str:
@@ -137,7 +135,7 @@ def family_cell(families: list[str]) -> str:
     return "all" if set(families) == set(FAMILIES) else ", ".join(families)
 
 
-def diagnostic_rows(nested: bool) -> list[dict[str, Any]]:
+def diagnostic_rows() -> Rows:
     """Return name, symbol and description of every column and every per-layer diagnostic.
 
     The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
@@ -146,40 +144,31 @@ def diagnostic_rows(nested: bool) -> list[dict[str, Any]]:
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
 
-    rows = [
-        {"name": name, "symbol": symbol, "interval": "every step", "description": sentence}
-        for name, (symbol, _, sentence) in COLUMNS.items()
+    entries = [
+        (name, symbol, "every step", sentence) for name, (symbol, _, sentence) in COLUMNS.items()
     ]
-    rows += [
-        {
-            "name": file,
-            "symbol": SYMBOLS[name],
-            "interval": "every layer",
-            "description": first_sentence(function),
-        }
+    entries += [
+        (file, SYMBOLS[name], "every layer", first_sentence(function))
         for name, function in DIAGNOSTICS.items()
         for file in file_names(name)
     ]
-    return [row | {"beat": row["interval"]} for row in rows] if nested else rows
+    keys = ("name", "symbol", "interval", "description")
+    return [dict(zip(keys, entry, strict=True)) | {"beat": entry[2]} for entry in entries]
 
 
-def chart_rows() -> list[dict[str, Any]]:
+def chart_rows() -> Rows:
     """Return name and description of every chart."""
     from deepstack.plots import CHARTS
 
     return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
 
 
-def claim_rows(nested: bool) -> list[dict[str, Any]]:
+def claim_rows() -> Rows:
     """Return id, formula and source of every claim that `deepstack theory` measures."""
     from deepstack.theory import all_claims
 
     return [
-        {
-            "name": claim.id,
-            "formula": claim.formula,
-            "source": claim.source._asdict() if nested else claim.source.title,
-        }
+        {"name": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
         for claim in all_claims()
     ]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Json
+from deepstack.cli.options import Json, note
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
@@ -34,8 +34,8 @@ def ls_command(
     for run, one in zip(runs, summaries, strict=True):
         name = one_line(one.path.name)
         if one.damage is not None:
-            typer.echo(f"run {name} is damaged: {one_line(one.damage)}", err=True)
+            note(f"run {name} is damaged: {one_line(one.damage)}")
         elif one.state in ("failed", "out_of_memory"):
             why = " ".join(str(run.status.get("error")).split())
             where = f" in {run.status['phase']}" if "phase" in run.status else ""
-            typer.echo(f"run {name}: {one.state}{where}: {why}", err=True)
+            note(f"run {name}: {one.state}{where}: {why}")

@@ -14,8 +14,10 @@ import typer
 from deepstack.errors import ConfigError, PluginError
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
+StudyName = Annotated[str | None, typer.Option(help="Folder of the runs under --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.")]
 Plugins = Annotated[
     list[Path],
     typer.Option("--plugin", help="A Python file with your schemes, tasks, …; repeatable."),
@@ -30,13 +32,47 @@ AllowEnvChange = Annotated[
         "--allow-env-change", help="Resume a run that started in a different environment."
     ),
 ]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Folders = Annotated[
+    list[str], typer.Argument(metavar="DIR", help="Results folders, studies or runs.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="A baseline, or a scheme's name: print val_loss minus that of the baseline's run "
+        "with the same other settings, seed by seed.",
+    ),
+]
+Best = Annotated[
+    list[str],
+    typer.Option(
+        metavar="KEY",
+        help="For each setting and depth, use only the best value of KEY, such as train.lr; "
+        "repeatable.",
+    ),
+]
+AtStep = Annotated[
+    int | None,
+    typer.Option(
+        "--at-step",
+        min=1,
+        help="Step for charts of update, attribution and bound against depth "
+        "(default: the last shared one).",
+    ),
+]
+Diagnostic = Annotated[
+    str | None, typer.Option(help="Diagnostic for layer_step_heat_map and last_layer_vs_step.")
+]
+
+
+def note(line: str) -> None:
+    """Print a line on stderr; stdout carries the command's result."""
+    typer.echo(line, err=True)
 
 
 def load_plugins(paths: list[Path]) -> None:
-    """Load the files given with --plugin; import torch only if there are any.
-
-    Their output goes to stderr, because stdout carries the command's result.
-    """
+    """Load the files given with --plugin, with their output on stderr; import torch only then."""
     if paths:
         from deepstack import plugins
 
@@ -54,10 +90,8 @@ def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     """Add file and line to errors of packages that know only the key of a setting."""
     try:
         yield
-    except PluginError:
-        raise
     except ConfigError as error:
-        if error.key is None:
+        if error.key is None or isinstance(error, PluginError):
             raise
         from deepstack.config import locate
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Plugins, load_plugins
+from deepstack.cli.options import AtStep, Diagnostic, Plugins, load_plugins, note
 from deepstack.errors import BrokenChartError, ConfigError
 
 
@@ -22,18 +22,8 @@ def plot_command(
             help="Charts to draw (default: all), then one folder, or several with --to.",
         ),
     ],
-    at_step: Annotated[
-        int | None,
-        typer.Option(
-            "--at-step",
-            min=1,
-            help="Step for charts of update, attribution and bound against depth "
-            "(default: the last shared one).",
-        ),
-    ] = None,
-    diagnostic: Annotated[
-        str | None, typer.Option(help="Diagnostic for layer_step_heat_map and last_layer_vs_step.")
-    ] = None,
+    at_step: AtStep = None,
+    diagnostic: Diagnostic = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
@@ -61,7 +51,7 @@ def plot_command(
             out=to,
             at_step=at_step,
             diagnostic=diagnostic,
-            say=lambda line: typer.echo(line, err=True),
+            say=note,
         )
     except BrokenChartError as error:
         paths = error.written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepstack.cli.options import Out, Plugins, Quiet, command_line, load_plugins, located
+from deepstack.cli import options as opt
 from deepstack.errors import ConfigError, DifferenceError
 
 if TYPE_CHECKING:
@@ -17,20 +17,17 @@ ALSO = 4  # number of further places that a difference names
 
 
 def rerun_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: opt.RunPath,
     check: Annotated[
         bool,
         typer.Option(
             "--check", help="Keep nothing; compare with the record; exit 6 on a difference."
         ),
     ] = False,
-    out: Out = Path("results"),
-    plugin: Plugins = [],
-    quiet: Quiet = False,
-    allow_env_change: Annotated[
-        bool,
-        typer.Option("--allow-env-change", help="Allow a different environment."),
-    ] = False,
+    out: opt.Out = Path("results"),
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    allow_env_change: opt.AllowEnvChange = False,
 ) -> None:
     """Train a run again from its record, into <study>-rerun, and print the new folder.
 
@@ -41,7 +38,7 @@ def rerun_command(
 
     if not RunFolder(run).exists():
         raise ConfigError(no_run(run))
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train
@@ -49,7 +46,7 @@ def rerun_command(
     from deepstack.training.rerun import check as compare_with_record
 
     with (
-        located(run / "config.yaml", []),
+        opt.located(run / "config.yaml", []),
         observe(quiet) as observer,
         stop_on_signal() as stop,
     ):
@@ -63,7 +60,7 @@ def rerun_command(
                 observer=observer,
                 stop=stop,
                 allow_env_change=allow_env_change,
-                command=command_line(),
+                command=opt.command_line(),
             )
         else:
             comparison = compare_with_record(
@@ -74,7 +71,7 @@ def rerun_command(
         return
     if not quiet:
         for line in verdict_notes(comparison):
-            typer.echo(line, err=True)
+            opt.note(line)
     if comparison.differences:
         raise DifferenceError(describe_difference(run, comparison))
     amounts = ", ".join(f"{number} {name}" for name, number in comparison.compared.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from deepstack.records.cells import printable
@@ -38,6 +38,12 @@ def printable_streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def log(line: str) -> None:
+    """Print a line on stderr; ignore a closed stderr, so that the work continues."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def raw(stream: TextIO) -> TextIO:

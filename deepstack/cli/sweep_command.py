@@ -7,11 +7,11 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Json, Out, Plugins, Quiet, load_plugins, located
+from deepstack.cli import options as opt
 from deepstack.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -87,11 +87,31 @@ def sweep_command(
     sbatch: Annotated[
         list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
     ] = [],
-    out: Out = Path("results"),
-    study: Annotated[str | None, typer.Option(help="Folder of the sweep under --out.")] = None,
-    plugin: Plugins = [],
-    quiet: Quiet = False,
-    json: Json = False,
+    refine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Find the best value of a setting, as in train.lr, for each cell of the others.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="With --refine: the final ratio of neighbouring values.")
+    ] = 1.26,
+    max_runs: Annotated[
+        int | None, typer.Option(min=1, help="With --refine: the largest number of runs.")
+    ] = None,
+    select_seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="With --refine: seeds that choose the value; --seeds are trained at it, in "
+            "STUDY_reported."
+        ),
+    ] = None,
+    out: opt.Out = Path("results"),
+    study: opt.StudyName = None,
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     """Train a grid of runs, several at once; print a table of scheme by depth.
 
@@ -112,40 +132,49 @@ def sweep_command(
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
+    if refine is not None:
+        from deepstack.cli.refine import refine_study
 
+        with opt.located(path, settings):
+            refine_study(
+                described,
+                refine,
+                tolerance=tolerance,
+                max_runs=max_runs,
+                select_seeds=select_seeds,
+                name=name,
+                out=out,
+                workers=workers,
+                dry_run=dry_run,
+                quiet=quiet,
+                json=json,
+            )
+        return
+
+    from deepstack import sweeps
     from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
     from deepstack.cli.tables import emit
-    from deepstack.sweeps import (
-        RUN_AGAIN,
-        Local,
-        Pool,
-        default_workers,
-        is_wanted,
-        local_resources,
-        memory_budget,
-        plan,
-        retry_states,
-    )
     from deepstack.training import device_is_here
 
-    retried, budget = retry_states(retry), memory_budget(memory)
-    with located(path, settings):
-        cells = plan(described, study=name, out=out)
-    count = workers or default_workers(cells)
+    retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
+    with opt.located(path, settings):
+        cells = sweeps.plan(described, study=name, out=out)
+    count = workers or sweeps.default_workers(cells)
     if dry_run:
         emit_plan(plan_rows(described, cells, count, retried), json)
         here = [cell for cell in cells if device_is_here(cell.config.runtime)]
-        for note in plan_notes(cells, retried, local_resources(here, count, budget=budget)):
-            typer.echo(note, err=True)
+        for line in plan_notes(cells, retried, sweeps.local_resources(here, count, budget=budget)):
+            opt.note(line)
         return
-    todo = [cell for cell in cells if is_wanted(cell, retried)]
+    todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
     refuse_full_disk(cells, out)
     bring_reference(path, out / name)
     if slurm or submit:
-        hand_to_slurm(todo, name, out, workers, max_hours, sbatch, submit)
+        order = {"workers": workers, "hours": max_hours, "directives": sbatch}
+        hand_to_slurm(todo, submit, study=name, out=out, **order)
         return
     launcher: Launcher
     if ray:
@@ -154,35 +183,33 @@ def sweep_command(
         launcher = OnRay(todo, name, out, workers, address)
         workers, count = None, launcher.workers
     else:
-        launcher = Local(cells, name, out, count, budget=budget)
+        launcher = sweeps.Local(cells, name, out, count, budget=budget)
     if workers is not None and not quiet:
         warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
-        pool = Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
+        pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
     if not quiet and any(entry.state == "done" for entry in progress):
         folder = shlex.quote(str(out / name))
-        typer.echo(
-            f"for one page: deepstack report {folder}; compare and plot also accept the folder",
-            err=True,
+        opt.note(
+            f"for one page: deepstack report {folder}; compare and plot also accept the folder"
         )
     for entry in progress:
         if entry.message:
-            typer.echo(f"{entry.cell.folder.path}: {entry.state}: {entry.message}", err=True)
-    skipped = [c for c in cells if c.state in RUN_AGAIN and not is_wanted(c, retried)]
+            opt.note(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
+    skipped = [c for c in cells if c.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(c, retried)]
     if skipped:
-        typer.echo(
+        opt.note(
             f"skipped, because they failed before: {len(skipped)} "
             f"(reasons: deepstack ls {out / name}); "
-            f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}",
-            err=True,
+            f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
         )
     if stop.signal is not None:
         raise Interrupted("interrupted, saved; repeat the command to continue", stop.signal)
     if pool.out_of_time:
-        typer.echo("--max-hours are over; repeat the command to continue", err=True)
+        opt.note("--max-hours are over; repeat the command to continue")
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
 
@@ -192,31 +219,19 @@ def ray_address(words: Sequence[str]) -> str | None:
     return next((word for word in words if re.fullmatch(r"(ray://)?[^=/\s]+:\d+|auto", word)), None)
 
 
-def hand_to_slurm(
-    todo: Sequence[Cell],
-    study: str,
-    out: Path,
-    workers: int | None,
-    hours: float | None,
-    directives: Sequence[str],
-    submitted: bool,
-) -> None:
+def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     """Write the job array; print its script, or submit it and print the job's number."""
     from deepstack.records.cells import counted
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
-        typer.echo("no run is left to submit", err=True)
+        opt.note("no run is left to submit")
         return
-    script = write_array(todo, study, out, workers=workers, hours=hours, directives=directives)
-    if submitted:
-        typer.echo(submit(script))
-        return
-    typer.echo(script)
-    typer.echo(
-        f"{counted('{} runs', len(todo))}; submit them with: sbatch {shlex.quote(str(script))}",
-        err=True,
-    )
+    script = write_array(todo, **order)
+    typer.echo(submit(script) if submitted else script)
+    if not submitted:
+        runs = counted("{} runs", len(todo))
+        opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
 
 
 def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
@@ -227,17 +242,16 @@ def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
     threads = most_threads(cells)
     if workers * threads > cores():
         fits = max(1, cores() // threads)
-        typer.echo(
+        opt.note(
             f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
-            f"each other down; use --workers {fits}, or try runtime.threads=1",
-            err=True,
+            f"each other down; use --workers {fits}, or try runtime.threads=1"
         )
 
 
 def bring_reference(path: Path, study: Path) -> None:
     """Copy `<file>.reference.csv` from beside a study's file into the study.
 
-    Charts draw these published values over those of the study (see `deepstack.plots.draw`).
+    Charts draw these published values over those of the study (see `deepstack.plots.files`).
     """
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,18 +13,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deepstack.cli.streams import log
 from deepstack.records.cells import counted, one_line
 from deepstack.sweeps import Cell, Progress
 
+# the states in the order in which a short terminal shows them, with their colours
 COLOURS = {
-    "done": "green",
-    "running": "cyan",
-    "diverged": "red",
-    "damaged": "red",
-    "failed": "red",
-    "out_of_memory": "red",
-    "interrupted": "yellow",
-}
+    "running": "cyan", "damaged": "red", "failed": "red", "out_of_memory": "red",
+    "diverged": "red", "interrupted": "yellow", "waiting": "dim", "new": "dim", "done": "green",
+}  # fmt: skip
 ROWS = 40
 
 Show = Callable[[Sequence[Progress]], None]
@@ -61,12 +57,6 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
         yield lines
         if latest:
             log(summary(latest, time.monotonic() - began))
-
-
-def log(line: str) -> None:
-    """Print a line on stderr; ignore a closed stderr."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def summary(progress: Sequence[Progress], elapsed: float) -> str:
@@ -108,27 +98,15 @@ def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "state", "step", "loss", "‖ΔF‖", "left"):
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
-    order = (
-        "running",
-        "damaged",
-        "failed",
-        "out_of_memory",
-        "diverged",
-        "interrupted",
-        "waiting",
-        "new",
-    )
-    chosen = sorted(
-        progress, key=lambda e: order.index(e.state) if e.state in order else len(order)
-    )
+    order = list(COLOURS)
+    chosen = sorted(progress, key=lambda entry: order.index(entry.state))
     count = max(5, min(ROWS, height - 6))
     shown = [entry for entry in progress if entry in chosen[:count]]
     for entry in shown:
-        colour = COLOURS.get(entry.state, "dim")
         left = entry.seconds_left
         table.add_row(
             one_line(entry.cell.folder.name),
-            Text(entry.state, colour),
+            Text(entry.state, COLOURS[entry.state]),
             f"{entry.step}/{entry.cell.config.train.steps}",
             "-" if entry.loss is None else f"{entry.loss:.4g}",
             "-" if entry.model_update is None else f"{entry.model_update:.4g}",

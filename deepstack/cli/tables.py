@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import typer
@@ -12,8 +14,6 @@ import typer
 from deepstack.cli.streams import raw
 from deepstack.records.cells import one_line, plain, text
 
-# Above this number of rows, rich needs seconds for the layout.
-LONG = 500
 # Minimal width of a column of sentences, which is folded at words; it takes the remaining width.
 SENTENCE = 30
 # Characters between two columns, and at both edges together.
@@ -32,58 +32,42 @@ def emit(
     A terminal gets the columns that fit, `first` before the others; stderr names omitted columns.
     A cell shows the values of a list on separate lines.
     """
-    names = list(dict.fromkeys(key for row in rows for key in row))
     if as_json:
-        typer.echo(json.dumps([{k: plain(v) for k, v in row.items()} for row in rows], indent=2))
+        emit_json([{k: plain(v) for k, v in row.items()} for row in rows])
         return
-    if markdown:
-        cells_of = ([_cell(row.get(n)).replace("|", "\\|") for n in names] for row in rows)
-        lines = [names, ["---"] * len(names), *cells_of]
-        typer.echo("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
+    names = list(dict.fromkeys(key for row in rows for key in row))
     cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    if markdown:
+        body = (
+            [cell.replace("|", "\\|") for cell in row] for row in zip(*cells.values(), strict=True)
+        )
+        for line in (names, ["---"] * len(names), *body):
+            typer.echo(f"| {' | '.join(line)} |")
+        return
+    from rich.console import Console
+
+    console = Console()
     least = {name: least_width(str(name), column) for name, column in cells.items()}
-    console = Console(markup=False, emoji=False)  # E[x²] is not a style
-    shown = names
-    if console.is_terminal:
-        shown = choose_columns(least, [*(n for n in first if n in least), *names], console.width)
-    numbers = {
-        name: all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        for name in shown
-    }
-    if len(rows) > LONG:
-        for line in plain_lines({name: cells[name] for name in shown}, numbers):
-            typer.echo(line)
-    else:
-        # A pipe has no width. A terminal wraps long names, so nothing is cut here.
-        width = max(console.width, table_width(least[name] for name in shown))
-        width = width if console.is_terminal else 10_000
-        console = Console(width=width, markup=False, emoji=False)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in shown:
-            table.add_column(
-                str(name),
-                justify="right" if numbers[name] else "left",
-                overflow="fold",
-                no_wrap=not has_sentences(cells[name]),
-                min_width=least[name],
-            )
-        for number in range(len(rows)):
-            table.add_row(*(cells[name][number] for name in shown))
-        # rich itself would fail if the reader has closed the pipe.
-        with console.capture() as captured:
-            console.print(table)
-        raw(sys.stdout).write(captured.get())
-        sys.stdout.flush()
+    width = console.width if console.is_terminal else 10_000  # a pipe has no width
+    shown = choose_columns(least, [*(n for n in first if n in least), *names], width)
+    numbers = [
+        all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in shown
+    ]
+    lines = layout({str(n): cells[n] for n in shown}, numbers, [least[n] for n in shown], width)
+    if console.is_terminal and not console.no_color:
+        lines[1] = f"\x1b[1m{lines[1]}\x1b[0m"
+    raw(sys.stdout).write("\n".join(lines) + "\n")
+    sys.stdout.flush()
     if left_out := [str(name) for name in names if name not in shown]:
         names_left_out = ", ".join(left_out)
         typer.echo(
             f"omitted on this narrow terminal: {names_left_out}; --json or a pipe has all", err=True
         )
+
+
+def emit_json(value: Any) -> None:
+    """Print a value to stdout as JSON."""
+    typer.echo(json.dumps(value, indent=2))
 
 
 def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -97,19 +81,41 @@ def _cell(value: Any) -> str:
     return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
 
 
-def plain_lines(cells: Mapping[Any, Sequence[str]], numbers: Mapping[Any, bool]) -> Iterator[str]:
-    """Yield the lines of a table without colours and folded cells."""
+def layout(
+    cells: Mapping[str, Sequence[str]], numbers: Sequence[bool], least: Sequence[int], width: int
+) -> list[str]:
+    """Return the lines of a table; sentences are folded where it would be wider than `width`."""
+    widths = [max(map(_width, [name, *column])) for name, column in cells.items()]
+    spare = [wide - narrow for wide, narrow in zip(widths, least, strict=True)]
+    for _ in range(min(sum(spare), table_width(widths) - width)):
+        widest = max(range(len(spare)), key=lambda n: (spare[n] > 0, widths[n]))
+        widths[widest] -= 1
+        spare[widest] -= 1
+
+    def row_lines(row: Sequence[str]) -> Iterator[str]:
+        folded = [list(_fold(cell, wide)) for cell, wide in zip(row, widths, strict=True)]
+        for parts in zip_longest(*folded, fillvalue=""):
+            line = (" " * GAP).join(
+                " " * (wide - _width(part)) + part if right else part + " " * (wide - _width(part))
+                for part, wide, right in zip(parts, widths, numbers, strict=True)
+            )
+            yield f" {line}".rstrip()
+
+    rule = f" {'─' * (table_width(widths) - EDGES)}"
+    rows = [line for row in zip(*cells.values(), strict=True) for line in row_lines(row)]
+    return ["", *row_lines(list(cells)), rule, *rows, ""]
+
+
+def _fold(cell: str, width: int) -> Iterator[str]:
+    for line in cell.split("\n"):
+        yield from [line] if _width(line) <= width else textwrap.wrap(line, width)
+
+
+def _width(cell: str) -> int:
+    """Return the width of the longest line of a cell in the columns of a terminal."""
     from rich.cells import cell_len
 
-    columns = []
-    for name, column in cells.items():
-        flat = [str(name), *(cell.replace("\n", "; ") for cell in column)]
-        width = max(map(cell_len, flat))
-        pads = (" " * (width - cell_len(cell)) for cell in flat)
-        pairs = zip(flat, pads, strict=True)
-        columns.append([pad + cell if numbers[name] else cell + pad for cell, pad in pairs])
-    for line in zip(*columns, strict=True):
-        yield "  ".join(line).rstrip()
+    return max(map(cell_len, cell.split("\n")))
 
 
 def choose_columns(least: Mapping[Any, int], wanted: Sequence[Any], width: int) -> list[Any]:
@@ -127,19 +133,10 @@ def table_width(widths: Iterable[int]) -> int:
     return sum(columns) + GAP * (len(columns) - 1) + EDGES
 
 
-def has_sentences(column: Sequence[str]) -> bool:
-    """Return whether a column has long cells with spaces, at which they may be folded."""
-    return any(" " in line and len(line) > SENTENCE for cell in column for line in cell.split("\n"))
-
-
 def least_width(name: str, column: Sequence[str]) -> int:
-    """Return the minimal width of a column; only sentences are folded."""
-    from rich.cells import cell_len
-
+    """Return the minimal width of a column; only long cells with spaces are folded."""
     lines = [line for cell in column for line in cell.split("\n")]
-    if has_sentences(column):
-        words = (word for line in lines for word in line.split())
-        longest = min(SENTENCE, max(map(cell_len, words), default=0))
-    else:
-        longest = max(map(cell_len, lines), default=0)
-    return max(cell_len(name), longest)
+    if any(" " in line and len(line) > SENTENCE for line in lines):
+        longest = max(_width(word) for line in lines for word in [*line.split(), ""])
+        return max(_width(name), min(SENTENCE, longest))
+    return max(map(_width, [name, *lines]))

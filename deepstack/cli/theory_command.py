@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Json, Plugins, command_line, load_plugins
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.cli.options import Json, Markdown, Plugins, command_line, load_plugins, note
+from deepstack.errors import ConfigError
 
 
 def theory_command(
@@ -19,9 +18,7 @@ def theory_command(
         typer.Option("--claim", help="A claim to measure, as in C9; repeatable (default: all)."),
     ] = [],
     json: Json = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a page of Markdown instead of a table.")
-    ] = False,
+    markdown: Markdown = False,
     charts: Annotated[
         Path | None,
         typer.Option(
@@ -68,19 +65,14 @@ def theory_command(
             if charts is not None:
                 reporting.draw(one, finding, charts)
             took = time.perf_counter() - began
-            typer.echo(f"{one.id:>4} {took:5.1f} s  {finding.verdict}", err=True)
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; nothing is kept", signal.SIGINT) from None
+            note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
     finally:
         torch.set_num_threads(threads)
+    from deepstack.cli.tables import emit, emit_json
+
     if json:
-        from json import dumps
-
-        typer.echo(dumps(reporting.as_json(findings), indent=2, ensure_ascii=False))
+        emit_json(reporting.as_json(findings))
     elif markdown:
-        command = command_line()
-        typer.echo(reporting.page(findings, command, charts.name if charts else None))
+        typer.echo(reporting.page(findings, command_line(), charts.name if charts else None))
     else:
-        from deepstack.cli.tables import emit
-
         emit(reporting.rows(findings), False)

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import (
-    AllowEnvChange,
-    Out,
-    Overrides,
-    Plugins,
-    Quiet,
-    command_line,
-    load_plugins,
-    located,
-)
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.cli import options as opt
 from deepstack.gc_control import gc_paused
 
 
@@ -29,12 +17,12 @@ def train_command(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's config.yaml.")
     ],
-    overrides: Overrides = [],
-    out: Out = Path("results"),
-    study: Annotated[str | None, typer.Option(help="Folder of this run under --out.")] = None,
-    plugin: Plugins = [],
-    quiet: Quiet = False,
-    allow_env_change: AllowEnvChange = False,
+    overrides: opt.Overrides = [],
+    out: opt.Out = Path("results"),
+    study: opt.StudyName = None,
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    allow_env_change: opt.AllowEnvChange = False,
     fail_on_divergence: Annotated[
         bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
     ] = False,
@@ -47,10 +35,9 @@ def train_command(
     from deepstack.config import checked_study, load_config, study_name
 
     is_rank0 = os.environ.get("RANK", "0") == "0"
-    with errors_reported_once():
-        settings = load_config(config, overrides)
-        study = study_name(settings, config) if study is None else checked_study(study)
-        load_plugins(plugin)
+    settings = load_config(config, overrides)
+    study = study_name(settings, config) if study is None else checked_study(study)
+    opt.load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
 
@@ -60,8 +47,7 @@ def train_command(
         gc.freeze()  # imported modules stay: the collector can skip them
 
     with (
-        errors_reported_once(),
-        located(config, overrides),
+        opt.located(config, overrides),
         observe(quiet or not is_rank0) as observer,
         stop_on_signal() as stop,
     ):
@@ -72,21 +58,10 @@ def train_command(
             observer=observer,
             stop=stop,
             allow_env_change=allow_env_change,
-            command=command_line(),
+            command=opt.command_line(),
         )
     if not is_rank0:
         return
     typer.echo(run.path)
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)
-
-
-@contextmanager
-def errors_reported_once() -> Iterator[None]:
-    """Report an error that all processes of torchrun raise only once on each host."""
-    try:
-        yield
-    except (ConfigError, Interrupted) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            raise
-        raise typer.Exit(error.exit_code) from None

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from deepstack.cli.options import Json
-from deepstack.errors import DifferenceError, Interrupted
+from deepstack.cli.options import Folders, Json, note
+from deepstack.errors import DifferenceError
 
 if TYPE_CHECKING:
     from deepstack.records import Inspection
 
 
 def verify_command(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Runs, studies or results folders.")
-    ],
+    directories: Folders,
     json: Json = False,
 ) -> None:
     """Compare every data file of every run with its checksum; exit 6 on a difference.
@@ -31,18 +26,15 @@ def verify_command(
     from deepstack.records import folders_to_inspect, inspect
     from deepstack.records.cells import one_line
 
-    folders = [folder for directory in directories for folder in folders_to_inspect(directory)]
+    folders = [
+        folder for directory in directories for folder in folders_to_inspect(Path(directory))
+    ]
     once = {folder.path.resolve(): folder for folder in folders}
     inspections: list[Inspection] = []
-    try:
-        for folder in once.values():
-            inspections.append(one := inspect(folder))
-            for problem in one.problems:
-                typer.echo(one_line(f"{folder.path}: {problem}"), err=True)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted after {len(inspections)} of {len(once)} runs", signal.SIGINT
-        ) from None
+    for folder in once.values():
+        inspections.append(one := inspect(folder))
+        for problem in one.problems:
+            note(one_line(f"{folder.path}: {problem}"))
     emit([row(one, json) for one in inspections], json)
     conclude(inspections)
 
@@ -64,10 +56,9 @@ def conclude(inspections: Sequence[Inspection]) -> None:
     """Print the number of runs without checksums; raise DifferenceError if any is damaged."""
     unknown = sum(one.verdict == "no checksums" for one in inspections)
     if unknown:
-        typer.echo(
+        note(
             f"{unknown} of {len(inspections)} runs have no checksums: an older version wrote them, "
-            "and their files were only read",
-            err=True,
+            "and their files were only read"
         )
     damaged = sum(one.verdict == "damaged" for one in inspections)
     if damaged:

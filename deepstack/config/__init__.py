@@ -1,95 +1,46 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
-from deepstack.config.estimate import (
-    StackSizes,
-    depths,
-    disk_estimate,
-    memory_estimate,
-    memory_terms,
-    parameter_count,
-    width_inside,
-)
-from deepstack.config.identity import (
-    checked_study,
-    config_hash,
-    digest,
-    non_defaults,
-    run_name,
-    same_experiment,
-    study_name,
-    values,
-)
-from deepstack.config.load import (
-    checked_config,
-    load_config,
-    locate,
-    parse_config,
-    with_overrides,
-)
-from deepstack.config.schema import (
-    ROLES,
-    Config,
-    Family,
-    Init,
-    Log,
-    Model,
-    Muon,
-    Norm,
-    Runtime,
-    Task,
-    Train,
-)
-from deepstack.config.study import Combination, Study, load_study, parse_study
-from deepstack.config.study_axes import MAX_RUNS
-from deepstack.config.study_rules import Override
-from deepstack.config.study_schema import json_schema
-from deepstack.config.template import annotated_defaults
-from deepstack.config.too_large import available_memory, machine_memory, refuse_absurd
-from deepstack.config.write import to_yaml, yaml_of
-
-__all__ = [
-    "MAX_RUNS",
-    "ROLES",
-    "Combination",
-    "Config",
-    "Family",
-    "Init",
-    "Log",
-    "Model",
-    "Muon",
-    "Norm",
-    "Override",
-    "Runtime",
-    "StackSizes",
-    "Study",
-    "Task",
-    "Train",
-    "annotated_defaults",
-    "available_memory",
-    "checked_config",
-    "checked_study",
-    "config_hash",
-    "depths",
-    "digest",
-    "disk_estimate",
-    "json_schema",
-    "load_config",
-    "load_study",
-    "locate",
-    "machine_memory",
-    "memory_estimate",
-    "memory_terms",
-    "non_defaults",
-    "parameter_count",
-    "parse_config",
-    "parse_study",
-    "refuse_absurd",
-    "run_name",
-    "same_experiment",
-    "study_name",
-    "to_yaml",
-    "values",
-    "width_inside",
-    "with_overrides",
-    "yaml_of",
-]
+from deepstack.config.estimate import StackSizes as StackSizes
+from deepstack.config.estimate import depths as depths
+from deepstack.config.estimate import disk_estimate as disk_estimate
+from deepstack.config.estimate import memory_estimate as memory_estimate
+from deepstack.config.estimate import memory_terms as memory_terms
+from deepstack.config.estimate import parameter_count as parameter_count
+from deepstack.config.estimate import width_inside as width_inside
+from deepstack.config.identity import checked_study as checked_study
+from deepstack.config.identity import config_hash as config_hash
+from deepstack.config.identity import digest as digest
+from deepstack.config.identity import non_defaults as non_defaults
+from deepstack.config.identity import run_name as run_name
+from deepstack.config.identity import same_experiment as same_experiment
+from deepstack.config.identity import study_name as study_name
+from deepstack.config.identity import values as values
+from deepstack.config.load import checked_config as checked_config
+from deepstack.config.load import load_config as load_config
+from deepstack.config.load import locate as locate
+from deepstack.config.load import parse_config as parse_config
+from deepstack.config.load import with_overrides as with_overrides
+from deepstack.config.schema import ROLES as ROLES
+from deepstack.config.schema import Config as Config
+from deepstack.config.schema import Family as Family
+from deepstack.config.schema import Init as Init
+from deepstack.config.schema import Log as Log
+from deepstack.config.schema import Model as Model
+from deepstack.config.schema import Muon as Muon
+from deepstack.config.schema import Norm as Norm
+from deepstack.config.schema import Runtime as Runtime
+from deepstack.config.schema import Task as Task
+from deepstack.config.schema import Train as Train
+from deepstack.config.study import Combination as Combination
+from deepstack.config.study import Override as Override
+from deepstack.config.study import Study as Study
+from deepstack.config.study import load_study as load_study
+from deepstack.config.study import parse_study as parse_study
+from deepstack.config.sweep import MAX_RUNS as MAX_RUNS
+from deepstack.config.sweep import json_schema as json_schema
+from deepstack.config.template import annotated_defaults as annotated_defaults
+from deepstack.config.too_large import available_memory as available_memory
+from deepstack.config.too_large import machine_memory as machine_memory
+from deepstack.config.too_large import refuse_absurd as refuse_absurd
+from deepstack.config.write import to_yaml as to_yaml
+from deepstack.config.write import yaml_of as yaml_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128
 
-_FP32, _BF16 = 4, 2
+_FP32 = 4
 
 
 def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False) -> dict[str, int]:
@@ -114,58 +113,6 @@ def no_more(sizes: StackSizes) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes that activations depend on: batch b, positions n, heads h, widths d and d_ff."""
-
-    b: int
-    n: int
-    h: int
-    d: int
-    d_ff: int
-    dropout: bool
-    normed: bool  # whether a norm keeps its output before the gain
-    gated: bool  # whether the feed-forward is
-    qk: bool  # whether queries and keys are normed or turned
-    matmul: int  # bytes of a number that a matrix product reads and writes
-
-
-# The tensors that one eager layer keeps for its backward pass: sublayer, description and bytes.
-SAVED_BY_A_LAYER: tuple[tuple[str, str, Callable[[_Sizes], int]], ...] = (
-    ("attention", "the layer's input, which the product with W_q, W_k, W_v reads",
-     lambda s: s.b * s.n * s.d * s.matmul),
-    ("attention", "queries, keys and values, the one output of that product",
-     lambda s: 3 * s.b * s.n * s.d * s.matmul),
-    ("attention", "queries and keys once more, normed or turned",
-     lambda s: 2 * s.b * s.n * s.d * _FP32 * (1 + s.normed) if s.qk else 0),
-    ("attention", "the attention's output, which the product with W_o reads",
-     lambda s: s.b * s.n * s.d * s.matmul),
-    ("attention", "the logarithm of each softmax's sum, from which its weights are computed again",
-     lambda s: s.b * s.h * s.n * _FP32),
-    ("attention", "under dropout no fused kernel: attention weights before and after it, its mask",
-     lambda s: 3 * s.b * s.h * s.n * s.n * _FP32 if s.dropout else 0),
-    ("attention", "the input of the norm around the attention, stream plus branch",
-     lambda s: s.b * s.n * s.d * _FP32),
-    ("feed_forward", "the feed-forward's input, which the product with W_1 reads",
-     lambda s: s.b * s.n * s.d * s.matmul),
-    ("feed_forward", "the hidden values after the activation, which the product with W_2 reads",
-     lambda s: s.b * s.n * s.d_ff * s.matmul),
-    ("feed_forward", "the hidden values before the activation: gelu needs them, and relu leaves a "
-     "hole of their size between tensors that stay, which the allocator fills only in part",
-     lambda s: s.b * s.n * s.d_ff * s.matmul),
-    ("feed_forward", "under a gate the other half of the first product, and what both make",
-     lambda s: 2 * s.b * s.n * s.d_ff * s.matmul if s.gated else 0),
-    ("feed_forward", "the input of the norm around the feed-forward",
-     lambda s: s.b * s.n * s.d * _FP32),
-    ("both", "mean and reciprocal deviation of the two norms",
-     lambda s: 4 * s.b * s.n * _FP32),
-    ("both", "what rms and dynamic_tanh multiply with their gain, in the two norms",
-     lambda s: 2 * s.b * s.n * s.d * _FP32 if s.normed else 0),
-    ("both", "the dropout masks of the two sublayers' outputs",
-     lambda s: 2 * s.b * s.n * s.d * _FP32 if s.dropout else 0),
-)  # fmt: skip
-
-
 def memory_terms(
     config: Config,
     vocab_size: int = BYTES_VOCABULARY,
@@ -173,13 +120,12 @@ def memory_terms(
     data: int = 0,
 ) -> dict[str, int]:
     """Return the bytes at the peak of a run, term by term: of a training step, or of a snapshot."""
-    train, depth = config.train, sum(depths(config))
+    train, depth, d = config.train, sum(depths(config)), config.model.d_model
     by_role = parameter_count(config, vocab_size)
     weights = sum(by_role.values()) * _FP32
     chosen = by_role if train.trainable == "all" else train.trainable
     trained = sum(by_role.get(role, 0) for role in chosen) * _FP32
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
-    sizes = _sizes(config, train.batch_size)
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
     terms = {
@@ -190,11 +136,11 @@ def memory_terms(
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": depth * LAYER_OVERHEAD,
-        "activations": activations(config, sizes, scheme_memory),
-        "gradients of activations": 3 * tokens * max(sizes.d_ff, 3 * sizes.d) * _FP32,
+        "activations": activations(config, scheme_memory),
+        "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
         "validation batches": 0 if on_gpu(config) else _held_out(config),
-        "probe": probe * positions(config) * (2 * vocab_size + 4 * sizes.d) * _FP32,
+        "probe": probe * positions(config) * (2 * vocab_size + 4 * d) * _FP32,
     }
     if train.spectral_penalty:
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
@@ -208,8 +154,8 @@ def memory_terms(
         if looked:  # further gradients and differences, the branches' outputs, and values of some
             # sublayers at a time, with the stream of all layers once more
             seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
-            states = seen * probe * positions(config) * config.model.d_model * _FP32
-            saved = saved_by_layers(config, _sizes(config, probe), scheme_memory)
+            states = seen * probe * positions(config) * d * _FP32
+            saved = saved_by_layers(config, probe, scheme_memory)
             after = 2 * weights + saved + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
@@ -260,33 +206,47 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     return weights + logs, 3 * (weights + moments(config, by_role) + logs) + logs
 
 
-def activations(config: Config, sizes: _Sizes, scheme_memory: SchemeMemory) -> int:
+def activations(config: Config, scheme_memory: SchemeMemory) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
-    depth, every = sum(depths(config)), config.runtime.recompute_every
-    saved = saved_by_layers(config, sizes, scheme_memory)
+    depth, every, batch = (
+        sum(depths(config)),
+        config.runtime.recompute_every,
+        config.train.batch_size,
+    )
+    saved = saved_by_layers(config, batch, scheme_memory)
     if not every or every >= depth:
         return saved
-    boundaries = -(-depth // every) * sizes.b * sizes.n * sizes.d * _FP32
+    boundaries = -(-depth // every) * batch * config.task.seq_len * config.model.d_model * _FP32
     return boundaries + every * saved // depth
 
 
-def saved_by_layers(config: Config, sizes: _Sizes, scheme_memory: SchemeMemory) -> int:
-    """Return the bytes of all layers; a cross-attention keeps as much as a self-attention."""
+def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> int:
+    """Return the bytes that all eager layers keep for the backward pass of a batch."""
+    model, n = config.model, config.task.seq_len
+    matmul = 2 if config.train.precision == "bf16" else _FP32  # of a number in a matrix product
+    stream, hidden = batch * n * model.d_model, batch * n * width_inside(config)
+    norm_output = NORM_KINDS[model.norm.kind].keeps_output  # for the gradient of the gain
+    dropout = model.dropout > 0
+    # of either sublayer: the norm's input (stream plus branch), mean and reciprocal deviation, the
+    # norm's output, and the mask of dropout
+    either = _FP32 * (stream * (1 + norm_output + dropout) + 2 * batch * n)
+    # input; queries, keys and values; output; the logarithm of each softmax's sum
+    attention = either + 5 * stream * matmul + batch * model.n_heads * n * _FP32
+    if model.qk_norm or model.positions == "rotary":  # queries and keys once more
+        attention += 2 * stream * _FP32 * (1 + norm_output)
+    if dropout:  # no fused kernel: attention weights before and after it, and its mask
+        attention += 3 * batch * model.n_heads * n * n * _FP32
+    # input; hidden values after and before the activation: gelu needs these, and relu leaves a hole
+    # of their size, which the allocator fills only in part; under a gate another half, and both
+    feed_forward = either + (stream + 2 * hidden * (1 + model.gated)) * matmul
     depth, beside = depths(config)
-    crossing = sublayers(config) - 2 * (depth + beside)
-    share = {"attention": 1.0, "feed_forward": 0.0, "both": 0.5}
-    attention = sum(share[where] * size(sizes) for where, _, size in SAVED_BY_A_LAYER)
-    layers = (depth + beside) * saved_by_a_layer(sizes) + int(crossing * attention)
-    common = sizes.b, sizes.n, sizes.h, sizes.d, _replayed(config)
-    layers += scheme_memory(StackSizes(depth, 2 * depth, *common))
-    return layers + (
+    crossing = sublayers(config) - 2 * (depth + beside)  # each keeps as much as a self-attention
+    saved = (depth + beside) * (attention + feed_forward) + crossing * attention
+    common = batch, n, model.n_heads, model.d_model, _replayed(config)
+    saved += scheme_memory(StackSizes(depth, 2 * depth, *common))
+    return saved + (
         scheme_memory(StackSizes(beside, 2 * beside + crossing, *common)) if beside else 0
     )
-
-
-def saved_by_a_layer(sizes: _Sizes) -> int:
-    """Bytes that one layer keeps for its backward pass."""
-    return sum(size(sizes) for _, _, size in SAVED_BY_A_LAYER)
 
 
 def _held_out(config: Config) -> int:
@@ -307,19 +267,3 @@ def on_gpu(config: Config) -> bool:
         return config.runtime.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     return Path("/dev/nvidiactl").exists() and not hidden
-
-
-def _sizes(config: Config, batch: int) -> _Sizes:
-    model = config.model
-    return _Sizes(
-        b=batch,
-        n=config.task.seq_len,
-        h=model.n_heads,
-        d=model.d_model,
-        d_ff=width_inside(config),
-        dropout=model.dropout > 0,
-        normed=NORM_KINDS[model.norm.kind].keeps_output,
-        gated=model.gated,
-        qk=model.qk_norm or model.positions == "rotary",
-        matmul=_BF16 if config.train.precision == "bf16" else _FP32,
-    )

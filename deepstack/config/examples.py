@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deepstack.errors import ConfigError
-from deepstack.registry import nearest
+from deepstack.registry import unknown
 
 # An installed package carries them inside, a checkout beside.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -19,7 +19,5 @@ def example(name: str) -> Path:
     """
     paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
     if name not in paths:
-        near = nearest(name, paths)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"no example {name!r}; {hint}there are: {', '.join(sorted(paths))}")
+        raise ConfigError(unknown("example", name, sorted(paths)))
     return paths[name]

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
-from deepstack.config.schema import LONGEST_NAME, ROLES, Config
+from deepstack.config.schema import ROLES, Config
+from deepstack.config.section import LONGEST_NAME
 from deepstack.config.walk import Path, at, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
@@ -76,18 +77,12 @@ def validate(tree: Node) -> tuple[Config | None, list[Problem]]:
     try:
         return Config.model_validate(data), []
     except ValidationError as error:
-        return None, _problems(error, data, tree)
-
-
-def _problems(error: ValidationError, data: Any, tree: Node) -> list[Problem]:
-    wrong = distinct_errors(error, data)
+        wrong = distinct_errors(error, data)
     wrong.sort(key=lambda pair: place_order(tree.at(pair[0]).where))
-    explained = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
-    # a hostile file can have thousands: the rest is counted and not examined
-    return explained + [
-        Problem(tree.at(path).where, _dotted(path), "found one more mistake")
-        for path, _ in wrong[MAX_PROBLEMS:]
-    ]
+    problems = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
+    for path, _ in wrong[MAX_PROBLEMS:]:  # of thousands, the rest is counted and not examined
+        problems.append(Problem(tree.at(path).where, _dotted(path), "found one more mistake"))
+    return None, problems
 
 
 def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[str, Any]]]:
@@ -147,7 +142,7 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         shown = "a section"
     typed = "command line" in node.where
     text = f"found {shown}; allowed {describe(schema)}"
-    if inside := _suggest_inner_key(node.value, schema):
+    if inside := suggest_inner_key(path, [node.value]):
         text += f"; did you mean {dotted}.{inside}" + (f"={node.value}?" if typed else "?")
     else:
         text += hint_for(_suggest_value(node.value, schema))
@@ -156,22 +151,17 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     return Problem(node.where, dotted, text)
 
 
-def _suggest_inner_key(value: object, schema: Schema) -> str | None:
-    """Return the key of a section that a value was meant for: 'kind' for `norm: rms`."""
-    inside = schema.get("properties", {})
-    if not inside or not isinstance(value, str) or not value:
+def suggest_inner_key(path: Path, values: Sequence[object]) -> str | None:
+    """Return the key of a section that all values were meant for: 'kind' for `norm: rms`."""
+    inside = at(path).get("properties", {})
+    words = [value for value in values if isinstance(value, str) and value]
+    if not inside or not words or len(words) < len(values):
         return None
     for key, setting in inside.items():
-        words = [word for option in alternatives(setting) for word in literals(option)]
-        if value in words or (words and _suggest_value(value, setting)):
+        known = [word for option in alternatives(setting) for word in literals(option)]
+        if known and all(word in known or _suggest_value(word, setting) for word in words):
             return str(key)
     return "name" if "name" in inside else None
-
-
-def suggest_inner_key(path: Path, values: Sequence[object]) -> str | None:
-    """Return the key below a section that all of these values were meant for, if there is one."""
-    keys_meant = {_suggest_inner_key(value, at(path)) for value in values}
-    return keys_meant.pop() if len(keys_meant) == 1 else None
 
 
 def hint_for(meant: str | None) -> str:

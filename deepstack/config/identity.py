@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.allowed import PATTERNS, RUN_NAME
-from deepstack.config.schema import LONGEST_NAME, Config
+from deepstack.config.schema import Config
+from deepstack.config.section import LONGEST_NAME
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
@@ -29,19 +30,16 @@ def non_defaults(config: Config) -> dict[str, Any]:
     """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
     usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
     settings = values(config)
-    return {k: v for k, v in settings.items() if k not in usual or not _same(v, usual[k])}
+    return {  # 1 is neither 1.0 nor true
+        key: value
+        for key, value in settings.items()
+        if key not in usual or type(value) is not type(usual[key]) or value != usual[key]
+    }
 
 
 @cache
 def _usual() -> dict[str, Any]:
     return values(Config())
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Return whether two values have the same JSON: 1 is neither 1.0 nor true."""
-    return (type(a) is type(b) and not isinstance(a, list | dict) and a == b) or (
-        _text(a) == _text(b)
-    )
 
 
 def same_experiment(a: Config, b: Config) -> bool:
@@ -95,13 +93,10 @@ def checked_study(name: str) -> str:
 
 def _identity(config: Config) -> str:
     counted = non_defaults(config).items()
-    return _text(
-        {k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED and k not in _NOT_COUNTED}
-    )
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    named = {
+        k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED and k not in _NOT_COUNTED
+    }
+    return json.dumps(named, sort_keys=True)
 
 
 def _flat(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

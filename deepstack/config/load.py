@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -39,8 +39,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
     Raises ConfigError with one line for each problem: place, key, value found, values allowed.
     """
-    with explain_external_probe(path):
-        return parse_config(read_file(path), printable_path(path), overrides)
+    return parse_config(read_file(path), printable_path(path), overrides)
 
 
 def parse_config(
@@ -57,26 +56,6 @@ def parse_config(
     assert config is not None
     refuse_absurd_tree(config, tree)
     return config
-
-
-@contextmanager
-def explain_external_probe(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Replace the errors of a config.yaml that `deepstack.probe` wrote by an explanation."""
-    file, probed = Path(path), False
-    try:
-        yield
-    except ConfigError:
-        with suppress(OSError, ValueError, TypeError, RecursionError):
-            meta = file.with_name("meta.json")
-            if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
-                probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
-        if not probed:
-            raise
-        raise ConfigError(
-            f"{printable_path(path)}: the file says what deepstack.probe has measured of a model "
-            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
-            f"deepstack plot {shlex.quote(str(file.parent))}"
-        ) from None
 
 
 def checked_config(value: object) -> Config:
@@ -115,9 +94,8 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
     """
     tree, _ = read_tree(read_file(path), printable_path(path), overrides)
     if all(override.partition("=")[0].strip() != key for override in overrides):
-        zipped = tree.at(("sweep", "zip"))
-        groups = zipped.value if isinstance(zipped.value, list) else [zipped]
-        for axes in (tree.at(("sweep", "grid")), *groups):
+        zips = tree.at(("sweep", "zip"))
+        for axes in (tree.at(("sweep", "grid")), zips, *zips.items()):
             if isinstance(axes.value, dict) and key in axes.value:
                 return str(axes.value[key].where)
     node = tree.at(tuple(key.split(".")))
@@ -153,12 +131,12 @@ def read_tree(
     return tree, problems
 
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
+def parse_override(text: str, label: str = "") -> tuple[tuple[str, ...], Node] | Problem:
     """Return path and node of `key=value`.
 
-    Values are YAML scalars, [lists], {k: v} or 'quoted'.
+    Values are YAML scalars, [lists], {k: v} or 'quoted'.  label: their place in messages.
     """
-    label = override_place(text)
+    label = label or override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
@@ -169,10 +147,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node] | Problem:
     if any(map(is_forbidden, text)):
         return Problem(label, "", "found a control character; allowed printable text")
     if value[:1] in tuple("[{\"'"):
-        node, problems = read(value, label)
+        node, problems = read(value, label, positions=False)
         if problems:
             return Problem(label, quote_key(key), problems[0].text)
-        return path, relabel(node, label)
+        return path, replace(node, key_where=label)
     try:
         plain = parse_scalar(value)
     except ValueError as error:
@@ -210,18 +188,6 @@ def to_node(value: Any, where: str) -> Node:
     return Node(value, where, display(value, text), where)
 
 
-def relabel(node: Node, label: str) -> Node:
-    """Give one place to a node and everything in it."""
-    node.where = node.key_where = label
-    if isinstance(node.value, dict):
-        for child in node.value.values():
-            relabel(child, label)
-    elif isinstance(node.value, list):
-        for child in node.value:
-            relabel(child, label)
-    return node
-
-
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
     """Return all problems of syntax, and those of meaning at other places."""
     places = {problem.where for problem in form}
@@ -244,23 +210,31 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a configuration file, at most one more than the limit."""
     name = printable_path(path)
     try:
-        # without O_NONBLOCK, opening a FIFO would wait for a writer
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):  # opening a pipe would wait for a writer
+            _refuse_external_probe(Path(path))
+            with open(path, "rb") as file:
+                return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: {_why(error, path)}") from None
-    try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
-            inside = Path(path) / "config.yaml"
-            hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
-            raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{name}: {_why(error, path)}") from None
-    finally:
-        os.close(handle)
+    kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
+    inside = Path(path) / "config.yaml"
+    hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
+    raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
+
+
+def _refuse_external_probe(file: Path) -> None:
+    """Raise ConfigError for a config.yaml that `deepstack.probe` wrote."""
+    probed, meta = False, file.with_name("meta.json")
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
+            probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
+    if probed:
+        raise ConfigError(
+            f"{printable_path(file)}: the file says what deepstack.probe has measured of a model "
+            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
+            f"deepstack plot {shlex.quote(str(file.parent))}"
+        )
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:
@@ -277,14 +251,11 @@ def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     wanted = Path(path)
     for folder in (wanted.parent, Path("configs")):
-        try:
-            names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml"))
-        except OSError:
-            continue
-        near = nearest(wanted.name, names) or nearest(wanted.stem, [Path(n).stem for n in names])
+        names = {file.name: file for file in sorted(folder.glob("*.y*ml"))}
+        stems = {file.stem: file for file in names.values()}
+        near = nearest(wanted.name, names) or nearest(wanted.stem, stems)
         if near:
-            full = next(n for n in names if near in (n, Path(n).stem))
-            return f"no such file; did you mean {printable_path(folder / full)!r}?"
+            return f"no such file; did you mean {printable_path((stems | names)[near])!r}?"
     if wanted.name.partition("=")[0] in keys():
         return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
             printable_path(path)

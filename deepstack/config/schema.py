@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -18,9 +17,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.allowed import IDENTIFIER, RUN_NAME
-from deepstack.errors import FrozenError
-from deepstack.yaml_reader import is_forbidden
+from deepstack.allowed import RUN_NAME
+from deepstack.config.section import (
+    LONGEST_NAME,
+    Fraction,
+    Identifier,
+    Scalar,
+    Section,
+    as_dict,
+    as_tuple,
+    unused_without,
+)
 
 Role = Literal[
     "q", "k", "v", "o", "w1", "w2", "w3", "cross_q", "cross_k", "cross_v", "cross_o", "bias",
@@ -42,83 +49,8 @@ Distribution = Literal[
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
-LONGEST_NAME = 64
 # The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
-
-Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
-Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
-
-
-def _readable(value: Any) -> Any:
-    # YAML cannot hold such a character, so the run's config.yaml could not be read back
-    if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
-        text = "found the control character {bad}; allowed printable text"
-        raise PydanticCustomError("relation", text, {"bad": repr(bad)})
-    return value
-
-
-Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
-
-
-def _as_tuple(value: Any) -> Any:
-    # YAML knows lists only; the models are immutable and hold tuples
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _as_dict(value: Any) -> Any:
-    # `model:` with only comments below it is an empty section
-    return {} if value is None else value
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise FrozenError(
-            f"{name} = {value!r}: a configuration is frozen; make another: "
-            "deepstack.config.with_overrides(config, {'model.depth': 48})"
-        )
-
-    _fill_empty = model_validator(mode="before")(_as_dict)
-
-
-def _unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
-    """Return a validator that refuses settings which other settings make meaningless.
-
-    rules: for each field, another key of its section and the values under which the field is used.
-    Under any other value only the field's default is allowed.
-    """
-
-    def check(section: type[BaseModel], value: Any, info: Any) -> Any:
-        usual = section.model_fields[info.field_name].default
-        shown, no_more = value, usual
-        if isinstance(value, BaseModel):
-            shown = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
-            no_more = "none of it"
-        for key, allowed in rules[info.field_name].items():
-            value_of_other = info.data.get(key.rpartition(".")[2])
-            if value != usual and value_of_other not in (None, *allowed):
-                raise PydanticCustomError(
-                    "relation",
-                    "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
-                    {
-                        "value": shown,
-                        "key": key,
-                        "given": value_of_other,
-                        "usual": "null" if usual is None else no_more,
-                        "ok": " or ".join(allowed),
-                    },
-                )
-        return value
-
-    return field_validator(*rules)(classmethod(check))
 
 
 class NormKind(NamedTuple):
@@ -136,7 +68,7 @@ NORM_KINDS = {
 }
 
 
-class Norm(_Section):
+class Norm(Section):
     """The norms of a stack, in the place of LN in a scheme's equation."""
 
     kind: Literal["layer", "rms", "batch", "dynamic_tanh"] = "layer"
@@ -152,10 +84,10 @@ class Norm(_Section):
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     """dynamic_tanh: the scalar a at the start."""
 
-    _check_use = _unused_without(start={"model.norm.kind": ("dynamic_tanh",)})
+    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh",)})
 
 
-class Init(_Section):
+class Init(Section):
     """How weight matrices start, before the scheme's own gain."""
 
     distribution: Distribution = "xavier_normal"
@@ -167,19 +99,19 @@ class Init(_Section):
     std: Annotated[float, Field(gt=0, le=1e6)] = 0.02
     """normal: the standard deviation of every matrix."""
 
-    _check_use = _unused_without(
+    _check_use = unused_without(
         fan={"model.init.distribution": _XAVIER},
         qkv={"model.init.fan": ("in_out",), "model.init.distribution": _XAVIER},
         std={"model.init.distribution": ("normal",)},
     )
 
 
-class Model(_Section):
+class Model(Section):
     """The stack of layers, or the two of an encoder-decoder."""
 
     scheme: Identifier = "deepnorm"
     """The residual scheme (`deepstack list schemes`)."""
-    scheme_options: Annotated[dict[Identifier, Scalar | None], BeforeValidator(_as_dict)] = {}
+    scheme_options: Annotated[dict[Identifier, Scalar | None], BeforeValidator(as_dict)] = {}
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
@@ -212,7 +144,7 @@ class Model(_Section):
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a separate matrix, or BERT's masked-token head."""
 
-    _check_use = _unused_without(
+    _check_use = unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
         decoder_attention={"model.family": ("encoder_decoder",)},
     )
@@ -238,7 +170,7 @@ class Model(_Section):
         return self
 
 
-class Task(_Section):
+class Task(Section):
     """The task to learn.  Further keys are options of the task (`deepstack list tasks`)."""
 
     model_config = ConfigDict(extra="allow")
@@ -254,7 +186,7 @@ class Task(_Section):
         return dict(self.__pydantic_extra__ or {})
 
 
-class Muon(_Section):
+class Muon(Section):
     """How train.optimizer=muon updates the matrices of the layers; AdamW updates all others."""
 
     momentum: Fraction = 0.95
@@ -265,7 +197,7 @@ class Muon(_Section):
     """The factor on lr: 0.2 sqrt(max(n_out, n_in)), or sqrt(max(1, n_out/n_in))."""
 
 
-class Train(_Section):
+class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
     steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
@@ -276,7 +208,7 @@ class Train(_Section):
     """The optimizer; 'muon' moves the layers' matrices, and adamw the other parameters."""
     lr: Annotated[float, Field(gt=0, le=1e6)] = 1e-3
     """The learning rate after warm-up."""
-    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] = (0.9, 0.98)
+    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(as_tuple)] = (0.9, 0.98)
     """Decay rates of the moments of adam and adamw."""
     eps: Annotated[float, Field(ge=LEAST, le=1)] = 1e-8
     """The number that is added to the square root of the second moment."""
@@ -296,14 +228,24 @@ class Train(_Section):
     clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: Annotated[
-        dict[Role, Annotated[float, Field(ge=0, le=1e6)]], BeforeValidator(_as_dict)
+        dict[Role, Annotated[float, Field(ge=0, le=1e6)]], BeforeValidator(as_dict)
     ] = {}
     """A factor on the learning rate of a role's parameters: {q: 0.5}."""
+    lr_exponents: Annotated[
+        dict[Role, Annotated[float, Field(ge=-8, le=8)]], BeforeValidator(as_dict)
+    ] = {}
+    """Powers e of depth: a role's rate is lr * (N / base_depth)^(-e), N = model.depth: {v: 0.5}."""
+    base_depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
+    """The depth at which lr_exponents and eps_exponent change nothing."""
+    decay_by_depth: Literal["with_lr", "constant"] = "with_lr"
+    """The decay of a step, rate * weight_decay: falls with lr_exponents, or stays as without."""
+    eps_exponent: Annotated[float, Field(ge=-8, le=8)] = 0.0
+    """A power e of depth: the eps of adam and adamw is eps * (N / base_depth)^(-e)."""
     trainable: (
         Literal["all"]
         | Annotated[
             tuple[Role, ...],
-            BeforeValidator(_as_tuple),
+            BeforeValidator(as_tuple),
             Field(min_length=1),
             AfterValidator(_in_order),
         ]
@@ -319,7 +261,7 @@ class Train(_Section):
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
 
-    _check_use = _unused_without(
+    _check_use = unused_without(
         momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon: train.muon.momentum
         muon={"train.optimizer": ("muon",)},
         decay_period={"train.schedule": ("inverse_sqrt",)},
@@ -330,7 +272,7 @@ class Train(_Section):
         return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
 
 
-class Log(_Section):
+class Log(Section):
     """The records of a run."""
 
     probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
@@ -341,7 +283,7 @@ class Log(_Section):
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
-    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_as_tuple)] = ()
+    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
     """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
@@ -358,7 +300,7 @@ class Log(_Section):
         return first_order
 
 
-class Runtime(_Section):
+class Runtime(Section):
     """The device and the fast paths; nothing here is part of the experiment."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -387,7 +329,7 @@ class Runtime(_Section):
     """Whether only deterministic kernels are allowed."""
 
 
-class Config(_Section):
+class Config(Section):
     """One run.  Every key has a default: an empty file is a configuration."""
 
     name: Annotated[str, Field(pattern=RUN_NAME, max_length=LONGEST_NAME)] | None = None

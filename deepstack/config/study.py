@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepstack.config import too_large
+from deepstack.config.estimate import memory_estimate
 from deepstack.config.explain import raise_problems, validate
+from deepstack.config.identity import values as values_by_key
 from deepstack.config.load import (
-    explain_external_probe,
     merge_problems,
     override_place,
     parse_override,
@@ -20,24 +22,36 @@ from deepstack.config.load import (
     read_file,
     read_tree,
     refuse_absurd_tree,
-    relabel,
-    with_overrides,
 )
 from deepstack.config.schema import Config
-from deepstack.config.study_axes import Axes, axis_problems, read_axes, values_of
-from deepstack.config.study_rules import (
-    Matcher,
-    Override,
-    Rule,
+from deepstack.config.sweep import (
+    Group,
     Where,
     are_nested,
+    axis_problems,
+    form_problems,
     idle_rules,
+    matcher,
+    read_groups,
     read_rules,
     setting_problems,
 )
-from deepstack.config.study_schema import form_problems
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import Node, Problem
+
+# a value of `key=a,b`, to a comma outside of brackets and quotes
+_VALUES = re.compile(r"""((?:\[.*?\]|\{.*?\}|'.*?'|".*?"|[^,])*)(?:,|$)""")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Settings for the cells that match.
+
+    where: dotted key -> the values of which a cell has one; settings: dotted key -> value.
+    """
+
+    where: Where
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,14 +100,12 @@ class Study:
 
     def combinations(self) -> Iterator[Combination]:
         """Yield every cell that is not left out; the first key varies slowest."""
-        excluded = [Matcher(where) for where in self.exclude]
-        overrides = [(Matcher(override.where), override.settings) for override in self.overrides]
+        excluded = [matcher(where) for where in self.exclude]
+        overrides = [(matcher(override.where), override.settings) for override in self.overrides]
         # a key that the command line has fixed is swept no longer, and rules still speak of it
-        spoken = {key for where in self.exclude for key in where}
-        spoken |= {key for override in self.overrides for key in override.where}
-        fixed = {key: value_at(self.base, key) for key in spoken - {*self.keys}}
-        for values in _product(self.grid, self.zips):
-            cell = fixed | values if fixed else values
+        base = values_by_key(self.base) if excluded or overrides else {}
+        for values in self.cells():
+            cell = base | values
             if any(matches(cell) for matches in excluded):
                 continue
             settings: dict[str, Any] = {}
@@ -102,25 +114,15 @@ class Study:
                     settings |= more
             yield Combination(values, settings)
 
-
-def value_at(config: Config, key: str) -> Any:
-    """Return the value at a dotted key, or None."""
-    node: Any = config.model_dump()
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
-
-
-def _product(
-    grid: Mapping[str, Sequence[Any]], zips: Sequence[Mapping[str, Sequence[Any]]]
-) -> Iterator[dict[str, Any]]:
-    factors = [[{key: value} for value in values] for key, values in grid.items()]
-    factors += [
-        [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
-        for group in zips
-    ]
-    for parts in itertools.product(*factors):
-        yield {key: value for part in parts for key, value in part.items()}
+    def cells(self) -> Iterator[dict[str, Any]]:
+        """Yield the swept values of every cell, also of those that are left out."""
+        factors = [[{key: value} for value in values] for key, values in self.grid.items()]
+        factors += [
+            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+            for group in self.zips
+        ]
+        for parts in itertools.product(*factors):
+            yield {key: value for part in parts for key, value in part.items()}
 
 
 def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Study:
@@ -129,133 +131,87 @@ def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> S
     An override `key=a,b` makes or replaces an axis of the grid, or the key's values in a zip;
     `key=a` fixes the key.  Raises ConfigError as `load_config`.
     """
-    with explain_external_probe(path):
-        return parse_study(read_file(path), printable_path(path), overrides)
+    return parse_study(read_file(path), printable_path(path), overrides)
 
 
 def parse_study(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Study:
     """Return the study in a YAML text.  source: its name in messages."""
-    lists = [o for o in overrides if len(_values(o)) > 1]
-    tree, problems = read_tree(text, source, [o for o in overrides if o not in lists])
+    axes = [_several(override) for override in overrides]
+    single = [each for each, axis in zip(overrides, axes, strict=True) if axis is None]
+    tree, problems = read_tree(text, source, single)
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
     sweep = sweep or Node(None, source, "nothing")
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    problems += form_problems(sweep, keys)
-    axes = read_axes(sweep)
-    declared = Axes(dict(axes.grid), [dict(group) for group in axes.zips])
-    for key, override in zip(keys, overrides, strict=True):
-        if override not in lists:
-            axes.fix(key)
-    for override in lists:
-        key, node, more = _axis(override)
+    given = [override.partition("=")[0].strip() for override in overrides]
+    problems += form_problems(sweep, given)
+    groups = read_groups(sweep)
+    # the rules of the file may refer to values that the command line has replaced
+    declared = {key: node.items() for group in groups for key, node in group.items()}
+    for key, axis in zip(given, axes, strict=True):
+        if axis is None:
+            groups = [{k: node for k, node in group.items() if k != key} for group in groups]
+            groups = [group for group in groups if group]
+            continue
+        node, more = axis
         problems += more
-        axes.replace(key, node)
-        # the rules of the file may refer to values that the command line has replaced
-        before = declared.nodes().get(key)
-        both = [*values_of(before), *values_of(node)] if before else node.value
-        declared.replace(key, replace(before or node, value=both))
+        if not any(key in group for group in groups):
+            groups.append({})
+        next(group for group in groups if key in group or not group)[key] = node
+        declared[key] = [*declared.get(key, ()), *node.items()]
     base, more = validate(tree)
     problems = merge_problems(problems, more)
-    problems += axis_problems(axes, tree, sweep.where)
+    problems += axis_problems(groups, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
-    rules, more = ([], []) if problems else read_rules(sweep, declared, keys)
+    rules, more = ([], []) if problems else read_rules(sweep, declared, given)
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
     raise_problems(problems)
     assert base is not None
-    if rules and not set(keys) & declared.nodes().keys():
-        raise_problems(idle_rules(rules, list(_product(*_plain(axes)))))
-    study = _study(base, axes, rules, keys)
-    if study.exclude and study.size == 0:
-        raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
-    _refuse_absurd(study, axes, tree)
-    return study
-
-
-def _axis(override: str) -> tuple[str, Node, list[Problem]]:
-    """Return key, values and mistakes of an override `key=a,b`."""
-    key, where = override.partition("=")[0].strip(), override_place(override)
-    nodes, problems = [], []
-    for value in _values(override):
-        parsed = parse_override(f"{key}={value}")
-        if isinstance(parsed, Problem):
-            problems.append(replace(parsed, where=where))
-        else:
-            nodes.append(relabel(parsed[1], where))
-    return key, Node(list(nodes), where, "a list", where), problems
-
-
-def _plain(axes: Axes) -> tuple[dict[str, list[Any]], tuple[dict[str, list[Any]], ...]]:
-    grid, *zips = (
-        {key: node.plain() for key, node in group.items()} for group in (axes.grid, *axes.zips)
-    )
-    return grid, tuple(zips)
-
-
-def _study(base: Config, axes: Axes, rules: Sequence[Rule], given: Sequence[str]) -> Study:
-    """Return the study; keys on the command line win over the settings of an override."""
-    overrides = []
-    for rule in rules:
-        settings = {
+    # keys on the command line win over the settings of an override
+    settings = [
+        {
             key: node.plain()
             for key, node in rule.settings.items()
             if not any(are_nested(key, other) for other in given)
         }
-        if settings:
-            overrides.append(Override(rule.where, settings))
-    grid, zips = _plain(axes)
-    exclude = tuple(rule.where for rule in rules if rule.name == "sweep.exclude")
-    return Study(base, grid, zips, exclude, tuple(overrides))
+        for rule in rules
+    ]
+    plain = [{key: node.plain() for key, node in group.items()} for group in groups]
+    study = Study(
+        base,
+        {key: values for group in plain if len(group) == 1 for key, values in group.items()},
+        tuple(group for group in plain if len(group) > 1),
+        tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
+        tuple(Override(r.where, more) for r, more in zip(rules, settings, strict=True) if more),
+    )
+    if rules and not set(given) & declared.keys():
+        raise_problems(idle_rules(rules, list(study.cells())))
+    if study.exclude and study.size == 0:
+        raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
+    _refuse_absurd(study, groups, tree)
+    return study
 
 
-def _values(override: str) -> list[str]:
-    """Return the values of `key=a,b`: the text split at commas outside of brackets and quotes."""
-    parts, level, quote = [""], 0, ""
-    for letter in override.partition("=")[2]:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "[{":
-            level += 1
-        elif letter in "]}":
-            level -= 1
-        elif letter == "," and level == 0:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    return parts
+def _several(override: str) -> tuple[Node, list[Problem]] | None:
+    """Return the values of an override `key=a,b`, with mistakes in them; None for one value."""
+    key, _, text = override.partition("=")
+    if len(values := _VALUES.findall(text)[:-1]) < 2:
+        return None
+    where = override_place(override)
+    parsed = [parse_override(f"{key}={value}", where) for value in values]
+    nodes = [each[1] for each in parsed if not isinstance(each, Problem)]
+    problems = [each for each in parsed if isinstance(each, Problem)]
+    return Node(nodes, where, "a list", where), problems
 
 
-def _refuse_absurd(study: Study, axes: Axes, tree: Node) -> None:
+def _refuse_absurd(study: Study, groups: Sequence[Group], tree: Node) -> None:
     """Refuse a study with a run that this machine could never hold."""
-    for sizes in _largest(study):
-        try:
-            config = with_overrides(study.base, sizes)
-        except ConfigError:
-            continue  # sizes that only other swept values allow, as a family allows decoder_depth
-        refuse_absurd_tree(config, tree, axes.nodes())
-
-
-def _largest(study: Study) -> Iterator[dict[str, Any]]:
-    """Yield the sizes of the cells that can be the largest, in order of falling product."""
-    size_sets = {
-        tuple(sorted((k, v) for k, v in cell.settings.items() if k in too_large.SIZES and v))
+    sizes = {
+        tuple((key, value) for key, value in cell.settings.items() if key in too_large.SIZES)
         for cell in study.combinations()
     }
-    # whether the heads divide the width is a question for each combination, and not for its size
-    sized = [{**dict(sizes), "model.n_heads": 1} for sizes in size_sets]
-    sized.sort(key=lambda sizes: -math.prod(map(float, sizes.values())))
-    cells: list[dict[str, Any]] = []
-    for sizes in sized:
-        if not any(_is_covered(sizes, larger) for larger in cells[:50]):  # enough for a grid
-            cells.append(sizes)
-            yield sizes
-
-
-def _is_covered(sizes: Mapping[str, float], larger: Mapping[str, float]) -> bool:
-    """Return whether two cells have the same sizes, and none of the first is the larger one."""
-    return sizes.keys() == larger.keys() and all(sizes[key] <= larger[key] for key in sizes)
+    configs = (too_large.resized(study.base, dict(each)) for each in sizes)
+    largest = max(configs, key=memory_estimate)
+    refuse_absurd_tree(largest, tree, {k: node for group in groups for k, node in group.items()})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from deepstack.config.estimate import SchemeMemory, memory_estimate, no_more, on_gpu
 from deepstack.config.schema import Config
@@ -89,20 +91,24 @@ def _largest(config: Config) -> str:
     return max(sizes, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
 
 
-def _changed(config: Config, key: str, value: int) -> Config:
-    section, name = key.split(".")
-    values = {name: value}
-    if key == "model.d_model" and "d_ff" not in config.model.model_fields_set:
-        values["d_ff"] = 4 * value
-    inner = getattr(config, section).model_copy(update=values)
-    return config.model_copy(update={section: inner})
+def resized(config: Config, sizes: Mapping[str, Any]) -> Config:
+    """Return the configuration with other sizes, unchecked; a d_ff not given follows d_model."""
+    derived = "d_ff" not in config.model.model_fields_set and "model.d_ff" not in sizes
+    for key, value in sizes.items():
+        section, name = key.split(".")
+        values = {name: value}
+        if key == "model.d_model" and derived:
+            values["d_ff"] = 4 * value
+        inner = getattr(config, section).model_copy(update=values)
+        config = config.model_copy(update={section: inner})
+    return config
 
 
 def _largest_that_fits(config: Config, key: str, scheme_memory: SchemeMemory, memory: int) -> int:
     """Return the largest value of one size under which the run fits, to two digits; 0 for none."""
 
     def needed(value: int) -> int:
-        return memory_estimate(_changed(config, key, value), scheme_memory=scheme_memory)
+        return memory_estimate(resized(config, {key: value}), scheme_memory=scheme_memory)
 
     highest = bisect_right(range(1, _get(config, key)), memory, key=needed)
     step = 10 ** max(0, len(str(highest)) - 2)

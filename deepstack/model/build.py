@@ -21,16 +21,16 @@ from deepstack.schemes import NORMS, Optim, Scheme, StackScheme, stack_schemes
 
 @dataclass(frozen=True)
 class Built:
-    """A model, its parameters by role, its trained parameters, and the scheme of each stack."""
+    """A model, its parameters by role, its trained parameters, and the scheme of each stack.
+
+    optim: returns the factors of scheme and depth on a role's learning rate, decay and epsilon.
+    """
 
     model: Transformer
     banks: Banks
     trained: list[Bank]
     schemes: Mapping[str, StackScheme]
-
-    def optim(self, role: str) -> Optim:
-        """Return the scheme's factors on a role's learning rate, weight decay and epsilon."""
-        return first_scheme(self.schemes).optim(role)
+    optim: Callable[[str], Optim]
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
@@ -105,7 +105,7 @@ def build_model(
     for name, parameter in model.named_parameters() if left_out else ():
         key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
         parameter.requires_grad_(key not in left_out)
-    built = Built(model, banks, trained, schemes)
+    built = Built(model, banks, trained, schemes, partial(optimizer_factors, config, first))
     if device.type != "meta":
         built.at_step(0)
     return built
@@ -176,9 +176,22 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
         )
 
 
+def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Optim:
+    """Return the scheme's factors on a role's training times those of `train.lr_exponents`."""
+    train, factors = config.train, scheme.optim(role)
+    exponents = {str(key): power for key, power in train.lr_exponents.items()}
+    multiple = scheme.depth / train.base_depth
+    rate = multiple ** -exponents.get(role, 0.0)
+    decay = 1.0 if train.decay_by_depth == "with_lr" else 1 / rate
+    eps = multiple**-train.eps_exponent
+    return Optim(factors.lr * rate, factors.weight_decay * decay, factors.eps * eps)
+
+
 def one_treatment(config: conf.Config, scheme: StackScheme, roles: tuple[str, ...]) -> bool:
     """Return whether these roles have the same optimizer settings and so can share one tensor."""
     chosen = config.train.trainable
     trained = {chosen == "all" or role in chosen for role in roles}
-    treatments = {(config.train.lr_factor(role), scheme.optim(role)) for role in roles}
+    treatments = {
+        (config.train.lr_factor(role), optimizer_factors(config, scheme, role)) for role in roles
+    }
     return len(trained) == 1 and len(treatments) == 1

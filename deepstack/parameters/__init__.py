@@ -1,16 +1,9 @@
 """Parameters with roles, and banks that stack those of all layers."""
 
-from deepstack.parameters.banks import Bank, Banks, global_norm, layer_norms
-from deepstack.parameters.role import RoleParameter, Start, has_role, parameter, with_storage
-
-__all__ = [
-    "Bank",
-    "Banks",
-    "RoleParameter",
-    "Start",
-    "global_norm",
-    "has_role",
-    "layer_norms",
-    "parameter",
-    "with_storage",
-]
+from deepstack.parameters.banks import Bank as Bank
+from deepstack.parameters.banks import Banks as Banks
+from deepstack.parameters.banks import global_norm as global_norm
+from deepstack.parameters.banks import layer_norms as layer_norms
+from deepstack.parameters.role import RoleParameter as RoleParameter
+from deepstack.parameters.role import has_role as has_role
+from deepstack.parameters.role import parameter as parameter

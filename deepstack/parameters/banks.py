@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -118,29 +118,16 @@ class Banks:
     ) -> None:
         self.all: list[Bank] = []
         self._gradients: list[Tensor] = []
-        in_stacks = {layer for layers in stacks.values() for layer in layers}
-        for path, module in list(model.named_modules(in_stacks)):  # none of those inside of them
-            self._allocate_all(path, [module], device, None, stacked)
-        for stack, layers in stacks.items():
-            at: dict[str, Sequence[nn.Module]] = {"": layers}
-            for path, _ in layers[0].named_modules():
-                if path:  # a module comes after the module that contains it
-                    parent, _, name = path.rpartition(".")
-                    inner = [owner._modules[name] for owner in at[parent]]
-                    at[path] = cast(list[nn.Module], inner)
-                inside = f"{stack}.layers" + (f".{path}" if path else "")
-                self._allocate_all(inside, at[path], device, stack, stacked)
+        for path, owners, stack in modules_of(model, stacks):
+            for name, parameter in owners[0]._parameters.items():
+                if parameter is not None:
+                    key = f"{path}.{name}" if path else name
+                    tables = [owner._parameters for owner in owners]
+                    self._allocate(key, tables, name, device, stack, stacked)
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[key] = buffer.to(device)
-
-    def _allocate_all(self, path: str, owners: Sequence[nn.Module], *how: Any) -> None:
-        """A bank for each parameter that these modules themselves have, all by the same names."""
-        for name, parameter in owners[0]._parameters.items():
-            if parameter is not None:
-                key = f"{path}.{name}" if path else name
-                self._allocate(key, [owner._parameters for owner in owners], name, *how)
 
     def _allocate(
         self,
@@ -201,6 +188,19 @@ class Banks:
 
     def __iter__(self) -> Iterator[Bank]:
         return iter(self.all)
+
+
+def modules_of(
+    model: nn.Module, stacks: Mapping[str, Sequence[nn.Module]]
+) -> Iterator[tuple[str, list[nn.Module], str | None]]:
+    """Yield path, modules and stack: each module outside of layers, and all layers' at a path."""
+    in_stacks = {layer for layers in stacks.values() for layer in layers}
+    for path, module in model.named_modules(in_stacks):  # none of those inside of them
+        yield path, [module], None
+    for stack, layers in stacks.items():
+        for path, _ in layers[0].named_modules():
+            inside = f"{stack}.layers.{path}" if path else f"{stack}.layers"
+            yield inside, [layer.get_submodule(path) for layer in layers], stack
 
 
 def layer_norms(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Charts: lists of runs to figures. A chart is one function; writing it registers it."""
 
 from deepstack.plots.chart import CHARTS, Chart, Options, Table, chart
-from deepstack.plots.draw import draw, save
+from deepstack.plots.files import draw, save
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, diverged_note, title_of
-from deepstack.analysis.fit import Fit, exponent_title, power_law_of_seeds
-from deepstack.analysis.series import Series, choose_panels, choose_series, split_series
-from deepstack.analysis.statistics import (
-    SATURATED,
-    Spread,
-    has_diverged,
-    spread_of,
-    unrelated_distance,
-)
+from deepstack.analysis.captions import diverged_note
+from deepstack.analysis.fit import exponent_title, power_law_of_seeds
+from deepstack.analysis.settings import choose_panels, choose_series, depth_of, depths_of
+from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
-from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import band_handle
-from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.style import depth_axis, log_axis, shade, step_axis
-from deepstack.plots.values import DASHED, add_fit, draw_line, log_extent
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.drawing import Drawing, Panel, level, lines, markers
+from deepstack.plots.page import Handle, typeset
+from deepstack.plots.style import depth_axis, shade, step_axis
 from deepstack.records import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_PANELS = 4
 SCHEDULE = "schedule"
+SUM = Line2D([], [], color="black", marker="o", ms=2.4, label="sum of the parts / whole")
+NOTES = (
+    typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
+    typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
+)
 
 # Blue: matrices of the theorem; red: vectors beside the matrices; green: outside of layers.
 COLOURS = {
@@ -46,272 +41,159 @@ COLOURS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """One panel: at each x the means over seeds of every role's part and share, and of the ratio
-    of the parts' sum to the whole.
-
-    shares, parts: role -> one value per x.  by_seed: role, or 'whole' -> the values of the seeds at
-    each x.
-    """
-
-    name: str
-    x: list[int]
-    shares: dict[str, list[float]]
-    parts: dict[str, list[float]]
-    whole: list[float]
-    ratio: list[Spread]
-    by_seed: dict[str, list[dict[int, float]]]
-
-
-def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
-    """The runs that have an attribution.csv with a row.  Raises NothingMatchedError for none."""
-    tables = {run: run.attribution for run in runs if len(run.attribution)}
-    if not tables:
+def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with a row in attribution.csv.  Raises NothingMatchedError for none."""
+    used = [run for run in runs if len(run.attribution)]
+    if not used:
         raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
-    return tables
+    return used
 
 
-def stack(name: str, groups: Sequence[tuple[int, pd.DataFrame]]) -> Stacked:
-    """The means over the rows of each group, one a seed.  A row in which nothing moved is none."""
-    names = parts_of([rows for _, rows in groups])
-    stacked = Stacked(name, [], {r: [] for r in names}, {r: [] for r in names}, [], [], {})
-    for x, rows in groups:
-        parts = rows.reindex(columns=names).fillna(0.0).to_numpy(float)
-        whole = rows["whole"].to_numpy(float)
-        sums = parts.sum(axis=1)
-        good = np.isfinite(sums) & (sums > 0) & np.isfinite(whole) & (whole > 0)
-        if not good.any():
-            continue
-        parts, sums, whole = parts[good], sums[good], whole[good]
-        stacked.x.append(x)
-        stacked.whole.append(float(whole.mean()))
-        seeds = rows["seed"].to_numpy(int)[good].tolist()
-        for role, values in zip((*names, "whole"), (*parts.T, whole), strict=True):
-            by_seed = dict(zip(seeds, values.tolist(), strict=True))
-            stacked.by_seed.setdefault(role, []).append(by_seed)
-        stacked.ratio.append(spread_of((sums / whole).tolist()))
-        for i, role in enumerate(names):
-            stacked.parts[role].append(float(parts[:, i].mean()))
-            stacked.shares[role].append(float((parts[:, i] / sums).mean()))
-    return stacked
+def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
+    """Return a row for each run and step at which something moved: its attribution.
+
+    With it are `x`, the step, or of one step the depth; the `seed`, and the `sum` of the parts.
+    """
+    tables = []
+    for run in runs:
+        rows = run.attribution
+        rows = rows if step is None else rows[rows["step"] == step]
+        x = rows["step"] if step is None else depth_of(run)
+        tables.append(rows.assign(x=x, seed=int(run.get("seed", 0))))
+    table = pd.concat(tables, ignore_index=True)
+    parts = parts_of(table)
+    table = table.fillna(dict.fromkeys(parts, 0.0))
+    table["sum"] = table[parts].sum(axis=1, skipna=False)
+    both = table[["sum", "whole"]].to_numpy(float)
+    return table[(np.isfinite(both) & (both > 0)).all(axis=1)]
 
 
-def parts_of(tables: Sequence[pd.DataFrame]) -> list[str]:
+def parts_of(table: pd.DataFrame) -> list[str]:
     """The parts that make up the whole: roles, or the groups that a probed model was given."""
-    known = [role for role in (*ROLES, SCHEDULE) if any(role in rows for rows in tables)]
-    if known:
-        return known
-    names = dict.fromkeys(str(name) for rows in tables for name in rows)
-    return [name for name in names if name not in ("step", "seed", "whole", "unexplained")]
+    known = [role for role in (*ROLES, SCHEDULE) if role in table]
+    others = ("step", "seed", "whole", "unexplained", "x", "sum")
+    return known or [str(name) for name in table if name not in others]
 
 
-def colours_of(roles: Sequence[str]) -> list[Any]:
-    """A colour for each: a role's own, or for groups dark to light."""
-    return [COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)]
+def words_of(role: str) -> str:
+    return role.replace("_", " ")
 
 
-def draw_stacks(page: Page, stacks: Sequence[Stacked], roles: Sequence[str], table: Table) -> None:
-    """Draw shares in the upper row of panels, and the sum of the parts over the whole below."""
-    columns = len(stacks)
-    ratios = [{"y": r.mean, "low": r.low, "high": r.high} for s in stacks for r in s.ratio]
-    low, high = log_extent([{"y": 1.0}, *ratios])
-    for i, one in enumerate(stacks):
-        above, below = page.axes[i], page.axes[columns + i]
-        above.set_title(one.name)
-        heights = [one.shares.get(role, [0.0] * len(one.x)) for role in roles]
-        colours = colours_of(roles)
-        above.stackplot(one.x, heights, colors=colours, edgecolor="white", linewidth=0.25)
-        above.set_ylim(0, 1)
-        above.grid(False)
-        draw_ratio(below, one)
-        log_axis(below, "y", low, high)
-        record(table, one, roles)
-    page.axes[0].set_ylabel("share: part / sum of parts")
-    page.axes[columns].set_ylabel("sum of parts / whole")
-    for i, axes in enumerate(page.axes):
-        if i < columns:
-            axes.tick_params(labelbottom=False)
-            axes.set_xlabel("")
-        if i % columns:
-            axes.tick_params(labelleft=False)
+def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
+    """Draw shares in the upper row of panels, and the sum of the parts over the whole below.
+
+    tables: of `shares_of`, by panel.  Returns the colours of the roles that moved.
+    """
+    count = len(tables)
+    everything = pd.concat(tables.values(), ignore_index=True)
+    roles = [role for role in parts_of(everything) if (everything[role] > 0).any()]
+    colours = {role: COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
+    titles = [*tables, *[""] * count]
+    panels = drawing.add_panels([*tables] * 2, titles=titles, columns=count, height=1.35)
+    for above, below, table in zip(panels, panels[count:], tables.values(), strict=False):
+        draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)
+    drawing.value_axis("sum of parts / whole", panels[count:], "ratio", include=1.0)
+    panels[0].axes.set_ylabel("share: part / sum of parts")
+    for panel in panels[:count]:
+        panel.axes.set_ylim(0, 1)
+        panel.axes.grid(False)
+        panel.axes.tick_params(labelbottom=False, labelleft=panel is panels[0])
+    return colours
 
 
-def draw_ratio(axes: Axes, one: Stacked) -> None:
-    """The sum of the parts over the whole, with its band, and a line at 1."""
-    axes.axhline(1.0, zorder=1.5, **DASHED)
-    marker = "o" if len(one.x) <= 24 else None
-    draw_line(axes, one.x, one.ratio, color="black", marker=marker, ms=2.4)
-
-
-def record(table: Table, one: Stacked, roles: Sequence[str]) -> None:
-    """Add the drawn values to the table; the value of a share is its part, of a ratio the whole."""
-    for i, x in enumerate(one.x):
-        n = one.ratio[i].n
-        for role in roles:
-            if role in one.shares:
-                table.add(
-                    panel=one.name, series=role, kind="share", x=x, n=n,
-                    y=one.shares[role][i], value=one.parts[role][i],
-                )  # fmt: skip
-        table.add(
-            panel=one.name, series="sum of parts / whole", kind="ratio", x=x, n=n,
-            y=one.ratio[i].mean, low=one.ratio[i].low, high=one.ratio[i].high, value=one.whole[i],
-        )  # fmt: skip
-
-
-def moving(stacks: Sequence[Stacked]) -> list[str]:
-    """The roles that have a part anywhere, in the order in which they are stacked."""
-    known = [role for role in (*ROLES, SCHEDULE) if any(role in s.parts for s in stacks)]
-    names = dict.fromkeys([*known, *(name for s in stacks for name in s.parts)])
-    return [n for n in names if any(value > 0 for s in stacks for value in s.parts.get(n, ()))]
-
-
-def notes_of() -> list[str]:
-    """Return notes that define a part, and explain why parts need not add up."""
-    return [
-        typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
-        typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
-    ]
+def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[str, Any]) -> None:
+    """Draw the means over seeds at each x; the value of a row is its part, or the whole."""
+    groups = table.groupby("x")
+    shares = table[list(colours)].div(table["sum"], axis=0).groupby(table["x"]).mean()
+    n, parts = groups.size().to_numpy(), groups[list(colours)].mean()
+    for role in shares.columns[shares.notna().all()]:
+        columns = {"x": shares.index, "y": shares[role], "n": n, "value": parts[role]}
+        above.add(pd.DataFrame(columns), series=role, kind="share")
+    style: Any = {"edgecolor": "white", "linewidth": 0.25, "colors": list(colours.values())}
+    above.axes.stackplot(shares.index, shares.fillna(0.0).T, **style)
+    ratio = seed_statistics(table.assign(value=table["sum"] / table["whole"]), "x")
+    ratio["value"] = groups["whole"].mean().to_numpy()
+    level(below, 1.0, None, "parts add up to the whole")
+    dots: Any = {"marker": markers(len(ratio)), "ms": 2.4}
+    lines(below, "sum of parts / whole", ratio, kind="ratio", color="black", **dots)
 
 
 @chart("attribution_vs_depth")
 def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against depth, with the exponent of each part."""
-    tables = tables_of(runs)
-    used = list(tables)
+    used = runs_with_rows(runs)
     whole = [run for run in used if not has_diverged(run)] or used
-    shared = set.intersection(*(set(tables[run]["step"].tolist()) for run in whole))
+    shared = set.intersection(*(set(run.attribution["step"].tolist()) for run in whole))
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step in attribution.csv")
     step = int(max(shared)) if options.at_step is None else options.at_step
-    rows = {run: table[table["step"] == step] for run, table in tables.items()}
-    used = [run for run in used if len(rows[run])]
+    used = [run for run in used if (run.attribution["step"] == step).any()]
     if not used:
         raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
-    depths = sorted({int(run.get("model.depth", 0)) for run in used})
-    if len(depths) < 2:
-        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
-    series, depth_settings = split_series(used)
-    shown, left = choose_series(series, MOST_PANELS)
-    stacks, drawn = [], []
-    for s in shown:
-        one = stack(s.label, [(depth, joined(s.at(depth), rows)) for depth in s.depths])
-        if len(one.x) > 1:
-            stacks.append(one)
-            drawn.append(s)
-    if not stacks:
+    depths = depths_of(used)
+    drawing = Drawing(used, options)
+    shown, left = choose_series(drawing.series, MOST_PANELS)
+    tables = {s: shares_of([run for depth in s.depths for run in s.at(depth)], step) for s in shown}
+    still = [s.label for s in shown if tables[s]["x"].nunique() < 2]
+    tables = {s: table for s, table in tables.items() if s.label not in still}
+    if not tables:
         raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
-    if still := [s.label for s in shown if s not in drawn]:
-        left.append(f"moved at fewer than two depths: {'; '.join(still)}")
-    roles = moving(stacks)
-    table = Table()
-    page = Page(2, len(stacks), height=1.35)
-    draw_stacks(page, stacks, roles, table)
+    colours = draw_shares(drawing, {s.label: table for s, table in tables.items()})
     left_out = False
-    for i, (one, s) in enumerate(zip(stacks, drawn, strict=True)):
-        for axes in (page.axes[i], page.axes[len(stacks) + i]):
-            depth_axis(axes, depths)
-        page.axes[i].set_xlabel("")
-        fitted = in_order(one, s)
-        left_out |= len(fitted) < len(one.x)
-        page.legend_below(len(stacks) + i, *entries(one, roles, fitted, table))
-    notes = [f"step {step}", *left, *notes_of(), *caption_of(used, depth_settings)]
+    for i, (s, table) in enumerate(tables.items(), start=len(tables)):
+        depth_axis(drawing.panels[i].axes, depths)
+        depth_axis(drawing.panels[i - len(tables)].axes, depths)
+        means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
+        good = [depth for depth, mean in means.items() if is_in_order(s.at(depth), mean)]
+        left_out |= len(good) < len(means)
+        fitted = table[table["x"].isin(good)]
+        entries: list[Handle] = []
+        moved = [role for role in colours if role in table and (table[role] > 0).any()]
+        fits = []
+        for role in [*reversed(moved), "whole"]:
+            seeds = fitted.pivot(index="seed", columns="x", values=role)
+            moving = seeds.loc[:, seeds.mean() > 0]
+            by_seed: list[Any] = [moving[x].dropna().to_dict() for x in moving]
+            fits.append(power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed))
+            drawing.panels[i].add_fit(role, fits[-1])
+            look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
+            entries.append(Patch(**look, label=f"{words_of(role)}: {fits[-1] or 'no fit'}"))
+        drawing.page.legend_below(i, entries, exponent_title(fits))
+    notes = [f"step {step}", *left]
+    notes += [f"moved at fewer than two depths: {'; '.join(still)}"] if still else []
     if left_out:
         notes.append("depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits")
-    notes += diverged_note((f"{s.label}, N = {n}", s.at(n)) for s in drawn for n in s.depths)
+    notes += diverged_note((f"{s.label}, N = {n}", s.at(n)) for s in tables for n in s.depths)
     if len(used) < len(runs):
         notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
     title = "Where the model update comes from, against depth"
-    figure = page.finish(title, title_of(used, series), notes, lines(table))
-    return Chart(figure, table.frame(), title)
+    return drawing.finish(title, [*notes, *NOTES], [SUM])
 
 
-def joined(runs: Sequence[Run], rows: dict[Run, pd.DataFrame]) -> pd.DataFrame:
-    """The rows of several runs below each other, each with its seed."""
-    import pandas as pd
-
-    seeded = [rows[run].assign(seed=int(run.get("seed", 0))) for run in runs]
-    return pd.concat(seeded, ignore_index=True)
-
-
-def in_order(one: Stacked, s: Series) -> list[int]:
-    """Return the indices of points below saturation at which no seed diverged."""
-    indices = []
-    for i, (depth, value) in enumerate(zip(one.x, one.whole, strict=True)):
-        if any(map(has_diverged, s.at(depth))):
-            continue
-        levels = [unrelated_distance(run, "model_update") for run in s.at(depth)]
-        if value <= SATURATED * float(np.mean(levels)):
-            indices.append(i)
-    return indices
-
-
-def entries(
-    one: Stacked, roles: Sequence[str], fitted: Sequence[int], table: Table
-) -> tuple[list[Handle], str]:
-    """Return the legend of a panel, each role with the exponent of its part, and its title."""
-    fits: list[Fit | None] = []
-
-    def exponent(name: str, values: Sequence[float]) -> str:
-        good = [i for i in fitted if values[i] > 0]
-        by_seed = one.by_seed[name]
-        fit = power_law_of_seeds([one.x[i] for i in good], [by_seed[i] for i in good])
-        fits.append(fit)
-        add_fit(table, one.name, name, fit)
-        return f"{name.replace('_', ' ')}: {fit or 'no fit'}"
-
-    handles: list[Handle] = []
-    colours = dict(zip(roles, colours_of(roles), strict=True))
-    for role in reversed([r for r in roles if any(v > 0 for v in one.parts.get(r, ()))]):
-        label = exponent(role, one.parts[role])
-        handles.append(Patch(color=colours[role], lw=0, label=label))
-    handles.append(Line2D([], [], color="none", label=exponent("whole", one.whole)))
-    return handles, exponent_title(fits)
-
-
-def lines(table: Table) -> list[Handle]:
-    """The legend of the lower panels."""
-    handles: list[Handle] = [
-        Line2D([], [], color="black", marker="o", ms=2.4, label="sum of the parts / whole"),
-        Line2D([], [], **DASHED, label="parts add up to the whole"),
-    ]
-    return handles + band_handle(table)
+def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
+    """Return whether the mean of these seeds is below saturation, and none of them diverged."""
+    levels = [unrelated_distance(run, "model_update") for run in seeds]
+    return mean <= SATURATED * float(np.mean(levels)) and not any(map(has_diverged, seeds))
 
 
 @chart("attribution_vs_step")
 def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
-    tables = tables_of(runs)
-    used = list(tables)
-    series, depth_settings = split_series(used)
-    shown, notes = choose_panels(series, MOST_PANELS)
-    stacks = []
-    for name, members in shown:
-        rows = joined(members, tables)
-        steps = sorted({int(step) for step in rows["step"]})
-        stacks.append(stack(name, [(step, rows[rows["step"] == step]) for step in steps]))
-    if still := [one.name for one in stacks if len(one.x) < 2]:
+    used = runs_with_rows(runs)
+    drawing = Drawing(used, options)
+    shown, notes = choose_panels(drawing.series, MOST_PANELS)
+    tables = {name: shares_of(members) for name, members in shown}
+    if still := [name for name, table in tables.items() if table["x"].nunique() < 2]:
         notes.append(f"moved at fewer than two steps: {'; '.join(still)}")
     notes += diverged_note((name, members) for name, members in shown if name not in still)
-    stacks = [one for one in stacks if len(one.x) > 1]
-    if not stacks:
+    tables = {name: table for name, table in tables.items() if name not in still}
+    if not tables:
         raise NothingMatchedError(
             "needs two steps or more in attribution.csv at which something has moved"
         )
-    roles = moving(stacks)
-    table = Table()
-    page = Page(2, len(stacks), height=1.35)
-    draw_stacks(page, stacks, roles, table)
-    for i, one in enumerate(stacks):
-        for axes in (page.axes[i], page.axes[len(stacks) + i]):
-            step_axis(axes, one.x[0], one.x[-1])
-        page.axes[i].set_xlabel("")
-    handles: list[Handle] = [
-        Patch(color=colour, lw=0, label=role.replace("_", " "))
-        for role, colour in zip(roles, colours_of(roles), strict=True)
-    ]
+    colours = draw_shares(drawing, tables)
+    for panel, table in zip(drawing.panels, [*tables.values()] * 2, strict=True):
+        step_axis(panel.axes, int(table["x"].min()), int(table["x"].max()))
+    handles = [Patch(color=c, lw=0, label=words_of(role)) for role, c in colours.items()]
     title = "Where the model update comes from, against step"
-    caption = notes + notes_of() + caption_of(used, depth_settings)
-    figure = page.finish(title, title_of(used, series), caption, handles + lines(table))
-    return Chart(figure, table.frame(), title)
+    return drawing.finish(title, [*notes, *NOTES], [*handles, SUM])

@@ -17,20 +17,9 @@ if TYPE_CHECKING:
 
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (
-    "panel",
-    "series",
-    "kind",
-    "x",
-    "y",
-    "low",
-    "high",
-    "n",
-    "mark",
-    "value",
-    "exponent",
-    "standard_error",
-    "seeds",
-)
+    "panel", "series", "kind", "x", "y", "low", "high", "n", "mark", "value", "exponent",
+    "standard_error", "seeds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +28,7 @@ class Options:
 
     at_step: the step of the charts against depth, instead of the last one that all runs share.
     diagnostic: the per-layer diagnostic of the heat map and of the last layer against the step.
-    reference: published values, columns chart, x, y, label (and panel), or None.
+    reference: published values of this chart, columns x, y, label (and panel), or None.
     runs: all that were given: they settle the colours, however few of them a chart can show.
     """
 
@@ -91,8 +80,11 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
         def draw(runs: list[Run], *, options: Options | None = None) -> Chart:
             from deepstack.plots.style import paper
 
+            options = replace(options or Options(), runs=tuple(runs))
+            if (reference := options.reference) is not None:
+                options = replace(options, reference=reference[reference["chart"] == name])
             with paper():
-                result = function(runs, options=replace(options or Options(), runs=tuple(runs)))
+                result = function(runs, options=options)
             if not isinstance(result, Chart):
                 kind = type(result).__name__
                 raise PluginError(

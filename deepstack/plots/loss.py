@@ -1,154 +1,125 @@
-"""Loss against step and against depth, next to losses that need no learning."""
+"""Loss against step, depth and learning rate, next to losses that need no learning."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.captions import caption_of, title_of
-from deepstack.analysis.losses import (
+from deepstack.analysis.outcomes import map_table
+from deepstack.analysis.settings import TASK, depth_of, depths_of
+from deepstack.analysis.statistics import (
+    SOME_DIVERGED,
     final_value,
-    has_mask_loss,
+    has_diverged,
+    last_row,
+    loss_column,
     mask_note,
+    points_of,
     training_levels,
     validation_levels,
+    with_steps,
 )
-from deepstack.analysis.series import Series, split_series
-from deepstack.analysis.settings import TASK, depth_of
-from deepstack.analysis.statistics import points_of, with_steps
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
-from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import (
-    Curve,
-    CurveStyles,
-    Panel,
-    band_handle,
-    curves_of,
-    draw_curve,
-    grid,
-    thin_out,
-)
-from deepstack.plots.page import Handle, Page
-from deepstack.plots.style import GREY, depth_axis, log_axis, plain_axis, step_axis
-from deepstack.plots.values import (
-    ALL_DIVERGED,
-    add_points,
-    deviation_handle,
-    draw_levels,
-    draw_points,
-    draw_reference,
-    level_handles,
-    line_styles,
-    log_extent,
-    mark_handles,
-)
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.curves import Arrangement, curve_rows
+from deepstack.plots.drawing import Drawing, Panel, draw_points, level, points, published
+from deepstack.plots.page import Handle
+from deepstack.plots.style import DASHES, GREY, depth_axis, extent, log_axis, shade, step_axis
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
 TRAINING, VALIDATION = "training loss", "validation loss"
 MOST_ROWS = 6
 SHARED_PANEL = 3  # curves up to which training and validation loss share one panel
+LEVELS: dict[str, tuple[str, Any]] = {
+    "unigram_entropy": ("unigram entropy", DASHES[1]),
+    "context_free_entropy": ("best without context", DASHES[2]),
+    "uniform_entropy": ("uniform guess", DASHES[3]),
+    "bayes_loss": ("Bayes optimum", "-"),
+}
+
+
+def draw_levels(panel: Panel, levels: list[tuple[str, float]]) -> None:
+    """Draw horizontal lines to compare a loss with."""
+    for name, value in dict.fromkeys(levels):
+        series, dash = LEVELS[name]
+        level(panel, value, series, series + "{}", dash)
 
 
 @chart("loss_vs_step")
 def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = with_steps(runs)
-    series, depth_settings = split_series(runs)
-    styles = CurveStyles(runs, series, options)
-    curves = curves_of(series)
-    shown = styles.panels(curves, MOST_ROWS)
-    on_mask = has_mask_loss(runs)
+    drawing = Drawing(runs, options)
+    arrangement = Arrangement(drawing)
+    shown, notes = arrangement.panels(MOST_ROWS)
+    rows = {TRAINING: curve_rows(drawing.series, "loss")}
     validation = VALIDATION + mask_note(runs)
-    both = (TRAINING, validation) if any(len(run.evals) for run in runs) else (TRAINING,)
-    if len(curves) <= SHARED_PANEL and len(shown) == 1:
-        cells = [(shown[0], both)]
-        columns = 1
-    elif len(shown) == 1 or len(shown) > 4:
-        cells = [(panel, (quantity,)) for panel in shown for quantity in both]
-        columns = len(both)
+    if any(len(run.evals) for run in runs):
+        rows[validation] = curve_rows(drawing.series, loss_column(runs), "evals")
+    count = int(rows[TRAINING]["curve"].nunique())
+    if count <= SHARED_PANEL and len(shown) == 1:
+        cells, columns = [(shown[0], list(rows))], 1
+    elif 1 < len(shown) <= 4:
+        cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
     else:
-        cells = [(panel, (quantity,)) for quantity in both for panel in shown]
-        columns = len(shown)
-    page = Page(len(cells) // columns, columns, height=1.9 if len(cells) <= 2 else 1.25)
-    table = Table()
-    levels: list[tuple[str, float]] = []
-    published: list[Handle] = []
+        cells, columns = [(panel, [q]) for panel in shown for q in rows], len(rows)
+    names = [": ".join([p[0] or "", *q[: len(q) == 1]]).removeprefix(": ") for p, q in cells]
+    height = 1.9 if len(cells) <= 2 else 1.25
+    panels = drawing.add_panels(
+        [name.removesuffix(": ") or None for name in names], titles=names, columns=columns,
+        height=height,
+    )  # fmt: skip
     stride = 1
-    at_once: list[str] = []
-    drawn: list[Curve] = []
-    for axes, ((label, members), quantities) in zip(page.axes, cells, strict=True):
-        words = [label] if label else []
-        words += list(quantities) if len(quantities) == 1 else []
-        name = ": ".join(words) or None
-        axes.set_title(name or "")
-        here = [run for curve in members for run in curve.runs]
-        drawn_levels = training_levels(here) if TRAINING in quantities else []
-        drawn_levels += [
-            level
-            for level in (validation_levels(here) if validation in quantities else [])
-            if level not in drawn_levels
-        ]
-        draw_levels(axes, drawn_levels, table, name)
-        levels += drawn_levels
-        panel = Panel(axes, name, table)
-        for curve in members:
-            label, style = styles.label(curve), styles.style(curve)
-            if TRAINING in quantities:
-                points, every = thin_out(curve.points("loss"))
-                stride = max(stride, every)
-                draw_curve(panel, curve, label, points, style, kind="training")
-                drawn += [curve] if len(points) else []
-                if curve.diverged and not len(points):
-                    at_once.append(label)
-            if validation in quantities:
-                points = curve.points("loss_masked" if on_mask else "loss", "evals")
-                is_shared = len(quantities) > 1
-                if is_shared:
-                    colour = "black" if len(curves) == 1 else style["color"]
-                    style = {"color": colour, "ls": "none", "mfc": "white", "zorder": 4}
-                drawn += [curve] if len(points) else []
-                draw_curve(
-                    panel,
-                    curve,
-                    label,
-                    points,
-                    style,
-                    kind="validation",
-                    marker="o",
-                    band=not is_shared,
-                    ends=False,  # the last evaluation is not where it diverged
-                )
-        published = draw_reference(axes, options, "loss_vs_step", table, name) or published
-    _axes(page, table)
-    entries = styles.handles(drawn) if len(curves) > 1 else []
+    for panel, ((_, query, here), quantities) in zip(panels, cells, strict=True):
+        levels = training_levels(here) if TRAINING in quantities else []
+        draw_levels(panel, levels + (validation_levels(here) if validation in quantities else []))
+        if TRAINING in quantities:
+            part = rows[TRAINING].query(query)
+            stride = max(stride, arrangement.draw(panel, part, kind="training"))
+        if validation in quantities:
+            style: dict[str, Any] = {"marker": "o", "kind": "validation", "ends": False}
+            if len(quantities) > 1:
+                style |= {"ls": "none", "mfc": "white", "zorder": 4, "band": False}
+                style |= {"color": "black"} if count == 1 else {}
+            arrangement.draw(panel, rows[validation].query(query), **style)
+        published(panel)
+    if drawing.rows("training", "validation").empty:
+        raise NothingMatchedError("no run has a finite loss")
+    steps = drawing.rows()["x"]
+    kinds = [set(drawing.rows(kind)["panel"].fillna("")) for kind in ("training", "validation")]
+    groups = [[panel for panel in panels if (panel.name or "") in names] for names in kinds]
+    log = any(is_wide(drawing, group) for group in groups)
+    for group in groups:  # a training loss that runs away does not flatten validation losses
+        drawing.value_axis("loss (nats)", group, log=log)
+    for panel in panels:
+        step_axis(panel.axes, int(steps.min()), int(steps.max()))
+    drawn = pd.concat(rows.values())
+    entries, more = arrangement.handles(drawn) if count > 1 else ([], [])
     if len(cells) == 1:
-        colour = styles.style(curves[0])["color"] if len(curves) == 1 else GREY
-        entries.append(Line2D([], [], color=colour, label=TRAINING))
-        if len(both) > 1:
-            colour = "black" if len(curves) == 1 else GREY
-            mark = Line2D(
-                [], [], color=colour, ls="none", marker="o", mfc="white", label=validation
-            )
-            entries.append(mark)
-    entries += level_handles(levels)
-    ended = [row for row in table.rows if row["kind"] == "training"]
-    entries += mark_handles({row["mark"] for row in ended if row.get("mark")})
-    entries += band_handle(table)
-    notes = caption_of(runs, depth_settings) + styles.notes(len(shown))
+        line, depth = drawn[["line", "depth"]].iloc[0]
+        own = arrangement.style(line, depth)["color"]
+        first, second = (GREY, GREY) if count > 1 else (own, "black")
+        entries.append(Line2D([], [], color=first, label=TRAINING))
+        mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
+        entries += [Line2D([], [], label=quantity, **mark) for quantity in list(rows)[1:]]
+    notes += more
     if stride > 1:
         notes.append(f"one step in {stride} of the training loss is drawn")
-    if at_once:
+    if at_once := [
+        arrangement.label(i, depth_of(run))
+        for i, s in enumerate(drawing.series)
+        for run in s.runs
+        if has_diverged(run) and last_row(run.steps, "loss") is None
+    ]:
         notes.append(f"diverged before any finite training loss: {', '.join(at_once)}")
-    if not any(row["kind"] in ("training", "validation") for row in table.rows):
-        raise NothingMatchedError("no run has a finite loss")
-    title = "Loss against step"
-    figure = page.finish(title, title_of(runs, series), notes, entries + published)
-    return Chart(figure, table.frame(), title)
+    return drawing.finish("Loss against step", notes, entries)
 
 
 @chart("final_loss_vs_depth")
@@ -160,96 +131,94 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
     if not final:
         raise NothingMatchedError("no finished run has a validation loss")
-    depths = sorted({depth_of(run) for run in final})
-    if len(depths) < 2:
-        raise NothingMatchedError(
-            f"needs finished runs of two depths or more; all have N = {depths[0]}"
-        )
-    series, depth_settings = split_series(final)
-    tasks: dict[str, list[tuple[Series, dict[str, Any]]]] = {}
-    for s, style in zip(series, line_styles(series, options.runs), strict=True):
-        tasks.setdefault(str(s.runs[0].get(TASK, "?")), []).append((s, style))
-    table = Table()
-    page = Page(*grid(len(tasks)), panels=len(tasks), height=2.0)
-    levels: list[tuple[str, float]] = []
-    counts, marks = [], set()
+    depths = depths_of(final, "finished runs")
+    drawing = Drawing(final, options)
+    tasks = list(dict.fromkeys(str(s.runs[0].get(TASK, "?")) for s in drawing.series))
+    names = [f"task {task}" for task in tasks] if len(tasks) > 1 else [None]
     handles: list[Handle] = []
-    published: list[Handle] = []
-    for axes, (task, members) in zip(page.axes, tasks.items(), strict=True):
-        panel = f"task {task}" if len(tasks) > 1 else None
-        axes.set_title(panel or "")
-        here = [run for s, _ in members for run in s.runs]
-        column = "loss_masked" if has_mask_loss(here) else "loss"
-        levels += (known := validation_levels(here))
-        draw_levels(axes, known, table, panel)
-        for s, style in members:
-            points = points_of(s.depths, s.at, partial(final_value, column=column))
-            if not points:
-                continue
-            draw_points(axes, points, style)
-            handles.append(Line2D([], [], **style, label=s.label))
-            counts += [p.value.n for p in points if p.mark != "diverged"]
-            marks |= {p.mark for p in points}
-            add_points(table, panel, s.label, points)
-        published = draw_reference(axes, options, "final_loss_vs_depth", table, panel) or published
-        depth_axis(axes, depths)
-        rows = [row for row in table.rows if row.get("panel") == panel]
-        _loss_axis([axes], rows, _far_apart(rows))
-        axes.set_ylabel(f"validation loss{mask_note(here)} (nats)")
-    if not marks:
+    for panel, task in zip(drawing.add_panels(names, height=2.0), tasks, strict=True):
+        here = [run for run in final if str(run.get(TASK, "?")) == task]
+        draw_levels(panel, validation_levels(here))
+        for s, style in zip(drawing.series, drawing.styles, strict=True):
+            if s.runs[0] in here:
+                rows = points_of(s.by_depth, partial(final_value, column=loss_column(here)))
+                points(panel, s.label, rows, style)
+                handles += [Line2D([], [], **style, label=s.label)] if len(rows) else []
+        published(panel)
+        depth_axis(panel.axes, depths)
+        label = f"validation loss{mask_note(here)} (nats)"
+        drawing.value_axis(label, [panel], log=is_wide(drawing, [panel]))
+    if not handles:
         raise NothingMatchedError("no finished run has a finite validation loss")
-    handles += level_handles(levels) + mark_handles(marks, gone=ALL_DIVERGED)
-    handles += deviation_handle(counts)
-    notes = caption_of(final, depth_settings)
-    if len(final) < len(runs):
-        left = len(runs) - len(final)
-        notes.append(f"left out: {counted('{} unfinished runs', left)}")
-    title = "Final validation loss against depth"
-    figure = page.finish(title, title_of(final, series), notes, handles + published)
-    return Chart(figure, table.frame(), title)
+    left = counted("{} unfinished runs", len(runs) - len(final))
+    notes = [f"left out: {left}"] if len(final) < len(runs) else []
+    return drawing.finish("Final validation loss against depth", notes, handles)
 
 
-def _axes(page: Page, table: Table) -> None:
-    steps = [row["x"] for row in table.rows if row.get("x") is not None] or [1]
-    for axes in page.axes:
-        step_axis(axes, max(int(min(steps)), 0), int(max(steps)))
-        axes.set_ylabel("loss (nats)")
-    # A training loss that runs away must not flatten the validation losses beside it.
-    groups = []
-    for kind in ("training", "validation"):
-        names = {row.get("panel") for row in table.rows if row["kind"] == kind}
-        rows = [row for row in table.rows if row.get("panel") in names]
-        drawn_levels = [axes for axes in page.axes if (axes.get_title(loc="left") or None) in names]
-        groups.append((drawn_levels, rows))
-    logarithmic = any(_far_apart(rows) for _, rows in groups)
-    for drawn_levels, rows in groups:
-        _loss_axis(drawn_levels, rows, logarithmic)
-    for i, axes in enumerate(page.axes):
-        before = page.axes[i - 1] if i % page.columns else None
-        if before is not None:
-            axes.set_ylabel("")
-            same = before.get_ylim() == axes.get_ylim()
-            axes.tick_params(labelleft=not same)
-        if i + page.columns < len(page.axes):
-            axes.set_xlabel("")
+def is_wide(drawing: Drawing, panels: list[Panel]) -> bool:
+    """Return whether the positive values of panels lie so far apart that a log axis shows more."""
+    values = drawing.rows(panels=panels)[["y", "low", "high"]].to_numpy(float)
+    positive = values[np.isfinite(values) & (values > 0)]
+    return bool(len(positive)) and positive.max() / positive.min() > 12
 
 
-def _ends(rows: Sequence[dict[str, Any]]) -> list[float]:
-    """The finite values of rows, their bands' too."""
-    values = [row[key] for row in rows for key in ("y", "low", "high") if key in row]
-    return [v for v in values if v is not None and math.isfinite(v)]
-
-
-def _far_apart(rows: Sequence[dict[str, Any]]) -> bool:
-    positive = [v for v in _ends(rows) if v > 0]
-    return bool(positive) and max(positive) / min(positive) > 12
-
-
-def _loss_axis(panels: Sequence[Any], rows: Sequence[dict[str, Any]], logarithmic: bool) -> None:
-    """A plain axis, or a log one where losses lie far apart."""
-    finite = _ends(rows)
-    for axes in panels:
-        if logarithmic:
-            log_axis(axes, "y", *log_extent(rows))
-        elif finite:
-            plain_axis(axes, finite)
+@chart("loss_vs_lr")
+def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
+    """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
+    final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
+    table = map_table(final, by_lr=True) if final else None
+    if table is None or table["lr"].nunique() < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    column = loss_column(final)
+    table["gone"] = [has_diverged(run) for run in table["run"]]
+    table["value"] = [math.nan if has_diverged(r) else final_value(r, column) for r in table["run"]]
+    table = table.sort_values(["depth", "lr"], kind="stable")
+    finite = set(table["name"][np.isfinite(table["value"])])
+    unfinished = [name for name in dict.fromkeys(table["name"]) if name not in finite]
+    table = table[table["name"].isin(finite)]
+    if table.empty:
+        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    depths = sorted(set(table["depth"]))
+    colours = {n: shade(len(depths) - 1 - i, len(depths)) for i, n in enumerate(depths)}
+    drawing = Drawing(final, options)
+    for panel in drawing.add_panels(list(dict.fromkeys(table["name"])), height=1.9):
+        here = table[table["name"] == panel.name]
+        draw_levels(panel, validation_levels(here["run"].tolist()))
+        for depth, members in here.groupby("depth"):
+            rows, series = seed_statistics(members, "lr"), f"N = {depth}"
+            gone = members.groupby("lr")["gone"].sum()
+            rows = rows.set_index("x").reindex(gone.index).rename_axis("x").reset_index()
+            rows["n"] = rows["n"].fillna(0).astype(int)
+            rows["mark"] = [SOME_DIVERGED if count else "" for count in gone]
+            drawn = rows[rows["n"] > 0]
+            style: dict[str, Any] = {"marker": "o", "color": colours[depth], "linestyle": "-"}
+            draw_points(panel, drawn, style)
+            undiverged = drawn[drawn["mark"] == ""]
+            best = [undiverged["y"].idxmin()] if len(undiverged) else []
+            ring = rows.loc[best]
+            panel.axes.plot(
+                ring["x"], ring["y"], **style | {"ms": 9, "mfc": "none", "linestyle": "none"}
+            )
+            rows["kind"] = np.where(rows.index.isin(best), "best", "point")
+            rows["mark"] = [f"{count} diverged" if count else "" for count in gone]
+            panel.add(rows, series=series)
+    rows = drawing.rows("point", "best")
+    drawing.value_axis(f"validation loss{mask_note(final)} (nats)", drawing.panels, log=False)
+    for panel in drawing.panels:
+        log_axis(panel.axes, "x", *extent(rows["x"].tolist()))
+        panel.axes.set_xlabel("learning rate")
+    handles: list[Handle] = [
+        Line2D([], [], marker="o", color=colour, label=f"N = {depth}")
+        for depth, colour in colours.items()
+        if (rows["n"] * (rows["series"] == f"N = {depth}")).any()
+    ]
+    if (rows["kind"] == "best").any():
+        look: Any = {"ls": "none", "marker": "o", "ms": 9, "mfc": "none", "mec": GREY}
+        handles.append(Line2D([], [], label="best", **look))
+    notes = []
+    if diverged := sum(map(has_diverged, final)):
+        left = counted("{} diverged runs", diverged)
+        notes.append(f"left out: {left}; best is among rates without one")
+    if unfinished:
+        notes.append(f"nothing finished of {', '.join(unfinished)}")
+    return drawing.finish("Final validation loss against learning rate", notes, handles)

@@ -1,22 +1,21 @@
-"""Who trains, who stalls, who diverges: one criterion, and the map of schemes over depths."""
+"""Who trains, who stalls, who diverges: maps of schemes over depths and learning rates."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, NullLocator
 
-from deepstack.analysis.captions import caption_of, title_of
-from deepstack.analysis.outcomes import CLEAR, Cell, cell_of, map_cells, runs_with_outcome
-from deepstack.analysis.settings import depth_of
+from deepstack.analysis.outcomes import CLEAR, map_table, runs_with_outcome
 from deepstack.errors import NothingMatchedError
-from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import grid
-from deepstack.plots.page import LINE, Handle, Page, wrap
-from deepstack.plots.style import STYLE
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.drawing import Drawing, Panel
+from deepstack.plots.page import LINE, Handle, wrap
+from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -33,126 +32,123 @@ MEANING = (
     "left the finite numbers or train.max_loss"
 )
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
+RATE_ROW = 0.15
 NAME = 1.5  # inches beside a map for the names of its rows
-LABEL = float(STYLE["ytick.labelsize"])
-LETTER = 0.62 * LABEL / 72  # approximate inches of a letter, to tell whether names fit
+LABEL = STYLE["ytick.labelsize"]
+EDGE: dict[str, Any] = {"color": "#D01C1C", "lw": 1.6, "zorder": 3, "solid_capstyle": "butt"}
 
 
-def draw_cell(axes: Axes, x: float, y: float, cell: Cell) -> None:
-    """A box around (x, y), divided among the outcomes of its seeds."""
+def draw_cell(panel: Panel, x: float, y: float, cell: pd.DataFrame, row: dict[str, Any]) -> None:
+    """A box around (x, y), divided among the outcomes of its seeds; a row of the table for each.
+
+    row: its other columns.  Its value is the mean distance of its n seeds from the unigram.
+    """
     left, width = x - 0.5 + GAP / 2, 1 - GAP
-    for name, count in cell.counts.items():
-        share = width * count / len(cell.outcomes)
-        box = Rectangle(
-            (left, y - 0.5 + GAP), share, 1 - 2 * GAP, color=OUTCOME_COLOURS[name], lw=0, zorder=2
-        )
-        axes.add_patch(box)
-        left += share
+    for name, colour in OUTCOME_COLOURS.items():
+        seeds = cell[cell["outcome"] == name]
+        if len(seeds):
+            share, bottom = width * len(seeds) / len(cell), y - 0.5 + GAP
+            box = Rectangle((left, bottom), share, 1 - 2 * GAP, color=colour, lw=0, zorder=2)
+            panel.axes.add_patch(box)
+            left += share
+            counted_seeds = {"kind": name, "n": len(seeds), "value": seeds["margin"].mean()}
+            panel.drawing.table.add(panel=panel.name or None, **row, **counted_seeds)
 
 
-def map_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str], width: float) -> None:
+def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: float) -> None:
     """Categories along both axes, the first row on top; width: inches of a panel and its names.
 
-    Names of columns that do not fit beside each other stand upright.
+    Depths that do not fit beside each other stand upright.
     """
-    axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
-        axis.set_major_locator(FixedLocator(list(range(len(names)))))
-        axis.set_ticklabels(list(names))
-        axis.set_minor_locator(NullLocator())
+    axes.set(xlim=(-0.5, len(depths) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(depths)), list(map(str, depths)))
+    axes.set_yticks(range(len(rows)), list(rows))
     beside = LETTER * max(len(line) for row in rows for line in row.split("\n"))
-    if LETTER * (max(map(len, columns)) + 1) > (width - beside) / len(columns):
+    if LETTER * (len(str(depths[-1])) + 1) > (width - beside) / len(depths):
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)
     axes.grid(False)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("depth N (layers)")
 
 
-def outcome_handles(cells: Sequence[Cell]) -> list[Handle]:
-    """Legend entries for the outcomes that occur."""
-    occurring = {name for cell in cells for name in cell.counts}
-    return [
-        Patch(color=OUTCOME_COLOURS[name], lw=0, label=name)
-        for name in OUTCOME_COLOURS
-        if name in occurring
-    ]
-
-
-def add_rows(table: Table, cell: Cell, **where: object) -> None:
-    """A row for each outcome in a cell: its n seeds, and their mean distance from the unigram."""
-    for name, count in cell.counts.items():
-        both = zip(cell.outcomes, cell.margins, strict=True)
-        margins = [m for o, m in both if o == name and m is not None]
-        mean = sum(margins) / len(margins) if margins else math.nan
-        table.add(kind=name, n=count, value=mean, **where)
-
-
-def map_notes(runs: Sequence[Run], shown: Sequence[Run], cells: Sequence[Cell]) -> list[str]:
-    """Return a map's caption: the criterion, the meaning of a box, and the runs left out."""
-    counts = sorted({len(cell.outcomes) for cell in cells})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -> Chart:
+    """Finish a map; its caption has the criterion, the meaning of a box, and the runs left out."""
+    seeds = " to ".join(str(n) for n in sorted({int(sizes.min()), int(sizes.max())}))
     notes = [MEANING]
-    if counts[-1] > 1:
+    if sizes.max() > 1:
         notes.append(f"a box is divided among its {seeds} seeds")
-    if left := len(runs) - len(shown):
-        notes.append(f"left out: {counted('{} runs', left)} without an outcome")
-    return notes
+    if left_out:
+        notes.append(f"left out: {counted('{} runs', left_out)} without an outcome")
+    kinds = {row["kind"] for row in drawing.table.rows}
+    handles: list[Handle] = [
+        Patch(color=colour, lw=0, label=name)
+        for name, colour in OUTCOME_COLOURS.items()
+        if name in kinds
+    ]
+    if any(row["kind"] == "frontier" and row["mark"] != "none" for row in drawing.table.rows):
+        handles.append(Line2D([], [], **EDGE, label="largest rate at which all seeds train"))
+    return drawing.finish(title, notes, handles)
 
 
 @chart("outcomes")
 def outcomes(runs: list[Run], *, options: Options) -> Chart:
     """How many seeds of each scheme trained, stalled or diverged at each depth."""
     shown = runs_with_outcome(runs)
-    where = map_cells(shown)
-    groups: dict[tuple[str, str, int], list[Run]] = {}
-    for run in shown:
-        place = where[str(run.path)]
-        groups.setdefault((place.panel, place.row, depth_of(run)), []).append(run)
-    if len(groups) < 2:
+    table = map_table(shown)
+    sizes = table.groupby(["panel", "row", "depth"]).size()
+    if len(sizes) < 2:
         raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
-    cells = {key: cell_of(members) for key, members in groups.items()}
-    depths = sorted({depth for _, _, depth in cells})
-    panels = list(dict.fromkeys(p.panel for p in sorted(where.values(), key=lambda p: p.order)))
-    rows = _best_first(cells)
-    names = ["\n".join(wrap(row, LABEL, NAME)) for row in rows]
-    lines = max(name.count("\n") for name in names)
-    height = max((ROW + lines * LINE * LABEL / 72) * len(rows), 0.3)
-    down, across = grid(len(panels))
-    page = Page(down, across, panels=len(panels), height=height)
-    table = Table()
-    for axes, panel in zip(page.axes, panels, strict=True):
-        axes.set_title(panel)
-        map_axes(axes, [str(depth) for depth in depths], names, page.width / across)
-        axes.set_xlabel("depth N (layers)")
-        for y, row in enumerate(rows):
-            for x, depth in enumerate(depths):
-                cell = cells.get((panel, row, depth))
-                if cell is not None:
-                    draw_cell(axes, x, y, cell)
-                    add_rows(table, cell, panel=panel or None, series=row, x=depth)
-    if len(page.axes) > 1:
-        page.outer_labels_only()
-    title = "Who trains, stalls and diverges"
-    drawn = list(cells.values())
-    notes = map_notes(runs, shown, drawn) + caption_of(shown)
-    figure = page.finish(title, title_of(shown, ()), notes, outcome_handles(drawn))
-    return Chart(figure, table.frame(), title)
+    depths = sorted(set(table["depth"]))
+    shares = table.groupby("row")["outcome"].value_counts(normalize=True).unstack(fill_value=0)
+    shares = shares.reindex(columns=list(OUTCOME_COLOURS), fill_value=0.0)
+    best_first = sorted(
+        shares.index, key=lambda r: (-shares["trained"][r], shares["diverged"][r], r.lower())
+    )
+    names = ["\n".join(wrap(row, LABEL, NAME)) for row in best_first]
+    most_lines = max(name.count("\n") for name in names)
+    height = max((ROW + most_lines * LINE * LABEL / 72) * len(names), 0.3)
+    drawing = Drawing(shown, options)
+    panels = list(dict.fromkeys(table.sort_values("order", kind="stable")["panel"]))
+    for panel in drawing.add_panels(panels, height=height):
+        map_axes(panel.axes, depths, names, drawing.page.width / drawing.page.columns)
+        for (row, depth), cell in table[table["panel"] == panel.name].groupby(["row", "depth"]):
+            where = {"series": row, "x": depth}
+            draw_cell(panel, depths.index(depth), best_first.index(row), cell, where)
+    return finish(drawing, "Who trains, stalls and diverges", sizes, len(runs) - len(shown))
 
 
-def _best_first(cells: dict[tuple[str, str, int], Cell]) -> list[str]:
-    """The rows by the share of their seeds that trained, then by name."""
-    shares: dict[str, list[str]] = {}
-    for (_, row, _), cell in cells.items():
-        shares.setdefault(row, []).extend(cell.outcomes)
-
-    def place(row: str) -> tuple[float, float, str]:
-        names = shares[row]
-        return (
-            -names.count("trained") / len(names),
-            names.count("diverged") / len(names),
-            row.lower(),
-        )
-
-    return sorted(shares, key=place)
+@chart("frontier")
+def frontier(runs: list[Run], *, options: Options) -> Chart:
+    """The largest learning rate at which every seed trains, against depth, and the map around."""
+    shown = runs_with_outcome(runs)
+    table = map_table(shown, by_lr=True)
+    rates = sorted(set(table["lr"]), reverse=True)
+    if len(rates) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    depths = sorted(set(table["depth"]))
+    drawing = Drawing(shown, options)
+    names = list(dict.fromkeys(table["name"]))
+    for panel in drawing.add_panels(names, height=RATE_ROW * len(rates)):
+        width = drawing.page.width / drawing.page.columns
+        map_axes(panel.axes, depths, [number(rate) for rate in rates], width)
+        panel.axes.set_ylabel("learning rate")
+        for depth, column in table[table["name"] == panel.name].groupby("depth"):
+            x, where = depths.index(depth), {"series": panel.name, "x": depth}
+            for rate, cell in column.groupby("lr"):
+                draw_cell(panel, x, rates.index(rate), cell, where | {"y": rate})
+            trained = (column["outcome"] == "trained").groupby(column["lr"]).agg(["all", "size"])
+            whole = trained[trained["all"]]
+            row = {"panel": panel.name, "kind": "frontier"} | where
+            if whole.empty:
+                drawing.table.add(mark="none", **row)
+                continue
+            best, largest = whole.index[-1], trained.index[-1]
+            top = rates.index(best) - 0.5
+            panel.axes.plot([x - 0.5, x + 0.5], [top, top], clip_on=False, **EDGE)
+            # The true one may be larger than the largest that was tried.
+            row["mark"] = "at least" if best == largest else None
+            drawing.table.add(y=best, n=int(whole["size"].iloc[-1]), **row)
+    sizes = table.groupby(["name", "depth", "lr"]).size()
+    title = "The largest learning rate that trains, against depth"
+    return finish(drawing, title, sizes, len(runs) - len(shown))

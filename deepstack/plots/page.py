@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,10 +16,12 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox, ScaledTranslation
 
-from deepstack.plots.style import COLUMN, GREY, PAGE
+from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE
 
 Handle = Line2D | Patch
+TextLine = tuple[str, float, str, str]  # text, size, weight, colour
 
 PAD = 0.06  # inches around everything and between blocks
 LINE = 1.25  # distance of lines of text, in font sizes
@@ -41,36 +43,28 @@ class Page:
     ) -> None:
         self.rows, self.columns, self.height = rows, columns, height
         self.width = COLUMN if columns == 1 else PAGE
-        self.figure = Figure(figsize=(self.width, rows * (height + 0.5)), layout="constrained")
+        self.figure = Figure(figsize=(self.width, rows * (height + 0.5)))
         FigureCanvasAgg(self.figure)
         cells = self.figure.add_gridspec(rows, columns)
-        count = rows * columns if panels is None else panels
         self.axes: list[Axes] = [
             self.figure.add_subplot(cells[divmod(i, columns)], label=f"panel {i}")
-            for i in range(count)
+            for i in range(panels or rows * columns)
         ]
         self.bar: Axes | None = None
-        self._legends: dict[int, tuple[list[Handle], str | None]] = {}
 
     def colour_bar(self, mappable: Any, label: str) -> Axes:
         """Add a colour bar to the right of all panels and return its axes."""
-        bar = self.figure.colorbar(mappable, ax=self.axes, label=label, aspect=25, pad=0.01)
-        self.bar = bar.ax
-        self.bar.set_label("colour bar")
+        self.bar = self.figure.colorbar(mappable, ax=self.axes, aspect=25, pad=0.01).ax
+        self.bar.set(label="colour bar", ylabel=label)
         return self.bar
 
-    def legend_below(self, panel: int, handles: list[Handle], title: str | None = None) -> None:
-        """Put a legend below one panel."""
-        self._legends[panel] = (handles, title)
-
-    def outer_labels_only(self, *, same_y: bool = True) -> None:
-        """Label y axes on the left only, and their ticks too if `same_y`; x axes at the bottom."""
-        for i, axes in enumerate(self.axes):
-            if i % self.columns:
-                axes.set_ylabel("")
-                axes.tick_params(labelleft=not same_y)
-            if i + self.columns < len(self.axes):
-                axes.set_xlabel("")
+    def legend_below(self, panel: int, handles: Sequence[Handle], title: str | None = None) -> None:
+        """Put a legend below one panel and its axis."""
+        axes, first = self.axes[panel], panel % self.columns == 0
+        down = ScaledTranslation(-0.3 * first, -0.36, self.figure.dpi_scale_trans)
+        width = (self.width - 0.55) / self.columns - 0.12 + 0.3 * first
+        where = {"bbox_to_anchor": (0, 0), "bbox_transform": axes.transAxes + down}
+        self._legend(axes, handles, width, title=title, **where)
 
     def finish(
         self,
@@ -86,95 +80,69 @@ class Page:
         feet = [
             (line, CAPTION, "normal", GREY) for line in wrap(" · ".join(caption), CAPTION, inner)
         ]
-        top = PAD + _text_height(heads)
-        self._wrap_value_labels()
-        names = [axes.get_title(loc="left") for axes in self.axes]
-        for axes in self.axes:
-            axes.set_title("")  # a long title would narrow its panel
-        panels = self._place_panels(0.0, 0.0, self.rows * (self.height + 0.5))
-        for axes, name in zip(self.axes, names, strict=True):
-            width = axes.get_position().width * self.width + 0.05
-            axes.set_title("\n".join(wrap(name, SUBTITLE, width)))
-        below = {
-            panel: self._legend(*entry, self._legend_width(panel))
-            for panel, entry in self._legends.items()
-        }
-        common = self._legend(list(handles), None, inner) if handles else None
-        foot = 2 * PAD + _text_height(feet)
-        foot = common_top = foot + (_height(common) + PAD if common is not None else 0.0)
-        foot += max(map(_height, below.values())) + PAD if below else 0.0
-        total = self._place_panels(top, foot, top + panels + foot)
-        self._place_panels(top, foot, total)
-        self.figure.set_layout_engine("none")  # keep this layout at every resolution
-        for panel, legend in below.items():
-            x = self._legend_start(panel) / self.width
-            legend.set_bbox_to_anchor((x, (foot - PAD) / total))
-        if common is not None:
-            common.set_bbox_to_anchor((PAD / self.width, (common_top - PAD) / total))
+        self._label_once()
+        head, foot = PAD + _text_height(heads), 2 * PAD + _text_height(feet)
+        below = foot
+        if handles:
+            legend = self._legend(self.figure, handles, inner)
+            below += legend.get_window_extent().height / self.figure.dpi + PAD
+        total = head + self.rows * (self.height + 0.5) + below
+        for _ in range(3):  # the last time without a change
+            self.figure.set_size_inches(self.width, total)
+            rect = (0, below / total, 1, 1 - (head + below) / total)
+            ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0).execute(
+                self.figure
+            )
+            missing = self.height - self.axes[0].get_position().height * total
+            total = round(total + self.rows * missing, 4)
+        for axes in self.figure.axes:  # the layout's last digits differ from call to call
+            axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
+        total = float(self.figure.get_figheight())
+        if handles:
+            legend.set_bbox_to_anchor((PAD / self.width, (below - PAD) / total))
         self._write(heads, total - PAD)
-        self._write(feet, PAD + _text_height(feet))
+        self._write(feet, foot - PAD)
         return self.figure
 
-    def _place_panels(self, top: float, foot: float, total: float) -> float:
-        """Place panels between `top` and `foot` in a figure of `total` inches.
+    def _label_once(self) -> None:
+        """Wrap titles and labels, and keep a label that neighbours share at the outer one only."""
+        width = (self.width - 0.55) / self.columns - 0.1
+        for i, axes in reversed(list(enumerate(self.axes))):
+            axes.set_title("\n".join(wrap(axes.get_title(loc="left"), SUBTITLE, width)))
+            before = self.axes[i - 1]
+            if i % self.columns and before.get_ylabel() == axes.get_ylabel():
+                axes.set_ylabel("")
+                axes.tick_params(labelleft=before.get_ylim() != axes.get_ylim())
+            wrap_label(axes, self.height)
+        for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
+            axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
+        if self.bar is not None:
+            wrap_label(self.bar, self.rows * self.height)
 
-        Returns the total at which panels have the wanted height: titles and labels keep theirs.
-        """
-        self.figure.set_size_inches(self.width, total)
-        rect = (0, foot / total, 1, 1 - (top + foot) / total)
-        engine = ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0)
-        engine.execute(self.figure)
-        return total + self.rows * (self.height - self.axes[0].get_position().height * total)
-
-    def _wrap_value_labels(self) -> None:
-        """Break labels of y axes into as many lines as their height needs."""
-        heights = [(axes, self.height) for axes in self.axes]
-        heights += [(self.bar, self.rows * self.height)] if self.bar is not None else []
-        for axes, height in heights:
-            size = float(axes.yaxis.label.get_fontsize())
-            axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, height, inside=False)))
-
-    def _legend_start(self, panel: int) -> float:
-        """Return the left edge of a legend below a panel; it may extend below the tick labels."""
-        return max(self.axes[panel].get_position().x0 * self.width - 0.3, PAD)
-
-    def _legend_width(self, panel: int) -> float:
-        """Return how wide a legend can be before it meets the next one or the figure's edge."""
-        last = panel % self.columns == self.columns - 1
-        end = self.width - PAD if last else self._legend_start(panel + 1) - 0.08
-        return end - self._legend_start(panel)
-
-    def _legend(self, handles: list[Handle], title: str | None, width: float) -> Legend:
+    def _legend(self, owner: Any, handles: Sequence[Handle], width: float, **where: Any) -> Legend:
         """Return a legend with as many columns as fit into the width, the rows filled evenly.
 
         A label that is longer than the width is wrapped.
         """
-        most = min(len(handles), 8)
-        size = FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
-        line = mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"] + 0.3
-        label_width = width - line * size / 72
-        labels = ["\n".join(wrap(str(h.get_label()), size, label_width)) for h in handles]
-        title = title and "\n".join(wrap(title, size, width))
+        size = STYLE["legend.fontsize"]
+        line = STYLE["legend.handlelength"] + STYLE["legend.handletextpad"] + 0.3
+        labels = ["\n".join(wrap(str(h.get_label()), size, width - line * size / 72))
+                  for h in handles]  # fmt: skip
+        if where.get("title"):
+            where["title"] = "\n".join(wrap(where["title"], size, width))
+        where = {"bbox_to_anchor": (0, 1), "loc": "upper left", "borderaxespad": 0} | where
         # From one row on: as few rows as fit, each as full as the others.
-        for columns in sorted({-(-len(handles) // rows) for rows in range(1, most + 1)} | {1})[
-            ::-1
-        ]:
-            legend = self.figure.legend(
-                handles=handles,
-                labels=labels,
-                title=title,
-                ncols=columns,
-                loc="upper left",
-                borderaxespad=0,
-                alignment="left",
-                bbox_to_anchor=(0, 1),
+        rows = range(1, min(len(handles), 8) + 1)
+        for columns in sorted({1, *(-(-len(handles) // n) for n in rows)}, reverse=True):
+            legend = owner.legend(
+                handles=list(handles), labels=labels, ncols=columns, alignment="left", **where
             )
             if columns == 1 or legend.get_window_extent().width / self.figure.dpi <= width:
                 break
             legend.remove()
         return legend
 
-    def _write(self, lines: Sequence[tuple[str, float, str, str]], y: float) -> None:
+    def _write(self, lines: Sequence[TextLine], y: float) -> None:
         """Write lines (text, size, weight, colour) from `y` inches downwards."""
         total = float(self.figure.get_figheight())
         for text, size, weight, colour in lines:
@@ -183,8 +151,14 @@ class Page:
             y -= size * LINE / 72
 
 
-def _text_height(lines: Sequence[tuple[str, float, str, str]]) -> float:
+def _text_height(lines: Sequence[TextLine]) -> float:
     return sum(size * LINE / 72 for _, size, _, _ in lines)
+
+
+def wrap_label(axes: Axes, inches: float) -> None:
+    """Break the label of a y axis of this length between words."""
+    size = float(axes.yaxis.label.get_fontsize())
+    axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, inches, inside=False)))
 
 
 def wrap(
@@ -218,10 +192,6 @@ def wrap(
 
     lines = joined(BREAKS[0].split(text), BREAKS[1:] if inside else [])
     return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
-
-
-def _height(legend: Any) -> float:
-    return float(legend.get_window_extent().height / legend.figure.dpi)
 
 
 def typeset(symbol: str) -> str:

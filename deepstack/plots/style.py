@@ -5,20 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import XAxis
-from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    Locator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
@@ -50,18 +41,12 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.5,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "xtick.major.pad": 2,
-    "ytick.major.pad": 2,
+    **{f"{axis}tick.labelsize": 6.5 for axis in "xy"},
+    **{f"{axis}tick.{kind}.width": width for axis in "xy"
+       for kind, width in (("major", 0.6), ("minor", 0.4))},
+    **{f"{axis}tick.{kind}.size": size for axis in "xy"
+       for kind, size in (("major", 2.5), ("minor", 1.5))},
+    **{f"{axis}tick.major.pad": 2 for axis in "xy"},
     "lines.linewidth": 1.1,
     "lines.markersize": 3.8,
     "lines.markeredgewidth": 0.9,
@@ -82,7 +67,9 @@ STYLE: Any = {
     "pdf.fonttype": 42,
     # Without a salt the ids in an SVG are random, and a chart drawn twice differs.
     "svg.hashsalt": "deepstack",
-}
+}  # fmt: skip
+
+LETTER = 0.62 * STYLE["ytick.labelsize"] / 72  # approximate inches of a letter of a tick label
 
 
 @contextmanager
@@ -119,35 +106,18 @@ def shade(index: int, count: int) -> Any:
 def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
     """A log scale over [low, high] whose labels can be read: plain numbers where they are short.
 
-    Under one and a half decades 1, 2, 3, 5 are labelled, up to three 1, 3, then powers of ten;
-    the marks in between are drawn and not labelled.
+    Under one and a half decades 1, 2, 3, 5 are labelled, up to two 1, 3, then powers of ten; the
+    marks in between are drawn and not labelled.
     """
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     decades = math.log10(high / low)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    if decades <= 1.5:
-        digits: tuple[float, ...] = (1, 2, 3, 5)
-    elif decades <= 2.2:
-        digits = (1, 3)
-    else:
-        digits = (1,)
-    stride = 1 if decades <= 7 else math.ceil(decades / 6)
-    powers = [p for p in range(first - 1, last + 1) if p % stride == 0]
-    major = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
-    if len(major) < 2:  # a narrow range between two of them
-        step = 10.0 ** math.floor(math.log10(high - low))
-        step *= 1 if (high - low) / step >= 3 else 0.5
-        count = math.floor(high / step)
-        major = [k * step for k in range(math.ceil(low / step), count + 1) if k > 0]
-    axis.set_major_locator(FixedLocator(major))
-    axis.set_ticklabels([number(value) for value in major])
-    if stride == 1:
-        minor = [d * 10.0**p for p in range(first - 1, last + 1) for d in range(1, 10)]
-    else:
-        minor = [10.0**p for p in range(first, last + 1)]
-    axis.set_minor_locator(FixedLocator([m for m in minor if low <= m <= high and m not in major]))
+    digits = (1, 2, 3, 5) if decades <= 1.5 else (1, 3) if decades <= 2.2 else (1,)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=digits, numticks=7))
+    if sum(low <= tick <= high for tick in axis.get_majorticklocs()) < 2:
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=7))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -159,51 +129,23 @@ def plain_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
-    """A log axis of depth with the depths themselves as labels, as far as they fit."""
-    low, high = min(depths), max(depths)
-    if high == low:
-        axes.set_xlim(low - 1, high + 1)
-    else:
-        margin = (high / low) ** 0.05
-        axes.set_xscale("log")
-        axes.set_xlim(low / margin, high * margin)
+    """A log axis of depth.  It labels the first and the last depth, and those that fit between."""
     every = sorted(set(depths))
-    axes.xaxis.set_major_locator(DepthLocator(every))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: f"{depth:.0f}"))
+    low, high = every[0], every[-1]
+    margin = (high / low) ** 0.05 if high > low else 1.2
+    axes.set(xscale="log", xlim=(low / margin, high * margin), xlabel="depth N (layers)")
+    grid = axes.get_subplotspec().get_gridspec()  # type: ignore[union-attr]
+    inches = axes.figure.get_figwidth() / grid.ncols - 0.4  # type: ignore[union-attr]
+    digit = LETTER * 1.1 * math.log(high / low) / inches
+    labelled: list[int] = []
+    for depth in sorted(every, key=lambda n: (n not in (low, high), n)):
+        # Half of each label, and a space between them.
+        half = [digit * (len(f"{depth}{n}") / 2 + 0.8) for n in labelled]
+        if all(abs(math.log(depth / n)) > h for n, h in zip(labelled, half, strict=True)):
+            labelled.append(depth)
+    axes.set_xticks(labelled, list(map(str, labelled)))
     axes.xaxis.set_minor_locator(FixedLocator(every))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("depth N (layers)")
-
-
-class DepthLocator(Locator):
-    """Locates the first and the last depth, and those whose labels fit in between.
-
-    It measures the panel when the panel is drawn.
-    """
-
-    def __init__(self, depths: Sequence[int]) -> None:
-        self.depths = depths
-        # Stored here because the style may be another one at the time of drawing.
-        self.size = FontProperties(size=mpl.rcParams["xtick.labelsize"]).get_size_in_points()
-
-    def __call__(self) -> list[int]:
-        axes = cast(XAxis, self.axis).axes
-        figure = axes.get_figure(root=True)
-        points = axes.get_window_extent().width * 72 / (figure.dpi if figure else 72)
-        left, right = map(math.log, axes.get_xlim())
-        letter = 0.62 * self.size * (right - left) / max(points, 1)
-        low, high = self.depths[0], self.depths[-1]
-        shown: list[int] = []
-        for depth in sorted(self.depths, key=lambda d: (d not in (low, high), d)):
-            # Half of each label, and a space between them.
-            needed = [letter * (len(str(depth)) / 2 + len(str(d)) / 2 + 0.8) for d in shown]
-            apart = [abs(math.log(depth / d)) for d in shown]
-            if all(a > r for a, r in zip(apart, needed, strict=True)):
-                shown.append(depth)
-        return sorted(shown)
-
-    def tick_values(self, vmin: float, vmax: float) -> list[int]:
-        return self()
 
 
 def step_axis(axes: Axes, first: int, last: int) -> None:
@@ -214,7 +156,6 @@ def step_axis(axes: Axes, first: int, last: int) -> None:
         margin = max(0.04 * (last - first), 0.5)
         axes.set_xlim(first - margin, last + margin)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
-        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("step t")
 
 
@@ -223,16 +164,8 @@ def layer_axis(axes: Axes, depth: int, which: str = "x", ticks: int = 5) -> None
     rounded = MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=True).tick_values(0, depth)
     margin = 0.6 * (rounded[1] - rounded[0])
     labelled = sorted({1, *(k for k in rounded if 1 < k < depth - margin), depth})
-    if which == "x":
-        axes.set_xlim(1 - 0.02 * depth, depth * 1.02 if depth > 1 else 2)
-        axes.set_xlabel("layer l")
-    else:
-        axes.set_ylim(0.5, depth + 0.5)
-        axes.set_ylabel("layer l")
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator(labelled))
-    axis.set_ticklabels([number(layer) for layer in labelled])
-    axis.set_minor_locator(NullLocator())
+    ends = (1 - 0.02 * depth, max(depth * 1.02, 2)) if which == "x" else (0.5, depth + 0.5)
+    axes.set(**{f"{which}lim": ends, f"{which}label": "layer l", f"{which}ticks": labelled})
 
 
 def number(value: float) -> str:

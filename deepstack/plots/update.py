@@ -1,18 +1,19 @@
-"""How far the function moved: against depth, with a fitted exponent, and against the step."""
+"""How far the function moved: against depth and step, and beside the bound of DeepNet's theorem."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.lines import Line2D
 
-from deepstack.analysis.captions import caption_of, title_of
 from deepstack.analysis.fit import Fit, exponent_title, fit_points
-from deepstack.analysis.series import Series, split_series
-from deepstack.analysis.settings import depth_of
+from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
     has_diverged,
@@ -25,101 +26,61 @@ from deepstack.analysis.statistics import (
     with_steps,
 )
 from deepstack.errors import NothingMatchedError
-from deepstack.plots.chart import Chart, Options, Table, chart
-from deepstack.plots.curves import Panel, draw_curves
-from deepstack.plots.page import Handle, Page
-from deepstack.plots.style import depth_axis, log_axis
-from deepstack.plots.values import (
-    ALL_DIVERGED,
-    DASHED,
-    add_points,
-    axis_label,
-    deviation_handle,
-    draw_level,
-    draw_points,
-    draw_reference,
-    line_styles,
-    log_extent,
-    mark_handles,
-    write_no_value,
-)
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.curves import draw_curves
+from deepstack.plots.drawing import Drawing, Panel, axis_label, level, points, published
+from deepstack.plots.page import Handle, typeset
+from deepstack.plots.style import GREY, depth_axis
 from deepstack.records import Run
+
+RIGHT, RATIO = "right-hand side", "right-hand side / measured"
+EQUAL = ("equal", "equal: below it is no bound")
 
 
 @chart("update_vs_depth")
 def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = with_steps(runs)
-    depths = sorted({depth_of(run) for run in runs})
-    if len(depths) < 2:
-        raise NothingMatchedError(f"needs runs of two depths or more; all have N = {depths[0]}")
+    depths = depths_of(runs)
     shared = shared_steps([run for run in runs if not has_diverged(run)] or runs)
-    if options.at_step is not None and not any(
-        options.at_step in run.steps["step"].to_numpy() for run in runs
-    ):
-        raise NothingMatchedError(f"no run has a row for step {options.at_step}")
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step")
     last = shared[-1] if options.at_step is None else options.at_step
-    steps = sorted({1, last})
-    series, depth_settings = split_series(runs)
+    if not any(last in run.steps["step"].to_numpy() for run in runs):
+        raise NothingMatchedError(f"no run has a row for step {last}")
     column = update_column(runs)
-    lines = [
-        [
-            points_of(
-                s.depths,
-                s.at,
-                partial(value_at, column=column, step=step),
+    drawing, has_zeros = Drawing(runs, options), False
+    steps = sorted({1, last})
+    names = [f"step {step}" for step in steps]
+    for panel, step in zip(drawing.add_panels(names, titles=names, height=1.9), steps, strict=True):
+        draw_unrelated(panel, column)
+        entries, fits = [], []
+        for s, style in zip(drawing.series, drawing.styles, strict=True):
+            value = partial(value_at, column=column, step=step)
+            rows = points_of(
+                s.by_depth,
+                value,
                 lambda run: SATURATED * unrelated_distance(run, column),
                 partial(has_diverged_by, step=step),
             )
-            for s in series
-        ]
-        for step in steps
-    ]
-    styles = line_styles(series, options.runs)
-    table = Table()
-    page = Page(1, len(steps), height=1.9)
-    levels = _distinct([unrelated_distance(run, column) for run in runs])
-    published: list[Handle] = []
-    for i, (axes, step) in enumerate(zip(page.axes, steps, strict=True)):
-        panel = f"step {step}"
-        axes.set_title(panel)
-        fits = [fit_points(points) for points in lines[i]]
-        for level in levels:
-            draw_level(axes, level, "unrelated states", panel, table)
-        for s, points, fit, style in zip(series, lines[i], fits, styles, strict=True):
-            drawable = [p for p in points if p.value.mean > 0]
-            draw_points(axes, drawable, style)
-            add_points(table, panel, s.label, drawable, fit)
-        if not any(row["kind"] == "point" and row["panel"] == panel for row in table.rows):
-            write_no_value(axes)
-        published = draw_reference(axes, options, "update_vs_depth", table, panel) or published
-        depth_axis(axes, depths)
-        page.legend_below(i, _entries(series, fits, styles), exponent_title(fits))
-    if not any(row["kind"] == "point" for row in table.rows):
+            fits.append(fit_points(rows))
+            has_zeros |= bool((rows["y"] == 0).any())
+            points(panel, s.label, rows[rows["y"] > 0], style)
+            panel.add_fit(s.label, fits[-1])
+            label = f"{s.label}: {fits[-1] or 'no fit'}"
+            entries.append(Line2D([], [], **style, label=label))
+        published(panel)
+        depth_axis(panel.axes, depths)
+        drawing.page.legend_below(steps.index(step), entries, exponent_title(fits))
+    if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
-    for axes in page.axes:
-        log_axis(axes, "y", *log_extent(table.rows))
-        axes.set_ylabel(axis_label(runs, column, "model update"))
-    if len(page.axes) > 1:
-        page.outer_labels_only()
-    counts = [p.value.n for row in lines for points in row for p in points]
-    handles = _level_handle(levels, column)
-    marks = {p.mark for row in lines for points in row for p in points}
-    handles += mark_handles(marks, "saturated: above 0.3 of it", ALL_DIVERGED)
-    handles += deviation_handle(counts)
-    notes = caption_of(runs, depth_settings)
-    if any(marks):
-        notes.append("hollow points are left out of the fits")
-    if any(p.value.mean == 0 for row in lines for points in row for p in points):
-        notes.append("zeros are not drawn")
+    drawing.value_axis(axis_label(runs, column, "model update"), drawing.panels)
+    notes = ["hollow points are left out of the fits"] if drawing.marks else []
+    notes += ["zeros are not drawn"] if has_zeros else []
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
         notes.append(f"step {last} is the last one that all runs share{but}")
-    title = "Model update against depth"
-    figure = page.finish(title, title_of(runs, series), notes, handles + published)
-    return Chart(figure, table.frame(), title)
+    return drawing.finish("Model update against depth", notes)
 
 
 @chart("update_vs_step")
@@ -127,44 +88,173 @@ def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Model update against the step, from the first step on."""
     runs = with_steps(runs)
     column = update_column(runs)
-    levels = _distinct([unrelated_distance(run, column) for run in runs])
-
-    def prepare(panel: Panel) -> None:
-        for level in levels:
-            draw_level(panel.axes, level, "unrelated states", panel.name, panel.table)
-
     return draw_curves(
         runs,
         column,
-        chart="update_vs_step",
         title="Model update against step",
         y_label=axis_label(runs, column, "model update"),
         options=options,
-        prepare=prepare,
-        handles=_level_handle(levels, column),
+        prepare=partial(draw_unrelated, column=column),
     )
 
 
-def _level_handle(levels: Sequence[float], column: str) -> list[Handle]:
-    """Return the legend entry of the distance of unrelated states, if there is one."""
+def draw_unrelated(panel: Panel, column: str) -> None:
+    """Draw the distances of unrelated states that differ by over two percent, three at most."""
     words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
-    return [Line2D([], [], **DASHED, label=f"unrelated states, {words}")] if levels else []
-
-
-def _entries(
-    series: Sequence[Series], fits: Sequence[Fit | None], styles: Sequence[dict[str, Any]]
-) -> list[Handle]:
-    """One legend entry a series: its name and its exponent in this panel."""
-    entries: list[Handle] = []
-    for s, fit, style in zip(series, fits, styles, strict=True):
-        entries.append(Line2D([], [], **style, label=f"{s.label}: {fit or 'no fit'}"))
-    return entries
-
-
-def _distinct(values: Sequence[float]) -> list[float]:
-    """Finite levels that differ by more than two percent, three at most."""
     distinct: list[float] = []
-    for value in sorted(v for v in values if math.isfinite(v)):
-        if not distinct or value / distinct[-1] > 1.02:
+    for value in sorted(unrelated_distance(run, column) for run in panel.drawing.runs):
+        if math.isfinite(value) and (not distinct or value / distinct[-1] > 1.02):
             distinct.append(value)
-    return distinct[:3]
+    for value in distinct[:3]:
+        level(panel, value, "unrelated states", f"unrelated states, {words}")
+
+
+def right_hand_side(run: Run) -> pd.DataFrame | None:
+    """Return step, bound, measured and ratio at every snapshot at which F has moved.
+
+    bound: of an encoder or a decoder (Theorem 4.2) the sum of the terms of all sublayers; of both
+    (Theorem 4.3) the encoder's sum times the sum over cross-attentions of v w/α, and the decoder's.
+    None where the run has no such terms, or where the theorem does not speak of its scheme.
+    """
+    names = run.layer_names()
+    terms = {name: run.layers(name) for name in names if name.startswith("bound_")}
+    depths = run.columns.get("stacks", {})
+    if not terms or not depths:
+        return None
+    steps = next(iter(terms.values()))[0]
+
+    def total(first: int, end: int, sublayers: Sequence[str]) -> np.ndarray:
+        parts = [terms[f"bound_{name}"][1][:, first:end] for name in sublayers]
+        return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
+
+    sublayer_names = ("attention", "feed_forward")
+    if len(depths) == 1:
+        bound = total(0, next(iter(depths.values())), sublayer_names)
+    else:
+        first, end = depths["encoder"], sum(depths.values())
+        factor = run.layers("effective_gain_cross_attention")[1][:, first:end].astype(float)
+        encoder = factor.sum(axis=1) * total(0, first, sublayer_names)
+        bound = encoder + total(first, end, (*sublayer_names, "cross_attention"))
+    table = pd.DataFrame({"step": steps, "bound": bound})
+    measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
+    table = table.merge(measured, on="step")
+    both = table[["bound", "measured"]].to_numpy(float)
+    table = table[((both > 0) & np.isfinite(both)).all(axis=1)].copy()
+    table["ratio"] = table["bound"] / table["measured"]
+    return table if len(table) else None
+
+
+def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
+    """The runs of which the theorem speaks.  Raises NothingMatchedError when there is none."""
+    runs = with_steps(runs)
+    if not any(name.startswith("bound_") for run in runs for name in run.layer_names()):
+        raise NothingMatchedError("no run has the terms of the bound (log.layers_every is 0?)")
+    tables = {run: table for run in runs if (table := right_hand_side(run)) is not None}
+    if not tables:
+        raise NothingMatchedError(
+            "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
+            "after a step: no run is of that form and has a snapshot after one"
+        )
+    return tables
+
+
+@chart("bound_vs_measured")
+def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
+    tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
+    if not tables:
+        raise NothingMatchedError("no run has two snapshots after a step")
+    return draw_curves(
+        list(tables),
+        "ratio",
+        title="Theorem 4.2: right-hand side over measured model update",
+        y_label="right-hand side / ‖ΔF‖",
+        options=options,
+        prepare=lambda panel: level(panel, 1.0, *EQUAL),
+        source=lambda run: tables[run],
+    )
+
+
+def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
+    """Return the last step at which all runs have a snapshot and most a value, and a note.
+
+    A run without one there, because it left the theorem's form on the way, does not hold back the
+    others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
+    """
+    finished = [run for run in tables if not has_diverged(run)] or list(tables)
+    snapshots = [
+        set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
+        for run in finished
+    ]
+    count = Counter(step for run in finished for step in tables[run]["step"].tolist())
+    good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
+    if not good:
+        raise NothingMatchedError("the runs share no step with a snapshot")
+    step = int(max(good))
+    if step == max(map(max, snapshots)):
+        return step, []
+    return step, [f"step {step} is the last snapshot that all share and most have a value at"]
+
+
+@chart("bound_vs_depth")
+def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
+    tables = tables_of(runs)
+    step, notes = last_step(tables) if options.at_step is None else (options.at_step, [])
+    used = [run for run in tables if step in tables[run]["step"].to_numpy()]
+    if not used:
+        raise NothingMatchedError(f"no run has a snapshot at step {step}")
+    depths = depths_of(used)
+
+    def value(run: Run, column: str) -> float | None:
+        values = tables[run][tables[run]["step"] == step][column]
+        return float(values.iloc[0]) if len(values) else None
+
+    def ceiling(run: Run) -> float:
+        return SATURATED * unrelated_distance(run, "model_update")
+
+    diverged_by = partial(has_diverged_by, step=step)
+    # Of all runs: one that diverged before this step marks its point.
+    drawing = Drawing(list(tables), options)
+    titles = [f"both, step {step}", f"ratio, step {step}"]
+    right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
+    measured = replace(right, name="measured")
+    entries: list[Handle] = []
+    fitted: list[Fit | None] = []
+    for s, line in zip(drawing.series, drawing.styles, strict=True):
+        style = line | {"linestyle": "-"}  # dotted is the other side
+        rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
+        if rows.empty:
+            continue
+        fits = []
+        for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
+            part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
+            part["mark"] = rows["mark"]
+            if panel is right:
+                dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
+                panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
+                panel.add(part, series=s.label, kind="point")
+            else:
+                points(panel, s.label, part, style)
+            fits.append(fit_points(part))
+            panel.add_fit(s.label, fits[-1])
+        fitted += fits
+        label = f"{s.label}: {fits[0] or 'no fit'}, dotted {fits[1] or 'no fit'}"
+        entries.append(Line2D([], [], **style, label=label))
+    level(ratio, 1.0, None, EQUAL[1])
+    drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
+    drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
+    for panel in (right, ratio):
+        depth_axis(panel.axes, depths)
+    title = exponent_title(fitted).replace("exponent", "exponents", 1)
+    drawing.page.legend_below(0, entries, title)
+    handles = [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
+    if left := len(runs) - len(tables):
+        notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
+    if without := [run for run in tables if run not in used]:
+        named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
+        notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
+    notes += ["hollow points are left out of the fits"] if drawing.marks else []
+    drawing.runs = used
+    title = "Theorem 4.2 and the measured model update against depth"
+    return drawing.finish(title, notes, handles)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
 # different values. Elsewhere a missing key belongs to the config of an older version.
-OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.")
+OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 
 

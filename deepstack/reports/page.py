@@ -12,7 +12,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
 from deepstack.analysis.comparison import comparisons
-from deepstack.analysis.series import split_series
-from deepstack.analysis.settings import TASK
+from deepstack.analysis.settings import TASK, split_series
 from deepstack.analysis.statistics import update_column
-from deepstack.analysis.studies import find_studies
+from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.draw import csv_bytes, read_reference, render, try_chart
+from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
 from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
@@ -41,42 +39,8 @@ FIRST = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A chart in the page.  svg, csv: data addresses; width in pixels."""
-
-    name: str
-    title: str
-    svg: str
-    csv: str
-    width: int
-
-
-@dataclass
-class Section:
-    """The values of one study on the page.
-
-    rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
-    of `run_rows`, each with its folder, `path`.  shared: settings of all runs, as YAML.  example:
-    the folder of one of them.  notes: remarks for the reader.  left_out: why charts are missing.
-    """
-
-    name: str
-    title: str
-    states: str
-    rows: list[dict[str, Any]]
-    runs: list[dict[str, Any]]
-    environments: list[dict[str, Any]]
-    shared: str
-    example: str
-    measure: str
-    notes: list[str]
-    pictures: list[Picture] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
 def report(
-    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    directory: Folders,
     to: str | os.PathLike[str] | None = None,
     against: str | None = None,
     best: Sequence[str] = (),
@@ -96,7 +60,7 @@ def report(
     read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
     written BrokenChartError where the code of a chart has failed.
     """
-    folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
+    folders = list_folders(directory)
     if len(folders) > 1 and to is None:
         raise ConfigError(
             f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
@@ -113,23 +77,21 @@ def report(
     rows = comparisons(readable, against, best)
     for study, runs in readable.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
-        section = section_of(name, runs, path, rows[study])
-        options_of_charts = Options(
-            at_step, diagnostic or "grad_norm", read_reference(folders, runs)
-        )
+        chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
+        pictures, left_out = [], []
         for chart in dict.fromkeys([*FIRST, *CHARTS]):
             say(f"{name}: {chart}")
-            result = try_chart(chart, CHARTS[chart], runs, options_of_charts)
+            result = try_chart(chart, CHARTS[chart], runs, chart_options)
             if isinstance(result, Chart):
-                section.pictures.append(picture_of(chart, result))
+                pictures.append(picture_of(chart, result))
                 continue
-            section.left_out.append(str(result))
+            left_out.append(str(result))
             broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
-        sections.append(section)
-    chart_options = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
-    options = [f"--{name}={value}" for name, value in chart_options.items() if value is not None]
-    options += [f"--best={key}" for key in best]
-    words = [*map(str, folders), *options]
+        section = section_of(name, runs, path, rows[study])
+        sections.append(section | {"pictures": pictures, "left_out": left_out})
+    values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    words = [*map(str, folders), *options, *(f"--best={key}" for key in best)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, printable(page(sections, words, skipped, against, best)).encode("utf-8"))
@@ -142,8 +104,14 @@ def report(
     return path
 
 
-def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, Any]]) -> Section:
-    """Return the section of a study without charts; rows: those of `comparison`."""
+def section_of(
+    name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the values of one study on the page, without its charts.
+
+    rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
+    of `run_rows`, each with its folder, `path`.  example: the folder of one run.
+    """
     one_task = len({run.get(TASK) for run in runs}) == 1
     for row in rows:
         losses = [r["val_loss"] for r in rows if r["depth"] == row["depth"]]
@@ -154,18 +122,18 @@ def section_of(name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, 
         row.pop("study")
         row["path"] = Path(os.path.relpath(run.path, path.resolve().parent)).as_posix()
     states = Counter(run.state for run in runs)
-    return Section(
-        name=name,
-        title=title_of(runs, split_series(runs)[0]),
-        states=", ".join(f"{number} {state}" for state, number in states.most_common()),
-        rows=rows,
-        runs=listed,
-        environments=environments(runs),
-        shared=shared(runs),
-        example=shlex.quote(str(runs[0].path)),
-        measure="‖ΔF‖" if update_column(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
-        notes=notes_on(runs),
-    )
+    return {
+        "name": name,
+        "title": title_of(runs, split_series(runs)[0]),
+        "states": ", ".join(f"{number} {state}" for state, number in states.most_common()),
+        "rows": rows,
+        "runs": listed,
+        "environments": environments(runs),
+        "shared": shared(runs),
+        "example": shlex.quote(str(runs[0].path)),
+        "measure": "‖ΔF‖" if update_column(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
+        "notes": notes_on(runs),
+    }
 
 
 def shared(runs: Sequence[Run]) -> str:
@@ -186,19 +154,14 @@ def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the environments of runs and their counts: versions, device, commit, plugins."""
     entries: dict[str, dict[str, Any]] = {}
     for run in runs:
-        parts = [run.meta.get(key) for key in ("environment", "git")]
-        environment, git = (dict(part) if isinstance(part, dict) else {} for part in parts)
-        environment["commit"] = str(git.get("commit") or "")[:12] + " + changes" * bool(
-            git.get("dirty")
-        )
+        meta = {key: value if isinstance(value, dict) else {} for key, value in run.meta.items()}
+        git = meta.get("git", {})
+        commit = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
         plugins = run.meta.get("plugins")
-        plugin_files = (
-            [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
-        )
-        environment["plugins"] = ", ".join(str(plugin.get("file")) for plugin in plugin_files)
-        entry = entries.setdefault(
-            json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
-        )
+        plugins = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+        files = ", ".join(str(plugin.get("file")) for plugin in plugins)
+        made = meta.get("environment", {}) | {"commit": commit, "plugins": files}
+        entry = entries.setdefault(json.dumps(made, sort_keys=True), {"made": made, "runs": 0})
         entry["runs"] += 1
     return list(entries.values())
 
@@ -215,24 +178,22 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def picture_of(name: str, chart: Chart) -> Picture:
-    """A chart as the page holds it."""
-    return Picture(
-        name=name,
-        title=chart.title,
-        svg=address("image/svg+xml", render(chart, "svg")),
-        csv=address("text/csv", csv_bytes(chart)),
-        width=round(float(chart.figure.get_figwidth()) * PIXELS),
+def picture_of(name: str, chart: Chart) -> dict[str, Any]:
+    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels."""
+    svg, csv = (
+        base64.b64encode(c).decode("ascii") for c in (render(chart, "svg"), csv_bytes(chart))
     )
-
-
-def address(kind: str, content: bytes) -> str:
-    """A data: address that holds the content."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return {
+        "name": name,
+        "title": chart.title,
+        "svg": f"data:image/svg+xml;base64,{svg}",
+        "csv": f"data:text/csv;base64,{csv}",
+        "width": round(float(chart.figure.get_figwidth()) * PIXELS),
+    }
 
 
 def page(
-    sections: Sequence[Section],
+    sections: Sequence[dict[str, Any]],
     words: Sequence[str],
     skipped: Sequence[str],
     against: str | None,

@@ -1,5 +1,6 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
+from deepstack.sweeps.calibration import Calibration, calibrate
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.local import Local, default_workers, local_resources, most_threads
 from deepstack.sweeps.plan import (
@@ -17,12 +18,14 @@ from deepstack.sweeps.time_estimate import seconds_per_run
 
 __all__ = [
     "RUN_AGAIN",
+    "Calibration",
     "Cell",
     "Launcher",
     "Local",
     "Pool",
     "Progress",
     "Resources",
+    "calibrate",
     "default_workers",
     "expand",
     "is_wanted",

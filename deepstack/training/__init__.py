@@ -1,49 +1,24 @@
 """Training: preflight, run and loop, with checkpoints, optimizers and the external probe."""
 
-from deepstack.training.environment import (
-    choose_device,
-    choose_threads,
-    cores,
-    device_is_here,
-    memory_limit,
-    torch_settings,
-)
-from deepstack.training.evaluation import mean_loss, to_device
-from deepstack.training.fingerprint import bf16_support
-from deepstack.training.loop import train
-from deepstack.training.observer import Observer, Observers, PlainLines, Row, Started
-from deepstack.training.optimizer import make_optimizer
-from deepstack.training.preflight import (
-    choose_folder,
-    free_folder,
-    refuse_missing_plugins,
-    refuse_probed,
-    run_name,
-)
-from deepstack.training.timing import temporary_run, timed_steps
-
-__all__ = [
-    "Observer",
-    "Observers",
-    "PlainLines",
-    "Row",
-    "Started",
-    "bf16_support",
-    "choose_device",
-    "choose_folder",
-    "choose_threads",
-    "cores",
-    "device_is_here",
-    "free_folder",
-    "make_optimizer",
-    "mean_loss",
-    "memory_limit",
-    "refuse_missing_plugins",
-    "refuse_probed",
-    "run_name",
-    "temporary_run",
-    "timed_steps",
-    "to_device",
-    "torch_settings",
-    "train",
-]
+from deepstack.training.environment import choose_device as choose_device
+from deepstack.training.environment import choose_threads as choose_threads
+from deepstack.training.environment import cores as cores
+from deepstack.training.environment import device_is_here as device_is_here
+from deepstack.training.environment import memory_limit as memory_limit
+from deepstack.training.environment import torch_settings as torch_settings
+from deepstack.training.evaluation import mean_loss as mean_loss
+from deepstack.training.evaluation import to_device as to_device
+from deepstack.training.fingerprint import bf16_support as bf16_support
+from deepstack.training.loop import train as train
+from deepstack.training.observer import Observer as Observer
+from deepstack.training.observer import PlainLines as PlainLines
+from deepstack.training.observer import Row as Row
+from deepstack.training.observer import Started as Started
+from deepstack.training.optimizer import make_optimizer as make_optimizer
+from deepstack.training.preflight import choose_folder as choose_folder
+from deepstack.training.preflight import free_folder as free_folder
+from deepstack.training.preflight import refuse_missing_plugins as refuse_missing_plugins
+from deepstack.training.preflight import refuse_probed as refuse_probed
+from deepstack.training.preflight import run_name as run_name
+from deepstack.training.timing import temporary_run as temporary_run
+from deepstack.training.timing import timed_steps as timed_steps

@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deepstack.parameters.banks import ALIGNMENT
 from deepstack.records import (
     CHECKSUMS,
     STATE,
@@ -29,12 +28,7 @@ from deepstack.records import (
 )
 
 CHECKPOINTS = 2  # the number that a run keeps
-RESUMED_LOGS = (
-    "steps",
-    "evals",
-    "attribution",
-    "first_order",
-)  # logs whose sha256 a checkpoint stores
+RESUMED_LOGS = "steps", "evals", "attribution", "first_order"  # whose sha256 a checkpoint stores
 
 
 @dataclass
@@ -55,9 +49,12 @@ class Checkpoint:
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, verify it, then remove all but the newest two.
 
+    A checkpoint of this step that exists stays: it was verified when it was written or loaded.
     Raises ResourceError when writing fails; earlier checkpoints are then unharmed.
     """
     target = folder.checkpoint_path(checkpoint.step)
+    if target.exists():
+        return
     draft = target.with_name(f".draft-{checkpoint.step}")
     parts = {
         name: {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
@@ -80,59 +77,28 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
-        put_in_place(draft, target)
+        draft.rename(target)
         sync_folder(folder.checkpoint_dir)
         # The sha256 only describes the files; this compares them with the values in memory.
         if (target / STATE).read_text() != state:
             raise OSError(f"read back wrong: {STATE}")
         for name, tensors in parts.items():
-            if wrong := changed_tensor(target / f"{name}.safetensors", tensors):
-                raise OSError(f"read back wrong: {wrong} in {name}.safetensors")
-        shutil.rmtree(path_aside(target), ignore_errors=True)
+            verify_tensors(target / f"{name}.safetensors", tensors)
         for step in folder.checkpoints()[:-CHECKPOINTS]:
             discard(folder.checkpoint_path(step))
 
 
-def put_in_place(draft: Path, target: Path) -> None:
-    """Rename a draft to its target; a checkpoint already there moves to `path_aside`."""
-    if target.exists():
-        shutil.rmtree(path_aside(target), ignore_errors=True)
-        target.rename(path_aside(target))
-    try:
-        draft.rename(target)
-    except OSError:
-        if path_aside(target).exists():
-            path_aside(target).rename(target)
-        raise
-
-
-def restore_moved(folder: RunFolder) -> None:
-    """Restore each checkpoint that was moved aside and whose replacement is missing."""
-    for step in (path.name.removeprefix(".old-") for path in folder.checkpoint_dir.glob(".old-*")):
-        target = folder.checkpoint_dir / step
-        if step.isdigit() and not target.exists():
-            with trouble(target):
-                path_aside(target).rename(target)
-                sync_folder(folder.checkpoint_dir)
-
-
-def path_aside(target: Path) -> Path:
-    """Return the temporary path of a checkpoint while another of its step replaces it."""
-    return target.with_name(f".old-{target.name}")
-
-
-def changed_tensor(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor in a file that differs in any bit, or None."""
+def verify_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise OSError, naming the first tensor of a file that differs in any bit."""
     try:
         with safe_open(path, "pt") as file:
             for name, wanted in tensors.items():
                 stored = file.get_tensor(name)
                 same = shape_of(stored) == shape_of(wanted)
                 if not same or not torch.equal(bits(stored), bits(wanted)):
-                    return name
+                    raise OSError(f"read back wrong: {name} in {path.name}")
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
-    return None
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -183,22 +149,12 @@ class Owner:
             return "is another run's"
         if self.weights is None:
             return None
-        weights, wanted = checkpoint.parts.get("weights", {}), self.weights
-        for name in sorted({*weights, *wanted}):
-            was, now = shape_of(weights.get(name)), shape_of(wanted.get(name))
+        weights = checkpoint.parts.get("weights", {})
+        for name in sorted({*weights, *self.weights}):
+            was, now = shape_of(weights.get(name)), shape_of(self.weights.get(name))
             if was != now:
                 return f"is another model's: {name} is {was}, not {now}"
-        for key, moments in checkpoint.parts.get("optimizer", {}).items():
-            like = wanted.get(key.rpartition("/")[0])
-            if like is None or (moments.ndim > 1 and not fits(moments, like)):
-                return f"is another model's: its optimizer has {key}, {shape_of(moments)}"
         return None
-
-
-def fits(moments: Tensor, weights: Tensor) -> bool:
-    """Return whether moments have a number for every weight, and at most padding besides."""
-    spare = moments.numel() - weights.numel()
-    return 0 <= spare < ALIGNMENT * len(moments)
 
 
 def shape_of(tensor: Tensor | None) -> str:
@@ -217,23 +173,30 @@ def whole_checkpoints(
     """
     for step in reversed(folder.checkpoints()):
         try:
-            checkpoint = load_verified(folder.checkpoint_path(step), step, owner)
+            checkpoint = load(folder.checkpoint_path(step), step, owner)
         except ValueError as error:
             damaged.append(f"checkpoint {step}: {error}")
         else:
             yield checkpoint
 
 
-def load_verified(path: Path, step: int, owner: Owner | None) -> Checkpoint:
+def load(path: Path, step: int, owner: Owner | None = None) -> Checkpoint:
     """Read a checkpoint; raise ValueError unless it is whole, of this step and the owner's."""
     if problem := damage(path, owner.largest if owner else None):
         raise ValueError(problem)
+    parts, file = {}, path / STATE
     try:
-        checkpoint = load(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot be read: {error}") from error
-    if checkpoint.step != step:
-        raise ValueError(f"says that it is of step {checkpoint.step}")
+        state = mapping(file)
+        for file in path.glob("*.safetensors"):
+            parts[file.stem] = load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{file.name} cannot be read: {error}") from error
+    stored = state.pop("step", None)
+    if type(stored) is not int or stored != step:
+        raise ValueError(f"{STATE} says that it is of step {stored!r:.40}")
+    for name in {"weights", "optimizer"} & parts.keys():
+        parts[name] = dict(in_current_layout(key, value) for key, value in parts[name].items())
+    checkpoint = Checkpoint(step, parts, state)
     if owner and (reason := owner.mismatch(checkpoint)):
         raise ValueError(reason)
     return checkpoint
@@ -246,23 +209,21 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     checkpoint, or after a log changed during the run, training restarts from step 0.
     Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
-    restore_moved(folder)
     damaged: list[str] = []
     changed: dict[str, None] = {}  # an ordered set of log files
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
     candidates = whole_checkpoints(folder, damaged, owner)
     if "changed_log" in folder.read_status():
         notify("a log changed while this run worked: no checkpoint is used")
         candidates, changed = iter(()), {folder.steps_path.name: None}
-    for checkpoint in candidates:
-        wrong = changed_logs(folder, checkpoint)
+    for candidate in candidates:
+        wrong = changed_logs(folder, candidate)
         if not wrong:
+            checkpoint = candidate
             break
         for name in wrong:
-            notify(f"{name} is not the log that checkpoint {checkpoint.step} was saved with")
+            notify(f"{name} is not the log that checkpoint {candidate.step} was saved with")
         changed |= dict.fromkeys(wrong)
-    else:
-        checkpoint = None
     step = -1 if checkpoint is None else checkpoint.step
     for older in folder.checkpoints():
         if older < step and (problem := damage(folder.checkpoint_path(older), owner.largest)):
@@ -310,29 +271,6 @@ def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
             if extent.sha256 != wanted[name] or ends_early:
                 changed.append(log.path.name)
     return changed
-
-
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint folder in which `damage` reports no problem.
-
-    Raises ValueError, naming the file, if a file has another format.
-    """
-    try:
-        state = mapping(path / STATE)
-    except ValueError as error:
-        raise ValueError(f"{STATE} {error}") from error
-    if type(state.get("step")) is not int:
-        raise ValueError(f"{STATE} has no step that is an integer")
-    parts = {}
-    for file in path.glob("*.safetensors"):
-        try:
-            parts[file.stem] = load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file.name}: {error}") from error
-    for name in ("weights", "optimizer"):
-        if name in parts:
-            parts[name] = dict(in_current_layout(key, value) for key, value in parts[name].items())
-    return Checkpoint(state.pop("step"), parts, state)
 
 
 def in_current_layout(key: str, value: Tensor) -> tuple[str, Tensor]:

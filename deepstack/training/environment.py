@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
 from deepstack.errors import ResourceError
 from deepstack.fast import FastPaths, triton_version
-from deepstack.training.fingerprint import numeric_path
+from deepstack.training.fingerprint import VARIABLES, cpu, fingerprint
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # time than it saves (measured on two cores; see choose_threads).
@@ -133,7 +133,9 @@ def environment_of(
     on_gpu = device.type == "cuda"
     return {
         **versions(device),
-        **numeric_path(device, config.train.precision == "bf16"),
+        **cpu(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "fingerprint": fingerprint(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "deterministic": config.runtime.deterministic,
@@ -150,11 +152,18 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     CPU and variables only explain a different fingerprint.  An environment recorded without a
     fingerprint is compared without it.
     """
-    (before, explaining), (after, more) = flattened(known), flattened(now)
+    values: list[dict[str, Any]] = []
+    explaining = {"cpu_model", "instruction_sets"}
+    for environment in (known, now):
+        variables = environment.get("variables")
+        variables = dict(variables) if isinstance(variables, dict) else {}
+        explaining |= variables.keys()
+        values.append(variables | {k: v for k, v in environment.items() if k != "variables"})
+    before, after = values
     names = {*before, *after}
     same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
     if same_numbers:
-        names -= {"fingerprint", *explaining, *more}
+        names -= {"fingerprint", *explaining}
     changes = [
         f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
         for name in sorted(names)
@@ -163,14 +172,6 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
         changes.append(f"cpu_model is {after.get('cpu_model')!r}")
     return changes
-
-
-def flattened(environment: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Return an environment with its variables as keys, and the keys that explain a fingerprint."""
-    variables = environment.get("variables")
-    values = dict(variables) if isinstance(variables, dict) else {}
-    explaining = {"cpu_model", "instruction_sets", *values}
-    return values | {k: v for k, v in environment.items() if k != "variables"}, explaining
 
 
 def versions(device: torch.device) -> dict[str, str]:
@@ -186,21 +187,21 @@ def versions(device: torch.device) -> dict[str, str]:
 
 def git_state() -> dict[str, Any]:
     """Return commit and dirty flag of deepstack's own checkout; empty outside of one."""
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[2]
 
-    def ask(*words: str) -> str | None:
-        try:
-            answer = subprocess.run(
-                ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return answer.stdout.strip() if answer.returncode == 0 else None
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
-    top = ask("rev-parse", "--show-toplevel")
-    if top is None or Path(top) != folder.parents[1]:
+    try:
+        top, commit = ask("rev-parse", "--show-toplevel", "HEAD").split("\n")
+        if Path(top) != folder:
+            return {}
+        return {"commit": commit, "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
         return {}
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
 
 
 def peak_memory_mb(device: torch.device) -> float:

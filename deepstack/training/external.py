@@ -22,16 +22,15 @@ from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
-from deepstack.training.intervals import snapshot_steps
-from deepstack.training.layer_records import LayerRecords
+from deepstack.training.intervals import is_due
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder, sync_logs
+from deepstack.training.recorder import Divergence, Recorder, sync_logs
+from deepstack.training.snapshot_writer import LayerRecords
 
 Interval = int | Literal["log"]
 
-LOG_STEPS = frozenset(snapshot_steps("log", 10**12))
 LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
 OWN_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
@@ -116,16 +115,16 @@ class Probe:
         self._records = LayerRecords(self.folder)
         self._before: dict[nn.Parameter, Tensor] = {}
         self._start: dict[str, Tensor] = {}
-        self._attribution: AppendLog | None = None
+        self._logs: list[AppendLog] = []  # that of attributions, if there are any
         self._recorder: Recorder | None = None
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as opened:
-            opened.enter_context(self.folder.lock())
+        with ExitStack() as stack:
+            stack.enter_context(self.folder.lock())
             self._refuse_another_run()
             self._begin()
-            self._open = opened.pop_all()
+            self._open = stack.pop_all()
         return self
 
     def _refuse_another_run(self) -> None:
@@ -146,9 +145,9 @@ class Probe:
         self._recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
         if self.attribution_every:
             columns = ("step", *self.groups, "whole", "unexplained")
-            self._attribution = folder.log("attribution", columns).open()
+            self._logs = [folder.log("attribution", columns).open()]
             self._start = subject.state()
-        if self._is_due(self.layers_every, 0):
+        if is_due(self.layers_every, 0):
             self._take_snapshot()
         self._prepare()
         self._recorder.pause()
@@ -172,50 +171,46 @@ class Probe:
         if value.numel() != 1:
             raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
-        row = self.at == 1 or self._is_due(self.every, self.at)
-        snapshot = self._is_due(self.layers_every, self.at)
-        part = self._is_due(self.attribution_every, self.at)
+        is_row = self.at == 1 or is_due(self.every, self.at)
         if recorder.divergence is None:
-            if row:
+            if is_row:
                 self._row(recorder, value.reshape(()), norm_of(gradients))
+            snapshot = is_due(self.layers_every, self.at)
+            part = is_due(self.attribution_every, self.at)
             if snapshot or part or self.every > 1:
                 recorder.flush()  # exclude the measurements below from a row's time
             if snapshot:
                 self._take_snapshot()
-                recorder.pause()
-            if self._attribution is not None and part:
+            if part:
                 parts = self.subject.attribution(self.groups, self._start)
                 shares = {name: float(value) for name, value in parts.items()}
-                self._attribution.write({"step": self.at, **shares})
+                self._logs[0].write({"step": self.at, **shares})
+            if snapshot or part:
                 recorder.pause()
         self._prepare()
-        if not row:  # the next row needs F_{t-1} and the time of its step
-            if self._is_due(self.every, self.at + 1) and recorder.divergence is None:
+        if not is_row:  # the next row needs F_{t-1} and the time of its step
+            if is_due(self.every, self.at + 1) and recorder.divergence is None:
                 self._previous = self.subject.hidden()
             recorder.pause()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
-        logs = [*recorder.logs, *([self._attribution] if self._attribution else [])]
+        logs = [*recorder.logs, *self._logs]
         for close in (recorder.close, *(log.close for log in logs)):
             self._open.callback(close)
-        try:
-            recorder.flush()
-            sums = sync_logs(logs, ended=True)
-            self._records.write()
-            self._finish(recorder, error, sums)
-        except ChangedLogError as changed:
-            self.folder.write_status("failed", self.at, error=str(changed))
-            raise
-        finally:
+        with self._open:
             self._before, self._start = {}, {}
-            self._open.close()
+            recorder.flush()
+            try:
+                sums = sync_logs(logs, ended=True)
+            except ChangedLogError as changed:
+                self.folder.write_status("failed", self.at, error=str(changed))
+                raise
+            self._records.write()
+            self._finish(recorder.divergence, error, sums)
 
     @property
     def run(self) -> Run:
@@ -223,10 +218,9 @@ class Probe:
         return Run(self.folder.path)
 
     def _finish(
-        self, recorder: Recorder, error: BaseException | None, logs: dict[str, str]
+        self, divergence: Divergence | None, error: BaseException | None, logs: dict[str, str]
     ) -> None:
         """Write to status.json how the run ended."""
-        divergence = recorder.divergence
         if divergence is not None:
             write_end(self.folder, "diverged", divergence.step, logs=logs, **divergence.facts())
         elif error is None:
@@ -254,28 +248,22 @@ class Probe:
         if not subject.layers:
             return
 
-        def change(p: nn.Parameter) -> Tensor:
-            return as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
-
         # before the first step ignore gradients that the model may still hold
         values = {
             "stream_norm": subject.stream_norm(),
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
             "param_norm": subject.by_layer(lambda p: p),
-            "param_update_norm": subject.by_layer(change),
+            "param_update_norm": subject.by_layer(
+                lambda p: as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
+            ),
         }
         self._records.add(self.at, values)
 
     def _prepare(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""
-        due = self._is_due(self.layers_every, self.at + 1)
+        due = is_due(self.layers_every, self.at + 1)
         inside = [p for layer in self.subject.layers for p in layer.parameters()]
         self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
-
-    def _is_due(self, every: Interval, step: int) -> bool:
-        if every == "log":
-            return step in LOG_STEPS
-        return every > 0 and step % every == 0
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of config.yaml: the known settings of the run, nested by section."""
@@ -327,14 +315,10 @@ class Probe:
 
     def _columns(self) -> dict[str, Any]:
         """Return the content of columns.json, which describes every column for the charts."""
-        steps = STEP_COLUMNS | OWN_COLUMNS | COLUMNS | TIMING
         known = describe()
         layers = {key: known[key] for key in LAYERS}
-        layers["grad_norm"] = (
-            known["grad_norm"][0],
-            "",
-            "Norm of the training batch's gradient by the parameters of each layer.",
-        )
+        gradient = "Norm of the training batch's gradient by the parameters of each layer."
+        layers["grad_norm"] = (known["grad_norm"][0], "", gradient)
         shares = {
             name: (f"‖ΔF‖ of {name}", "", f"Mean over tokens of ‖F(θ_0 + Δθ of {name}) − F_0‖₂.")
             for name in self.groups
@@ -342,7 +326,7 @@ class Probe:
         shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
         shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
         return {
-            "columns": entries(steps),
+            "columns": entries(STEP_COLUMNS | OWN_COLUMNS | COLUMNS | TIMING),
             "layers": entries(layers),
             "attribution": entries(shares),
             "scheme": {

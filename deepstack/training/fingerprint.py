@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +30,6 @@ INSTRUCTION_SETS = re.compile(r"(sse|ssse|avx|fma|f16c|amx|asimd|sve|bf16|i8mm)[
 PRODUCTS = ((128, 16, 48), (128, 64, 192), (64, 256, 512))
 # (sequences, heads, tokens, width of a head)
 ATTENTIONS = ((4, 2, 16, 8), (2, 4, 64, 32))
-
-
-def numeric_path(device: torch.device, bf16: bool) -> dict[str, Any]:
-    """The CPU, the variables that select kernels, and the fingerprint of their results."""
-    return {
-        **cpu(),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "fingerprint": fingerprint(device, bf16),
-    }
 
 
 def cpu(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:

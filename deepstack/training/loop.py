@@ -58,14 +58,14 @@ def train(
                     inputs, targets = run.batch(step)
                     measured = run.step(inputs, targets, run.learning_rate(step))
                     run.record(step, measured)
-                    if run.diverged():
+                    if run.recorder.divergence:
                         break
-                    if run.snapshot_is_due(step):
+                    if run.snapshots.is_due(step):
                         run.snapshot(step)
-                    if step in run.evaluation_steps:
+                    if run.evaluation_is_due(step):
                         run.evaluate(step)
                     if run.checkpoint_is_due(step):
                         run.save(step)
-                    if signal := run.common_signal(stop_signal()):
+                    if signal := run.ranks.max_over_ranks(stop_signal() or 0):
                         run.interrupt(step, signal)
                 return run.finish()

@@ -39,25 +39,13 @@ TIMING = {
 }
 
 
-def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return meta.json of a resumed run, with the time and commit of its start."""
-    if not before:
-        return now
-    resumed = {"time": now["created"], "git": now["git"], "environment": now["environment"]}
-    meta = now | {key: before[key] for key in ("created", "git") if key in before}
-    meta["resumed"] = [*before.get("resumed", []), resumed]
-    changes = environment_changes(before.get("environment", {}), now["environment"])
-    if "environment_changed" in before or changes:
-        meta["environment_changed"] = True
-    return meta
-
-
 def meta_of(
     prepared: Prepared, before: dict[str, Any], parameters: dict[str, int]
 ) -> dict[str, Any]:
     """Return meta.json: command, time, environment, parameters and data of the run.
 
-    before: meta.json of the run before it was resumed, empty for a new run.
+    before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
+    run.
     """
     task = prepared.task
     now = {
@@ -71,7 +59,16 @@ def meta_of(
         "references": task.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
-    return continued(before, now)
+    if not before:
+        return now
+    resumed = {"time": now["created"], "git": now["git"], "environment": prepared.environment}
+    meta = now | {key: before[key] for key in ("created", "git") if key in before}
+    meta["resumed"] = [*before.get("resumed", []), resumed]
+    if "environment_changed" in before or environment_changes(
+        before.get("environment", {}), prepared.environment
+    ):
+        meta["environment_changed"] = True
+    return meta
 
 
 def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:

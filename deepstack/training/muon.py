@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,14 +78,22 @@ class Muon(torch.optim.Optimizer):
         """Update W and B of one bank, several layers at a time."""
         number, n_out, n_in = group["shape"]
         size, momentum = number * n_out * n_in, group["momentum"]
-        stop = None if self.found_inf is None else self.found_inf.to(torch.bool)
-        share = 0.2 * max(n_out, n_in) ** 0.5
-        if self.adjust_lr == "original":
-            share = max(1.0, n_out / n_in) ** 0.5
+        original = self.adjust_lr == "original"
+        share = max(1.0, n_out / n_in) ** 0.5 if original else 0.2 * max(n_out, n_in) ** 0.5
         rate, decay = group["lr"] * share, group["lr"] * group["weight_decay"]
+        stop = None
         if self.found_inf is not None:
+            stop = self.found_inf.to(torch.bool)
             decay = decay * (1.0 - self.found_inf)
-        for batch in self._batches(group["params"], size):
+        # The same batches of layers whether these are rows of a tensor or separate tensors.
+        batch_size = BATCH_SIZE_ON_GPU if group["params"][0].is_cuda else BATCH_SIZE
+        layers = max(1, batch_size // size)
+        rows: list[Rows] = []
+        for p in group["params"]:
+            parts = p.detach(), p.grad, self.state[p]["momentum_buffer"]
+            rows += zip(*(part.split(layers) for part in parts), strict=True)
+        count = layers if len(group["params"]) > 1 else 1
+        for batch in (rows[i : i + count] for i in range(0, len(rows), count)):
             ahead = []
             for _, gradient, buffer in batch:
                 if self.grad_scale is not None:
@@ -97,25 +105,11 @@ class Muon(torch.optim.Optimizer):
             step = orthogonalised(matrices, self.ns_steps).reshape(-1, size).float().mul_(rate)
             if stop is not None:
                 step.masked_fill_(stop, 0.0)
-            parts = step.split([len(weights) for weights, _, _ in batch])
-            for (weights, _, _), part in zip(batch, parts, strict=True):
+            moves = step.split([len(weights) for weights, _, _ in batch])
+            for (weights, _, _), move in zip(batch, moves, strict=True):
                 if group["weight_decay"]:
                     weights.mul_(1.0 - decay)
-                weights[:, :size].sub_(part)
-
-    def _batches(self, parameters: Sequence[Tensor], size: int) -> Iterator[list[Rows]]:
-        """Yield batches of layers, the same ones whether layers are rows or separate tensors."""
-        batch_size = BATCH_SIZE_ON_GPU if parameters[0].is_cuda else BATCH_SIZE
-        layers = max(1, batch_size // size)
-        rows: list[Rows] = []
-        for p in parameters:
-            assert p.grad is not None
-            buffer = self.state[p]["momentum_buffer"]
-            parts = (t.split(layers) for t in (p.detach(), p.grad, buffer))
-            rows += zip(*parts, strict=True)
-        step = layers if len(parameters) > 1 else 1
-        for first in range(0, len(rows), step):
-            yield rows[first : first + step]
+                weights[:, :size].sub_(move)
 
 
 def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
+from typing import Any
 
 from deepstack.records import RunFolder, trouble
 
@@ -59,25 +61,16 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
 
-    def started(self, run: Started) -> None:
+    def pass_on(self, event: str, *values: Any) -> None:
+        """Call this method of every observer."""
         for observer in self.observers:
-            observer.started(run)
+            getattr(observer, event)(*values)
 
-    def stepped(self, step: int, row: Row) -> None:
-        for observer in self.observers:
-            observer.stepped(step, row)
-
-    def evaluated(self, step: int, row: Row) -> None:
-        for observer in self.observers:
-            observer.evaluated(step, row)
-
-    def notify(self, line: str) -> None:
-        for observer in self.observers:
-            observer.notify(line)
-
-    def finished(self, state: str, step: int) -> None:
-        for observer in self.observers:
-            observer.finished(state, step)
+    started = partialmethod(pass_on, "started")
+    stepped = partialmethod(pass_on, "stepped")
+    evaluated = partialmethod(pass_on, "evaluated")
+    notify = partialmethod(pass_on, "notify")
+    finished = partialmethod(pass_on, "finished")
 
 
 class Pace:

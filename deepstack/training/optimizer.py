@@ -22,11 +22,12 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
-    Muon updates the layers' matrices, AdamW the other parameters.  optim: the scheme's factors of a
-    role's learning rate, decay and epsilon.  capturable: learning rates are tensors, which a
-    captured or replayed step reads at every step; on a GPU they always are, so that an eager step
-    rounds like a captured one.  Weight decay applies to matrices and tables (embedding, position,
-    head), never to a bias or a norm.
+    Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
+    `train.lr_factors`, the scheme's factor and that of `train.lr_exponents`.  optim: the last two,
+    as `Built.optim` gives them for rate, decay and epsilon.  capturable: learning rates are
+    tensors, which a captured or replayed step reads at every step; on a GPU they always are, so
+    that an eager step rounds like a captured one.  Weight decay applies to matrices and tables
+    (embedding, position, head), never to a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []
@@ -36,7 +37,7 @@ def make_optimizer(
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
         decay *= factors.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
-        if train.optimizer == "muon" and bank.in_layers and bank.start == "matrix":
+        if train.optimizer == "muon" and is_layer_matrix(bank):
             number, (rows, columns) = len(bank.roles), bank.shape
             shape = (number, rows // number, columns)
             of_matrices.append(fresh | {"params": bank.parameters, "shape": shape})
@@ -65,6 +66,11 @@ def make_optimizer(
             return adam
     dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
     return Muon(of_matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())
+
+
+def is_layer_matrix(bank: Bank) -> bool:
+    """Return whether Muon trains this bank."""
+    return bank.in_layers and bank.start == "matrix"
 
 
 def avoid_compiler_import() -> None:
@@ -98,10 +104,8 @@ def optimizer_state(
 
 def state_names(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
     """Return the names of the state that the optimizer has for a bank after its first step."""
-    if isinstance(optimizer, Muon):
-        of_matrices = {p for group in optimizer.matrices for p in group["params"]}
-        if bank.parameters[0] in of_matrices:
-            return ("momentum_buffer",)
+    if isinstance(optimizer, Muon) and is_layer_matrix(bank):
+        return ("momentum_buffer",)
     if isinstance(optimizer, torch.optim.SGD):
         return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
     return "step", "exp_avg", "exp_avg_sq"
@@ -114,15 +118,16 @@ def load_optimizer_state(
 
     Raises ValueError unless the state is of exactly these banks.
     """
-    wanted = {f"{bank.key}/{name}" for bank in banks for name in state_names(optimizer, bank)}
-    if wrong := wanted ^ set(state):
+    keys = {f"{bank.key}/{n}": (bank, n) for bank in banks for n in state_names(optimizer, bank)}
+    if wrong := keys.keys() ^ state.keys():
         raise ValueError(f"its optimizer is not this run's ({min(wrong)})")
-    for key, joined in state.items():
-        bank_key, _, name = key.rpartition("/")
-        bank = next(b for b in banks if b.key == bank_key)
-        if joined.ndim == 1 and name == "step":
-            parts = [joined[min(i, len(joined) - 1)] for i in range(len(bank.parameters))]
+    for key, (bank, name) in keys.items():
+        values = state[key]
+        if values.ndim == 1 and name == "step":
+            parts = [values[min(i, len(values) - 1)] for i in range(len(bank.parameters))]
         else:
-            parts = bank.parts(joined)
+            parts = bank.parts(values)
         for p, value in zip(bank.parameters, parts, strict=True):
+            if value.ndim and value.shape != p.shape:
+                raise ValueError(f"its optimizer is not this run's ({key})")
             optimizer.state[p][name] = value.to(p.device, copy=True)

@@ -95,8 +95,7 @@ def preflight(
     device = choose_device(config.runtime)
     ranks = join_ranks(device)
     ranks.share(config.train.batch_size)
-    refuse_batch_norm(config, ranks)
-    refuse_sharded_matrices(config, ranks)
+    refuse_cut_settings(config, ranks)
     with (
         locked_folder(config, study_folder, task, ranks) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
@@ -143,21 +142,17 @@ def refuse_broken_scheme(config: conf.Config) -> None:
             raise
 
 
-def refuse_batch_norm(config: conf.Config, ranks: RankGroup) -> None:
-    """Raise ConfigError for batch norm over several ranks, each of which has a part of a batch."""
-    if config.model.norm.kind == "batch" and ranks.size > 1:
+def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
+    """Raise ConfigError for settings that need what the ranks cut: a batch, or matrices."""
+    mode = parallelism(config, ranks)
+    if mode and config.model.norm.kind == "batch":
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs one process; or use rms", key=key)
-
-
-def refuse_sharded_matrices(config: conf.Config, ranks: RankGroup) -> None:
-    """Raise ConfigError if sharded ranks would need whole matrices."""
     needs = {
         "train.optimizer": config.train.optimizer == "muon",
         "train.spectral_penalty": config.train.spectral_penalty > 0,
     }
-    key = next((key for key, needed in needs.items() if needed), None)
-    if key is not None and parallelism(config, ranks) == "fully_sharded":
+    for key in (key for key, needed in needs.items() if needed and mode == "fully_sharded"):
         raise ConfigError(
             f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
             "allowed with runtime.parallel=data",
@@ -296,15 +291,14 @@ def run_name(config: conf.Config) -> str:
 
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
-    for path in study.glob(f"{run_name(config)}*"):
-        folder = RunFolder(path)
-        known = folder.read_meta().get("plugins", [])
-        if known and folder.exists() and is_same_experiment(folder, config):
+    for folder in folders_called(study, run_name(config)):
+        known = folder.read_meta().get("plugins", []) if folder.exists() else []
+        if known and is_same_experiment(folder, config):
             try:
-                plugins.require_plugins(known, str(path))
+                plugins.require_plugins(known, str(folder.path))
             except PluginError as error:
                 raise PluginError(
-                    f"{error}, or, to train with the file that is there: {removal(path)}"
+                    f"{error}, or, to train with the file that is there: {removal(folder.path)}"
                 ) from None
 
 
@@ -313,14 +307,23 @@ def choose_folder(
 ) -> RunFolder:
     """Return the folder where this run was trained before, else the first free one.
 
-    taken: names reserved for other runs.
+    taken: names reserved for other runs.  Raises ConfigError if the run could resume, but its data
+    have changed; a run that has ended stays, and a new one starts beside it.
     """
-    name = run_name(config)
+    name, data = run_name(config), task.data
     for folder in folders_called(study, name):
-        if folder.exists():
-            if is_same_run(folder, config, task):
-                return folder
-            refuse_changed_data(folder, config, task)
+        if not is_same_experiment(folder, config):
+            continue
+        was = folder.read_meta().get("data", data).get("sha256")
+        if was == data.get("sha256"):
+            return folder
+        if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
+            raise ConfigError(
+                f"{data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
+                f"was {str(was)[:12]}…, is {str(data.get('sha256'))[:12]}…; put the old one back, "
+                "or begin another run with --study",
+                key="task.path",
+            )
     return free_folder(study, name, taken)
 
 
@@ -341,23 +344,6 @@ def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolde
     raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
 
 
-def refuse_changed_data(folder: RunFolder, config: conf.Config, task: Task) -> None:
-    """Raise ConfigError if an unfinished run here could resume but its data have changed.
-
-    A run that has ended stays, and a new one starts beside it.
-    """
-    ended = folder.read_status().get("state") in ENDED
-    if ended or not folder.checkpoints() or not is_same_experiment(folder, config):
-        return
-    was = folder.read_meta().get("data", {}).get("sha256", "")
-    raise ConfigError(
-        f"{task.data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
-        f"was {was[:12]}…, is {str(task.data.get('sha256'))[:12]}…; put the old one back, or begin "
-        "another run with --study",
-        key="task.path",
-    )
-
-
 def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
     """Return a notice if a new run starts beside one of the same config on other data."""
     others = folders_called(folder.path.parent, run_name(config))
@@ -367,15 +353,10 @@ def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
     return f"the data have changed since {same[-1].path}: a new run {folder.path.name}"
 
 
-def is_same_run(folder: RunFolder, config: conf.Config, task: Task) -> bool:
-    """Return whether a folder holds this config (except runtime and names) on the same data."""
-    data = folder.read_meta().get("data", task.data)
-    same_data = data.get("sha256") == task.data.get("sha256")
-    return same_data and is_same_experiment(folder, config)
-
-
 def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
     """Return whether a folder's config equals this one except names, runtime and defaults."""
+    if not folder.exists():
+        return False
     try:
         stored = conf.load_config(folder.config_path)
     except ConfigError:

@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.distributed import (
-    RankGroup,
-    ShardedBanks,
-    parallelism,
-    sharded_norm,
-    sharded_sum,
-)
+from deepstack.distributed import RankGroup, ShardedBanks, parallelism, sharded_norm, sharded_sum
 from deepstack.model import Transformer, build_model
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm

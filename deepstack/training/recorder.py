@@ -59,7 +59,6 @@ class Row(NamedTuple):
 
     step: int
     lr: float
-    milliseconds: float | None  # None: an equal share of the time of all pending rows
     values: Tensor
 
 
@@ -93,9 +92,7 @@ class Recorder:
         """
         self._complete()
         values = torch.stack([measured.loss.float(), measured.grad_norm.float()])
-        # a GPU runs behind the host: only the time of many steps is known
-        milliseconds = self._elapsed_ms() if self.lag == 1 else None
-        self._last = Row(step, lr, milliseconds, values), measured
+        self._last = Row(step, lr, values), measured
         if measured.settle is None:
             self._complete()
         if len(self._pending) >= self.lag:
@@ -122,11 +119,11 @@ class Recorder:
             self._pending = []  # the diverged row is the last one
             return
         rows = torch.stack([row.values for row in self._pending]).tolist()
-        if self._pending[0].milliseconds is None:
-            each = self._elapsed_ms() / len(rows)
-            self._pending = [row._replace(milliseconds=each) for row in self._pending]
+        # A GPU runs behind the host, so that only the time of all pending steps is known.
+        before, self._clock = self._clock, time.perf_counter()
+        milliseconds = (self._clock - before) * 1000 / len(rows)
         memory = peak_memory_mb(self.device)
-        for (step, lr, milliseconds, _), values in zip(self._pending, rows, strict=True):
+        for (step, lr, _), values in zip(self._pending, rows, strict=True):
             row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
             self.steps.write(row)
             self.timing.write((step, milliseconds, memory))
@@ -135,11 +132,6 @@ class Recorder:
                 self.divergence = Divergence(step, *reason)
                 break
         self._pending = []
-
-    def _elapsed_ms(self) -> float:
-        """Return the milliseconds since the last call, or since a pause."""
-        before, self._clock = self._clock, time.perf_counter()
-        return (self._clock - before) * 1000
 
     def _diverged(self, row: dict[str, float]) -> tuple[str, float] | None:
         if not row["loss"] <= self.max_loss:  # False for a loss that is NaN

@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import DifferenceError, Interrupted, NothingMatchedError
+from deepstack.errors import Interrupted, NothingMatchedError
 from deepstack.interrupts import Stop
-from deepstack.records import ENDED, RunFolder, damage, number_text, problems
+from deepstack.records import ENDED, RunFolder, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
     compared,
     differences,
-    earliest,
     read_table,
     row_difference,
 )
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import (
-    git_state,
-)
+from deepstack.training.environment import git_state
 from deepstack.training.loop import train
-from deepstack.training.observer import Observer, Observers, Row, Started
+from deepstack.training.observer import Observer, Observers, Row
 from deepstack.training.preflight import recorded_config
 
 
@@ -73,33 +69,31 @@ def check(
     # Only the last checkpoint is of use, and their interval changes no number.
     config = conf.with_overrides(config, {"runtime.checkpoint_seconds": 1e9})
     comparer = Comparer(record, observer or Observer(), upto, stop)
-    with tempfile.TemporaryDirectory(prefix="deepstack-") as folder:
-        end = float("inf") if upto is None else upto - 1.0
+    end = float("inf") if upto is None else upto - 1.0
+    with tempfile.TemporaryDirectory(prefix="deepstack-") as out:
         try:
             train(
                 config,
                 study="rerun",
-                out=folder,
+                out=out,
                 observer=comparer,
                 stop=comparer.stop_signal,
                 allow_env_change=True,
             )
-        except RowDifferenceError as error:
-            end = error.step - 1.0
         except Interrupted as error:
-            if not comparer.has_reached_end:
+            if not comparer.is_over:
                 raise Interrupted(
-                    f"interrupted at step {comparer.step}, identical so far; nothing is kept",
+                    f"interrupted at step {comparer.completed}, identical so far; nothing is kept",
                     error.exit_code - 128,
                 ) from None
-        assert comparer.folder is not None
-        places = differences(record, comparer.folder, end)
-        count = compared(record, comparer.folder)
-        if comparer.difference is None:
-            more, count["tensors"] = end_differences(record, comparer.folder, ended=upto is None)
+            end = min(end, comparer.completed)
+        (path,) = Path(out, "rerun").iterdir()
+        repeated = RunFolder(path)
+        places = differences(record, repeated, end)
+        count = compared(record, repeated)
+        if not comparer.differs:
+            more, count["tensors"] = end_differences(record, repeated, ended=upto is None)
             places += more
-        elif comparer.difference not in places:  # a row that the record does not have
-            places = sorted([comparer.difference, *places], key=earliest)
     return Comparison(
         places,
         {name: number for name, number in count.items() if number},
@@ -123,79 +117,57 @@ def other_code(meta: Mapping[str, Any]) -> str:
     known, now = meta.get("git") or {}, git_state()
     if known == now and not now.get("dirty"):
         return ""
-    names = [
-        f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
-        if git
-        else "of no commit"
-        for git in (known, now)
-    ]
+    names = ["of no commit", "of no commit"]
+    for i, git in enumerate((known, now)):
+        if git:
+            changed = " with changes" if git.get("dirty") else ""
+            names[i] = f"{str(git.get('commit'))[:12]}{changed}"
     return f"{names[0]}, now {names[1]}"
 
 
-class RowDifferenceError(DifferenceError):
-    """A row differs from the recorded one; it ends the training."""
-
-    def __init__(self, difference: Difference, step: int) -> None:
-        super().__init__(difference.place)
-        self.step = step
-
-
 class Comparer(Observers):
-    """Compares every row with the recorded one, and passes every event on."""
+    """Passes every event on; stops after the first row that differs, or the last recorded step.
+
+    The final comparison names the difference, and rows that only the record has.
+    """
 
     def __init__(self, record: RunFolder, inner: Observer, upto: int | None, stop: Stop) -> None:
         super().__init__(inner)
         self.upto, self.stop = upto, stop
         self.steps, self.evals = read_table(record.steps_path), read_table(record.evals_path)
-        self.folder: RunFolder | None = None
-        self.difference: Difference | None = None
-        self.step = 0
-        self.has_reached_end = False
-        self._completed = 0
+        self.completed = 0
+        self.differs = self.is_over = False
 
     def stop_signal(self) -> int | None:
-        """Return the user's signal to stop, SIGTERM after the last recorded step, or None.
+        """Return the user's signal to stop, SIGTERM to end the comparison, or None.
 
         The loop calls this once after every step.
         """
-        self._completed += 1
-        if (signal_number := self.stop()) is not None:
-            return signal_number
-        self.has_reached_end = self.upto is not None and self._completed >= self.upto
-        return int(signal.SIGTERM) if self.has_reached_end else None
+        self.completed += 1
+        self.is_over = self.differs or self.completed == self.upto
+        return int(signal.SIGTERM) if self.is_over else self.stop()
 
-    def compare(self, file: str, table: Table, step: int, row: Row) -> None:
-        """Raise RowDifferenceError at the first difference.
-
-        Rows that only the record has show in the final comparison.
-        """
+    def compare(self, table: Table, step: int, row: Row) -> None:
+        """Compare a row with the recorded one, if there is one or the recorded run has ended."""
         if step in table.rows:
             texts = {name: number_text(value) for name, value in row.items()}
-            cells = row_difference(table.rows[step], texts)
+            self.differs |= row_difference(table.rows[step], texts) is not None
         else:
-            cells = None if self.upto is not None else ("the row", "not there", "there")
-        if cells:
-            self.difference = Difference(step, file, *cells)
-            raise RowDifferenceError(self.difference, step)
-
-    def started(self, run: Started) -> None:
-        self.folder = run.folder
-        super().started(run)
+            self.differs |= self.upto is None
 
     def stepped(self, step: int, row: Row) -> None:
-        self.step = step
-        super().stepped(step, row)
-        self.compare("steps.csv", self.steps, step, row)
+        self.pass_on("stepped", step, row)
+        self.compare(self.steps, step, row)
 
     def evaluated(self, step: int, row: Row) -> None:
-        super().evaluated(step, row)
-        self.compare("evals.csv", self.evals, step, row)
+        self.pass_on("evaluated", step, row)
+        self.compare(self.evals, step, row)
 
     def finished(self, state: str, step: int) -> None:
-        if self.has_reached_end:
-            self.notify(f"the record goes to step {step}")
-        else:
-            super().finished(state, step)
+        if not self.is_over:
+            self.pass_on("finished", state, step)
+        elif not self.differs:
+            self.pass_on("notify", f"the record goes to step {step}")
 
 
 def end_differences(old: RunFolder, new: RunFolder, ended: bool) -> tuple[list[Difference], int]:
@@ -215,13 +187,10 @@ def end_differences(old: RunFolder, new: RunFolder, ended: bool) -> tuple[list[D
         return places, 0
     file = f"checkpoint/{step}"
     try:
-        problem = damage(old.checkpoint_path(step))
-        one = {} if problem else ckpt.load(old.checkpoint_path(step)).parts
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        problem, one = str(error), {}
-    if problem:
-        return [*places, Difference(step, file, "the folder", problem, "whole")], 0
-    two = ckpt.load(new.checkpoint_path(step)).parts
+        one = ckpt.load(old.checkpoint_path(step), step).parts
+    except ValueError as error:
+        return [*places, Difference(step, file, "the folder", str(error), "whole")], 0
+    two = ckpt.load(new.checkpoint_path(step), step).parts
     names = [
         (part, key)
         for part in sorted(one.keys() & two.keys(), reverse=True)  # the weights first

@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +16,12 @@ from deepstack.errors import ChangedLogError, Interrupted, ResourceError
 from deepstack.fast import Measured, accelerate
 from deepstack.gc_control import gc_paused
 from deepstack.model import with_defaults, without_defaults
-from deepstack.records import AppendLog, Run, write_end
+from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.intervals import evaluation_steps
+from deepstack.training.intervals import is_due
 from deepstack.training.meta import columns_of, meta_of, resolution_notice
 from deepstack.training.observer import Started
 from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
@@ -76,12 +75,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        prepared: Prepared,
-        progress: Progress,
-        resources: ExitStack,
-        *,
-        measures: bool,
+        self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
     ) -> None:
         self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
         self.task = prepared.task
@@ -116,11 +110,16 @@ class TrainingRun:
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
         self.evaluation = Evaluation(self.task, train, self.device)
-        self.evaluation_steps = evaluation_steps(train.eval_every, train.steps)
         resumed = self._resume()
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
-        meta = self._describe(prepared)
+        before = self.folder.read_meta()
+        meta = meta_of(prepared, before, self.built.banks.count())
+        self.folder.write_meta(meta)
+        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
+        self.folder.write_columns(columns)
+        if not before and (notice := resolution_notice(columns)):
+            self.observer.notify(notice)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
@@ -132,20 +131,10 @@ class TrainingRun:
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
         resources.callback(self.recorder.close)
+        self.logs = [*self.recorder.logs, self.evals, *self.snapshots.logs]
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
         self._saved = time.monotonic()
-
-    def _describe(self, prepared: Prepared) -> dict[str, Any]:
-        """Write meta.json and columns.json; return the content of meta.json."""
-        before = self.folder.read_meta()
-        meta = meta_of(prepared, before, self.built.banks.count())
-        self.folder.write_meta(meta)
-        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
-        self.folder.write_columns(columns)
-        if not before and (notice := resolution_notice(columns)):
-            self.observer.notify(notice)
-        return meta
 
     def _resume(self) -> ckpt.Checkpoint | None:
         """Load and return the newest whole checkpoint, if any."""
@@ -160,7 +149,7 @@ class TrainingRun:
             if "optimizer" in parts:  # else of the last step: only `finish` remains
                 load_optimizer_state(self.optimizer, self.built.trained, parts["optimizer"])
                 self.update.load(parts["probe"])
-                self.snapshots.load(parts["layers"])
+                self.snapshots.records.load(parts["layers"])
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             path = self.folder.checkpoint_path(checkpoint.step)
             raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
@@ -169,14 +158,11 @@ class TrainingRun:
     def _owner(self) -> ckpt.Owner:
         """Return the properties that identify this run's checkpoints."""
         alone = self.ranks.size == 1  # else each rank holds a part of the weights
-        weights = 4 * sum(self.built.banks.count().values())
+        _, on_disk = conf.disk_estimate(self.config, self.task.vocab_size)
         return ckpt.Owner(
             run=conf.digest(without_defaults(self.config)),
             weights=self.built.state() if alone else None,
-            largest=LEAST_LIMIT
-            + 2 * weights
-            + 8 * self.update.initial.numel()
-            + self.snapshots.largest_records(),
+            largest=LEAST_LIMIT + on_disk + 8 * self.update.initial.numel(),
         )
 
     def begin(self) -> None:
@@ -196,7 +182,7 @@ class TrainingRun:
             )
         )
         if self.first_step == 1:
-            if self.snapshot_is_due(0):
+            if self.snapshots.is_due(0):
                 self.snapshot(0)
             self.evaluate(0)
         self.recorder.pause()
@@ -235,16 +221,13 @@ class TrainingRun:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
         self.progress.step = step
-        if self.snapshot_is_due(step) or step in self.evaluation_steps:
+        if self.snapshots.is_due(step) or self.evaluation_is_due(step):
             self.recorder.flush()
 
-    def diverged(self) -> bool:
-        """Return whether a row already written is non-finite or exceeds `train.max_loss`."""
-        return self.recorder.divergence is not None
-
-    def snapshot_is_due(self, step: int) -> bool:
-        """Return whether a snapshot of layers or roles is due after this step."""
-        return self.snapshots.is_due(step)
+    def evaluation_is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: at every so many steps and at the last one."""
+        train = self.config.train
+        return is_due(train.eval_every or train.steps, step, train.steps)
 
     def snapshot(self, step: int) -> None:
         """Take the snapshot of layers and roles and write it, without disturbing training."""
@@ -269,38 +252,32 @@ class TrainingRun:
         """Save a checkpoint after this step, unless the run has diverged."""
         self.progress.phase = "saving a checkpoint"
         self.recorder.flush()
-        if self.diverged():
+        if self.recorder.divergence:
             return
-        self.snapshots.write()
-        sync_logs(self._logs())
+        self.snapshots.records.write()
+        sync_logs(self.logs)
         parts = {
-            "weights": self.built.state(),
             "optimizer": optimizer_state(self.optimizer, self.built.trained),
             "probe": self.update.state(),
-            "layers": self.snapshots.records(),
+            "layers": self.snapshots.records.state(),
         }
-        if self.ranks.is_rank0:
-            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, self._state()))
+        self._write_checkpoint(step, parts)
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
 
-    def _state(self) -> dict[str, Any]:
-        """Return a checkpoint's values besides tensors: its run and the sha256 of the logs."""
-        logs = {log.path.stem: log.sha256 for log in self._logs() if log.compared}
-        return {"run": conf.digest(without_defaults(self.config)), "logs": logs}
-
-    def _logs(self) -> list[AppendLog]:
-        return [*self.recorder.logs, self.evals, *self.snapshots.logs]
-
-    def common_signal(self, signal: int | None) -> int:
-        """Return the signal that this or another rank received, or 0."""
-        return self.ranks.max_over_ranks(signal or 0)
+    def _write_checkpoint(self, step: int, parts: dict[str, dict[str, Tensor]]) -> None:
+        """Write the weights and these parts, with the run's digest and the sha256 of the logs."""
+        parts = {"weights": self.built.state(), **parts}
+        logs = {log.path.stem: log.sha256 for log in self.logs if log.compared}
+        state = {"run": conf.digest(without_defaults(self.config)), "logs": logs}
+        if self.ranks.is_rank0:
+            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
 
     def interrupt(self, step: int, signal: int) -> None:
         """Save a checkpoint and raise Interrupted, whose exit code is 128 + signal."""
         self.save(step)
-        if self.diverged():
+        if self.recorder.divergence:
             return
         self.folder.write_status("interrupted", step)
         self.observer.finished("interrupted", step)
@@ -310,28 +287,25 @@ class TrainingRun:
     def finish(self) -> Run:
         """Write the pending rows, the weights of a completed run and its status; return the run."""
         self.recorder.flush()
-        self.snapshots.write()
-        logs = sync_logs(self._logs(), ended=True)
+        self.snapshots.records.write()
+        logs = sync_logs(self.logs, ended=True)
         divergence = self.recorder.divergence
         if divergence is None:
-            step = self.config.train.steps
-            weights = {"weights": self.built.state()}
+            state, step = "done", self.config.train.steps
+            self._write_checkpoint(step, {})
             if self.ranks.is_rank0:
-                ckpt.save(self.folder, ckpt.Checkpoint(step, weights, self._state()))
                 ckpt.keep_only(self.folder, step)
-                write_end(self.folder, "done", step, logs=logs)
+                write_end(self.folder, state, step, logs=logs)
         else:
-            step = divergence.step
+            state, step = "diverged", divergence.step
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
-            facts = divergence.facts() | {
-                "first_bad_layer": origin.layer,
-                "found_in": origin.where,
-            }
+            facts = {"first_bad_layer": origin.layer, "found_in": origin.where}
             if self.ranks.is_rank0:
-                write_end(self.folder, "diverged", step, checkpoints=False, logs=logs, **facts)
+                facts = divergence.facts() | facts
+                write_end(self.folder, state, step, checkpoints=False, logs=logs, **facts)
                 ckpt.keep_only(self.folder, -1)
             self.observer.notify(cause(divergence, origin))
-        self.observer.finished("done" if divergence is None else "diverged", step)
+        self.observer.finished(state, step)
         self.ranks.barrier()  # until the status is written
         return Run(self.path)
 

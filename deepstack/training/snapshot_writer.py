@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import DIAGNOSTICS, ModelUpdate, evaluate, take
+from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
 from deepstack.diagnostics.snapshot import Pass, pass_through
@@ -19,12 +19,60 @@ from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
 from deepstack.training.evaluation import mean_loss
-from deepstack.training.intervals import snapshot_steps
-from deepstack.training.layer_records import LayerRecords
+from deepstack.training.intervals import is_due
 from deepstack.training.ranks import whole_copy
 
 # Largest parameter count whose snapshots are captured: all gradients then stay in memory.
 MOST_PARAMETERS = 2**28
+# Number of written records for each one that may be missing on the disk.
+RECORDS_PER_PENDING = 32
+
+
+class LayerRecords:
+    """Records of every layer in the order of their steps, and in layers/ of a run folder.
+
+    A file in layers/ is replaced atomically, with all records.  Replacing it for every snapshot
+    would cost time that grows with the square of their number.  From 64 records on it is replaced
+    when one in 32 is missing, and whenever `write` is called.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._steps: list[int] = []
+        self._values: dict[str, list[Tensor]] = {}  # each (records, depth), to be joined
+        self._written = 0
+
+    def add(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Add the values of every layer after a step: name -> (depth,)."""
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value.cpu().reshape(1, -1))
+        self._steps.append(step)
+        if len(self._steps) - self._written >= max(1, self._written // RECORDS_PER_PENDING):
+            self.write()
+
+    def write(self) -> None:
+        """Write all records to the folder, if any are missing there."""
+        if len(self._steps) == self._written:
+            return
+        values = {name: value.numpy() for name, value in self._joined().items()}
+        self.folder.write_layers(values, self._steps)
+        self._written = len(self._steps)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the records for a checkpoint: name -> (records, depth), and their steps."""
+        return self._joined() | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load the records that `state` returned; the folder may lack some of them."""
+        self._steps = state["steps"].tolist()
+        self._values = {name: [rows] for name, rows in state.items() if name != "steps"}
+        self._written = 0
+
+    def _joined(self) -> dict[str, Tensor]:
+        """Return name -> (records, depth)."""
+        for rows in self._values.values():
+            rows[:] = [torch.cat(rows)]
+        return {name: rows[0] for name, rows in self._values.items()}
 
 
 class SnapshotWriter:
@@ -45,18 +93,17 @@ class SnapshotWriter:
         update: ModelUpdate,
         capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
-        self.config, self.folder, self.built, self.ranks = config, folder, built, ranks
+        self.config, self.built, self.ranks, self.update = config, built, ranks, update
         self.inputs, self.targets = probe
-        self.update = update
-        self.layer_steps = snapshot_steps(config.log.layers_every, config.train.steps)
-        self.part_steps = snapshot_steps(config.log.attribution_every, config.train.steps)
-        self.parts = parts.parts_of(built.model, built.banks.all) if self.part_steps else []
+        self.parts = []
+        if config.log.attribution_every:
+            self.parts = parts.parts_of(built.model, built.banks.all)
         self._banks = [bank for bank in built.banks if bank.in_layers]
         banks = built.banks.all if self.parts else self._banks
-        takes_any = bool(self.layer_steps or self.part_steps)
+        takes_any = config.log.layers_every or self.parts
         self._initial = {b.key: on_host(b.values()) for b in banks} if takes_any else {}
         self._before: list[Tensor] | None = None
-        self._records = LayerRecords(folder)
+        self.records = LayerRecords(folder)
         # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
@@ -68,7 +115,7 @@ class SnapshotWriter:
         """Open the CSV logs; rows after `replay_from` that exist already are compared."""
         names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
         for name in names if self.parts else ():
-            log = self.folder.log(name, ("step", *self.columns()), tolerance=tolerance)
+            log = self.records.folder.log(name, ("step", *self.columns()), tolerance=tolerance)
             self.logs.append(log.open(replay_from))
 
     def columns(self) -> dict[str, tuple[str, str, str]]:
@@ -78,17 +125,22 @@ class SnapshotWriter:
         """
         return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
+    def layers_are_due(self, step: int) -> bool:
+        """Return whether a snapshot of every layer is due after this step."""
+        return is_due(self.config.log.layers_every, step, self.config.train.steps)
+
+    def parts_are_due(self, step: int) -> bool:
+        """Return whether an attribution is due; at θ_0 nothing has moved."""
+        every, last = self.config.log.attribution_every, self.config.train.steps
+        return step > 0 and is_due(every, step, last)
+
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot or an attribution is due after this step."""
-        return step in self.layer_steps or self._attribution_is_due(step)
-
-    def _attribution_is_due(self, step: int) -> bool:
-        # At θ_0 nothing has moved: there is no row for step 0.
-        return step > 0 and step in self.part_steps
+        return self.layers_are_due(step) or self.parts_are_due(step)
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
-        due = step in self.layer_steps
+        due = self.layers_are_due(step)
         self._before = [bank.values().clone() for bank in self._banks] if due else None
 
     def take(self, step: int) -> None:
@@ -98,9 +150,9 @@ class SnapshotWriter:
         before, self._before = self._before if step else None, None
         if copy is None:
             return
-        if step in self.layer_steps:
+        if self.layers_are_due(step):
             self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
-        if self._attribution_is_due(step):
+        if self.parts_are_due(step):
             self._attribute(copy, step)
 
     def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
@@ -120,7 +172,7 @@ class SnapshotWriter:
         unknown = not_said_of(self.config.model)
         without = {n: v for n, v in values.items() if n.startswith(unknown)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
-        self._records.add(step, values)
+        self.records.add(step, values)
 
     def _attribute(self, whole: Built, step: int) -> None:
         arguments = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
@@ -132,23 +184,6 @@ class SnapshotWriter:
         for log, row in zip(self.logs, rows, strict=True):
             log.write({"step": step, **{name: value.item() for name, value in row.items()}})
 
-    def records(self) -> dict[str, Tensor]:
-        """Return the snapshots so far, as a checkpoint stores them."""
-        return self._records.state()
-
-    def largest_records(self) -> int:
-        """Return an upper limit of the bytes of `records`: a number per layer, snapshot, file."""
-        files = 4 * len(DIAGNOSTICS)  # a diagnostic has at most three sublayers, or two roles
-        return 8 * files * len(self.layer_steps) * len(self.built.model.layers)
-
-    def load(self, records: Mapping[str, Tensor]) -> None:
-        """Load the snapshots that `records` returned from a checkpoint."""
-        self._records.load(records)
-
-    def write(self) -> None:
-        """Write all snapshots to layers/: called before a checkpoint and at the end."""
-        self._records.write()
-
     def close(self) -> None:
         """Close the logs, and write the pending snapshots of a failed run if the disk allows.
 
@@ -157,7 +192,7 @@ class SnapshotWriter:
         """
         self._passed = None
         with contextlib.suppress(ResourceError):
-            self.write()
+            self.records.write()
         for log in self.logs:
             log.close()
 

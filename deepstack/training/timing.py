@@ -36,11 +36,7 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
 
 @contextmanager
 def temporary_run(
-    config: conf.Config,
-    *,
-    saves: bool = True,
-    measures: bool = True,
-    folder: Path | None = None,
+    config: conf.Config, *, saves: bool = True, measures: bool = True, folder: Path | None = None
 ) -> Iterator[TrainingRun]:
     """Yield a run in a temporary folder (below `folder`), for measurements of its parts."""
     with (

@@ -53,13 +53,6 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert all(map(math.isnan, (row.val_low, row.val_high, row.diff_low, row.diff_high)))
 
 
-def test_seeds_that_did_not_end_are_not_in_n(tmp_path: Path) -> None:
-    make_pairs(tmp_path, 3)
-    make_run(tmp_path, scheme="post_ln", seed=3, state="diverged", masked=9.0)
-    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
-    assert (row.seeds, row.n, row.pairs) == (4, 3, 3)
-
-
 def printed(directory: Path, *options: str) -> str:
     result = CliRunner().invoke(app, ["compare", str(directory), "--against", "deepnorm", *options])
     assert result.exit_code == 0, result.output
@@ -97,13 +90,3 @@ def test_a_report_shows_intervals_and_their_n(tmp_path: Path) -> None:
     assert cells[at : at + 3] == [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}", "3"]
     assert "95 % interval of the mean (Student's t)" in page.text
     assert "accounts for this choice" not in page.text
-
-
-def test_a_report_says_that_the_compared_losses_chose_the_rate(tmp_path: Path) -> None:
-    for lr, loss in ((0.1, 2.0), (0.2, 2.5)):
-        make_run(tmp_path, lr=lr, masked=loss)
-    page = Page(report(tmp_path, best=["train.lr"]))
-    assert (
-        "The same losses choose the best train.lr and are compared; no interval accounts for"
-        in page.text
-    )

@@ -6,30 +6,18 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import yaml
-from helpers import QUICK, ROOT
-from typer.testing import CliRunner
+from helpers import QUICK
+from helpers.command_line import TINY
+from helpers.command_line import typed as deepstack
 
-from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
 from deepstack.config import Config
 from deepstack.records import Run, find_runs
-
-TINY = [
-    "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
-    "train.steps=4", "train.eval_batches=1", "log.probe_sequences=1",
-]  # fmt: skip
-
-
-def deepstack(*words: object):
-    return CliRunner().invoke(app, [str(w) for w in words])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,10 +47,7 @@ def test_train_prints_the_folder_and_a_second_time_the_same(tmp_path: Path) -> N
     assert "validation loss" in first.stderr and "unigram" in first.stderr
     again = deepstack("train", folder / "config.yaml", "--out", tmp_path, "--study", "quick")
     assert again.exit_code == 0 and again.stdout == first.stdout
-
-
-def test_quiet_says_nothing(tmp_path: Path) -> None:
-    assert deepstack("train", QUICK, *TINY, "--out", tmp_path, "-q").stderr == ""
+    assert deepstack("train", QUICK, *TINY, "seed=1", "--out", tmp_path, "-q").stderr == ""
 
 
 def test_divergence_exits_0_or_as_asked_4(tmp_path: Path) -> None:
@@ -185,15 +170,6 @@ def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:
     assert times == {r.name: (r.path / "steps.csv").stat().st_mtime_ns for r in find_runs(tmp_path)}
 
 
-@pytest.mark.slow
-def test_a_run_of_a_sweep_equals_the_run_trained_alone(tmp_path: Path) -> None:
-    deepstack("sweep", QUICK, *TINY, "--seeds", "0,1", "--out", tmp_path / "a")
-    deepstack("train", QUICK, *TINY, "seed=1", "--out", tmp_path / "b")
-    (alone,) = find_runs(tmp_path / "b")
-    swept = tmp_path / "a" / "quick" / alone.name
-    assert (swept / "steps.csv").read_bytes() == (alone.path / "steps.csv").read_bytes()
-
-
 def test_a_sweep_with_a_failing_run_exits_3_and_keeps_the_others(tmp_path: Path) -> None:
     plugin = tmp_path / "broken.py"
     plugin.write_text(
@@ -210,80 +186,6 @@ def test_a_sweep_with_a_failing_run_exits_3_and_keeps_the_others(tmp_path: Path)
     assert {r.get("model.scheme"): r.state for r in find_runs(tmp_path)} == {
         "broken": "failed", "post_ln": "done"
     }  # fmt: skip
-
-
-MINE = """
-from deepstack.schemes import Scheme
-from deepstack.tasks import task, build_task
-
-class Halved(Scheme, name="halved", label="Halved", paper="none"):
-    '''x <- LN(x + c G(x)).  A scheme from a user's own file.'''
-
-    def __init__(self, layer, depth, make_norm, *, c: float = 0.5):
-        super().__init__(layer, depth, make_norm)
-        self.c = c
-
-    def residual(self, x, G, norm):
-        return norm(x + self.c * G(x))
-"""
-
-
-@pytest.mark.slow
-def test_a_scheme_from_a_users_own_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(MINE)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "deepstack", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-    words = ["train", QUICK, *TINY, "model.scheme=halved", "--out", tmp_path]
-    assert run(*words).returncode == 2
-    done = run(*words, "model.scheme_options.c=0.25", "--plugin", file)
-    assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.strip())
-    (recorded,) = Run(folder).meta["plugins"]
-    assert recorded["file"] == "mine.py" and len(recorded["sha256"]) == 64
-    wrong = run(*words, "model.scheme_options.d=1", "--plugin", file)
-    assert wrong.returncode == 2 and "scheme_options.d" in wrong.stderr
-
-    again = ["train", folder / "config.yaml", "--out", tmp_path, "--study", "quick"]
-    without = run(*again)
-    assert without.returncode == 2
-    assert "mine.py" in without.stderr and recorded["sha256"] in without.stderr
-    file.write_text(MINE + "\n# changed\n")
-    changed = run(*again, "--plugin", file)
-    assert changed.returncode == 2 and recorded["sha256"] in changed.stderr
-    file.write_text(MINE)
-    assert run(*again, "--plugin", file).stdout.strip() == str(folder)
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
-)
-@pytest.mark.slow
-def test_a_signal_saves_and_the_same_command_goes_on(
-    number: int, code: int, tmp_path: Path
-) -> None:
-    words = [sys.executable, "-m", "deepstack", "train", QUICK, *TINY, "train.steps=400"]
-    words += ["--out", str(tmp_path), "-q"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        logs = list(tmp_path.glob("*/*/steps.csv"))
-        if logs and len(logs[0].read_bytes()) > 500:
-            break
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert b"the same command goes on" in said
-    (run,) = find_runs(tmp_path)
-    assert run.state == "interrupted"
-    subprocess.run(words, check=True, capture_output=True)
-    assert Run(run.path).state == "done" and len(Run(run.path).steps) == 400
 
 
 def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
@@ -346,12 +248,6 @@ def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
     assert process.wait() == 0
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
-
-
-def test_config_yaml_of_a_run_is_plain_yaml(tmp_path: Path) -> None:
-    folder = Path(deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip())
-    found = yaml.safe_load((folder / "config.yaml").read_text())
-    assert found["model"]["depth"] == 2 and found["model"]["d_ff"] == 32
 
 
 NEEDING_RATES = {"frontier", "loss_vs_lr"}

@@ -15,17 +15,14 @@ from typing import Any
 
 import pytest
 from helpers import QUICK, ROOT
+from helpers.command_line import TINY as SMALL
 from typer.testing import CliRunner
 
 from deepstack.analysis.settings import value_text
 from deepstack.cli import app, main
 from deepstack.plots.page import LONGEST, wrap
-from deepstack.records import RunFolder
 
-TINY = [
-    QUICK, "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
-    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
-]  # fmt: skip
+TINY = [QUICK, *SMALL]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]
 
 
@@ -188,10 +185,8 @@ def test_a_signal_removes_temporary_folders(
     command: str, number: signal.Signals, copied: Path, tmp_path: Path
 ) -> None:
     if command == "rerun":  # many steps to make again
-        RunFolder(copied).write_text(
-            copied / "config.yaml",
-            (copied / "config.yaml").read_text().replace("steps: 2", "steps: 100000"),
-        )
+        path = copied / "config.yaml"
+        path.write_text(path.read_text().replace("steps: 2", "steps: 100000"))
         words = [copied, "--check", "--allow-env-change"]
     else:
         words = [*TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]

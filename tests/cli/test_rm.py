@@ -14,10 +14,9 @@ from time import sleep
 from typing import Any
 
 import pytest
+from helpers.command_line import typed as deepstack
 from helpers.record_runs import make_run, python
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.errors import NothingMatchedError
 from deepstack.records import RunFolder, find_runs
 from deepstack.records.trash import empty_trash, to_trash
@@ -29,10 +28,6 @@ with RunFolder(sys.argv[1]).lock():
     print("locked", flush=True)
     time.sleep(60)
 """
-
-
-def deepstack(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def rm(out: Path, *words: object) -> Any:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,20 +46,14 @@ def study(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "400"}])
-@pytest.mark.parametrize("runs", [3, 600])
-def test_ls_shows_names_and_errors_as_letters(
-    runs: int, terminal: dict[str, str], study: Path
-) -> None:
-    for number in range(runs - 3):
-        shutil.copytree(study / f"{HOSTILE}done", study / f"{HOSTILE}{number}")
+def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: Path) -> None:
     found = CliRunner().invoke(app, ["ls", str(study.parent)], env=terminal)
     assert found.exit_code == 0
-    styled = bool(terminal) and runs == 3
-    assert ("\x1b[1m" in found.stdout) == styled  # the head of rich's table
+    assert ("\x1b[1m" in found.stdout) == bool(terminal)  # the head of the table
     for text in (re.sub(r"\x1b\[[0-9;]*m", "", found.stdout), found.stderr):
         assert not CONTROLS.search(text)
         assert f"{SHOWN}failed\\nforged" in text
-    assert r"a\u202eb" in found.stdout or runs == 600 or "task.n" in found.stdout
+    assert r"a\u202eb" in found.stdout or "task.n" in found.stdout
     bad, failed = sorted(found.stderr.splitlines())
     assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
     assert found.stderr.count(r"\u001b]0;owned\u0007") >= 3
@@ -109,27 +98,6 @@ def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not CONTROLS.search(page)
     assert page.count(shown) > 5 and SHOWN in page and r"a\u202eb" in page
-
-
-def test_a_real_terminal_gets_the_styles_and_nothing_else(study: Path) -> None:
-    main, side = pty.openpty()
-    command = [sys.executable, "-m", "deepstack", "ls", str(study.parent)]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "300"}
-    environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(command, stdout=side, stderr=side, env=environment)
-    os.close(side)
-    seen = b""
-    try:
-        while data := os.read(main, 65536):
-            seen += data
-    except OSError:  # the other side is closed
-        pass
-    os.close(main)
-    assert process.wait(timeout=60) == 0
-    text = seen.decode("utf-8").replace("\r\n", "\n")
-    assert "\x1b[1m" in text
-    assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
-    assert SHOWN in text
 
 
 def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:

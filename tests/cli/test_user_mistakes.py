@@ -19,8 +19,8 @@ import deepstack
 from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
-from deepstack.plugins import LOADED, load_plugins
-from deepstack.records import RunFolder
+from deepstack.plugins import load_plugins
+from deepstack.records import Run, RunFolder
 
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
 
@@ -69,16 +69,6 @@ def test_a_wrong_call_says_the_right_one(name: str, tmp_path: Path, monkeypatch:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_plugin_s_path_may_be_text(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("deepstack.plugins.LOADED", dict(LOADED))
-    file = tmp_path / "path_as_text.py"
-    file.write_text("SAID = 1\n")
-    load_plugins([str(file)])
-    from deepstack import plugins
-
-    assert file.name in plugins.LOADED and plugins.LOADED[file.name].path == file
-
-
 def test_a_run_that_is_done_says_that_nothing_was_trained(tmp_path: Path) -> None:
     first = typed("train", QUICK, *TINY, "--out", tmp_path)
     assert "already" not in first.stderr
@@ -117,19 +107,6 @@ def test_a_run_for_its_config_and_a_study_for_its_run(tmp_path: Path) -> None:
         assert f"is no run: expected one of those in it, such as {run}" in found.stderr
 
 
-def test_a_setting_without_its_config() -> None:
-    found = typed("train", "model.depth=12")
-    assert found.exit_code == 2
-    assert (
-        "a setting comes after the configuration, as in: FILE.yaml model.depth=12" in found.stderr
-    )
-
-
-def test_several_claims_at_once() -> None:
-    found = typed("theory", "--claim", "C1,C2")
-    assert found.exit_code == 2 and "give it once a claim: --claim C1 --claim C2" in found.stderr
-
-
 def test_a_folder_that_cannot_be_written_asks_for_another(tmp_path: Path) -> None:
     run = Path(typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip())
     (run.parent / "figures").write_text("a file where the figures should go")
@@ -155,19 +132,23 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
     """Each in a process of its own, as a plugin is loaded once in each."""
     file = tmp_path / "forgotten.py"
     out = tmp_path / "my results"
-    words = ["train", QUICK, *TINY, "model.scheme=forgotten", "-q", "--out", str(out)]
+    words = [QUICK, *TINY, "model.scheme=forgotten"]
 
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "deepstack", *words, *more]
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deepstack", "train", *words, "-q", "--out", str(out)]
         return subprocess.run(command, capture_output=True, text=True)
 
-    without = run()
+    without = run(*words)
     assert without.returncode == 2
     assert without.stderr.rstrip().endswith("a scheme of your own comes with --plugin FILE")
     file.write_text(SCHEME)
-    folder = run("--plugin", str(file)).stdout.strip()
+    folder = run(*words, "--plugin", str(file)).stdout.strip()
+    (recorded,) = Run(folder).meta["plugins"]
+    again = run(f"{folder}/config.yaml", "--study", "quick")
+    assert again.returncode == 2
+    assert "forgotten.py" in again.stderr and recorded["sha256"] in again.stderr
     file.write_text(SCHEME + "# changed\n")
-    changed = run("--plugin", str(file))
+    changed = run(*words, "--plugin", str(file))
     assert changed.returncode == 2
     _, hint = changed.stderr.rstrip().split("or, to train with the file that is there: deepstack ")
     assert shlex.split(hint) == ["rm", folder, "--out", str(out)]
@@ -189,6 +170,14 @@ def test_a_sweep_says_what_it_left_alone_and_how_to_run_it_again(tmp_path: Path)
 
 
 MEANT: dict[str, tuple[list[str], str]] = {
+    "a setting without its config": (
+        ["train", "model.depth=12"],
+        "a setting comes after the configuration, as in: FILE.yaml model.depth=12",
+    ),
+    "several claims": (
+        ["theory", "--claim", "C1,C2"],
+        "give it once a claim: --claim C1 --claim C2",
+    ),
     "an option's plural": (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
     "another option": (["sweep", QUICK, "--scheme", "deepnorm"], "did you mean --schemes?"),
     "a setting as an option": (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),

@@ -55,8 +55,6 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      "sweep.grid.name: found 'name'; allowed a key that makes"),
     "axis of a section": ("sweep: {grid: {model: [a]}}",
      "sweep.grid.model: found 'model'; allowed a key that makes"),
-    "unknown key of sweep": ("sweep: {gird: {seed: [0]}}",
-     "f.yaml:1:9: sweep.gird: found the unknown key 'gird'; allowed grid"),
     "sweep of a number": ("sweep: 3", "f.yaml:1:8: sweep: found 3; allowed a section with `grid:`"),
     "grid of a list": ("sweep: {grid: [1]}", "sweep.grid: found a list; allowed lines such as"),
     "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
@@ -65,8 +63,6 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}",
      "f.yaml:1:8: sweep.grid: found 10,240,000 runs (3200 seed x 3200 train.steps), 118.5 days "
      "… allowed at most 10,000"),
-    "one run too large": ("sweep:\n  grid:\n    model.depth: [6, 1000000]\n",
-     "f.yaml:3:18: model.depth: found 1000000, a run of about … allowed what fits into"),
 }  # fmt: skip
 
 BAD_STUDY_OVERRIDES: dict[str, tuple[str, list[str], str]] = {

@@ -11,27 +11,18 @@ import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate, too_large
 from deepstack.errors import ConfigError, ResourceError
+from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
 from deepstack.training import Observer
 
 
-def test_parameter_count_is_that_of_the_model() -> None:
-    counts = conf.parameter_count(conf.Config(), 257)
-    d, n = 64, 6
-    assert counts["q"] == n * d * d and counts["w1"] == counts["w2"] == 4 * n * d * d
-    assert counts["bias"] == n * (4 * d + 4 * d + d)
-    assert counts["norm_gain"] == counts["norm_bias"] == n * 2 * d
-    assert (counts["embedding"], counts["position"], counts["head"]) == (257 * d, 64 * d, 257)
-    assert set(counts) <= set(conf.ROLES)
-    bare = conf.parse_config(
-        "model: {head: bert, positions: sinusoidal, norm: {gain: false, bias: false}}"
-    )
-    assert set(conf.parameter_count(bare, 257)) == {
-        "q", "k", "v", "o", "w1", "w2", "bias", "embedding", "head",
-    }  # fmt: skip
-    assert conf.parameter_count(bare, 257)["head"] == d * d + 3 * d + 257
-    more = conf.parameter_count(conf.Config(), 257, final_norm=True)
-    assert more["final_norm"] == 2 * d
+@pytest.mark.parametrize(
+    "model", ["", "{head: bert, positions: sinusoidal, norm: {gain: false, bias: false}}"]
+)
+def test_parameter_count_is_that_of_the_model(model: str) -> None:
+    config = conf.parse_config(f"model: {model}")
+    built = build_model(config, vocab_size=257, device="meta").banks.count()
+    assert conf.parameter_count(config, 257) == {role: n for role, n in built.items() if n}
 
 
 @pytest.mark.parametrize(
@@ -57,59 +48,33 @@ def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
     assert sum(conf.memory_terms(conf.Config(), 257).values()) == usual
 
 
-@pytest.mark.parametrize(
-    ("settings", "megabytes"),  # the peak of a run of these, replayed and not
-    [
-        ("model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4", (1023, 976)),
-        (
-            "model.scheme=real_former task.seq_len=1024 model.n_heads=4 model.depth=4 "
-            "train.batch_size=4",
-            (1521, 955),
-        ),
-        (
-            "model.scheme=dlcl model.depth=200 task.seq_len=32 train.batch_size=4",
-            (2919, 1398),
-        ),
-        (
-            "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4",
-            (2897, 1357),
-        ),
-        (
-            "model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 "
-            "model.scheme_options.dilation=4 model.scheme_options.period=5",
-            (967, 763),
-        ),
-        ("model.scheme=attn_res model.depth=48", (1108, 872)),
-        ("model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0", (2481, 1461)),
-        ("model.scheme=hyper_connections model.depth=48", (1216, 999)),
-        ("model.scheme=frac_connections model.depth=24 train.batch_size=96", (1386, 1384)),
-        ("model.scheme=mv_split model.depth=24 train.batch_size=96", (1129, 1128)),
-        ("model.scheme=ngpt model.depth=24 train.batch_size=96", (1115, 1125)),
-        ("model.scheme=siamese_norm model.depth=24 train.batch_size=96", (1182, 1025)),
-        ("model.depth=48 train.batch_size=2 log.probe_sequences=64", (1992, 1967)),
-        (
-            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary",
-            (845, 944),
-        ),
-        (
-            "model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary "
-            "model.qk_norm=true model.norm.kind=rms",
-            (925, 1191),
-        ),
-        (
-            "model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 "
-            "train.optimizer=muon",
-            (1621, 1473),
-        ),
-        (
-            "model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4",
-            (2128, 2157),
-        ),
-    ],
-)
-def test_memory_estimate_of_measured_runs(settings: str, megabytes: tuple[int, int]) -> None:
+MEASURED = """
+model.scheme=real_former model.depth=12 task.seq_len=256 model.n_heads=4 : 1023 976
+model.scheme=real_former task.seq_len=1024 model.n_heads=4 model.depth=4 train.batch_size=4 : 1521 955
+model.scheme=dlcl model.depth=200 task.seq_len=32 train.batch_size=4 : 2919 1398
+model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 : 2897 1357
+model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 model.scheme_options.dilation=4 model.scheme_options.period=5 : 967 763
+model.scheme=attn_res model.depth=48 : 1108 872
+model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0 : 2481 1461
+model.scheme=hyper_connections model.depth=48 : 1216 999
+model.scheme=frac_connections model.depth=24 train.batch_size=96 : 1386 1384
+model.scheme=mv_split model.depth=24 train.batch_size=96 : 1129 1128
+model.scheme=ngpt model.depth=24 train.batch_size=96 : 1115 1125
+model.scheme=siamese_norm model.depth=24 train.batch_size=96 : 1182 1025
+model.depth=48 train.batch_size=2 log.probe_sequences=64 : 1992 1967
+model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary : 845 944
+model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary model.qk_norm=true model.norm.kind=rms : 925 1191
+model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 train.optimizer=muon : 1621 1473
+model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4 : 2128 2157
+"""  # noqa: E501
+"""Settings, and the peaks in MB of a run of these: replayed and not."""
+
+
+@pytest.mark.parametrize("row", MEASURED.strip().splitlines())
+def test_memory_estimate_of_measured_runs(row: str) -> None:
+    settings, _, peaks = row.partition(" : ")
     usual = ["runtime.device=cpu", "train.eval_batches=1", *settings.split()]
-    for replay, peak in zip(("true", "false"), megabytes, strict=True):
+    for replay, peak in zip(("true", "false"), map(int, peaks.split()), strict=True):
         config = conf.parse_config("", overrides=[*usual, f"runtime.replay={replay}"])
         assert 0.7 < conf.memory_estimate(config, 257, scheme_memory(config)) / 1e6 / peak < 1.5
 

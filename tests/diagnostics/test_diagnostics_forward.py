@@ -132,7 +132,7 @@ def matrices_of(record: dict[str, Any]) -> dict[str, Tensor]:
     if record["name"] == "cross_attention":
         rows = (inner[1], *inner[0].chunk(2), outer)
         return dict(zip(("cross_q", "cross_k", "cross_v", "cross_o"), rows, strict=True))
-    rows = inner[0].chunk(3) if len(inner) == 1 else (inner[3], inner[1], inner[2])
+    rows = inner[0].chunk(3) if len(inner) == 1 else (inner[3], inner[0], inner[1])
     return dict(zip("qkvo", (*rows, outer), strict=True))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.command_line import typed
 from helpers.sampling import some
 from helpers.snapshots import CPU, Look
 from torch.autograd.functional import jacobian
@@ -88,8 +90,10 @@ def test_grad_norm_predicted_is_what_deepnorm_s_matrices_have(tmp_path: Path) ->
 
 
 def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
-    assert all(row["beat"] == row["interval"] for row in diagnostic_rows(nested=True))
-    assert not any("beat" in row for row in diagnostic_rows(nested=False))
+    assert all(row["beat"] == row["interval"] for row in diagnostic_rows())
+    assert "beat" in json.loads(typed("list", "diagnostics", "--json").stdout)[0]
+    header = typed("list", "diagnostics", "--markdown").stdout.splitlines()[0]
+    assert "interval" in header and "beat" not in header
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 2))
@@ -97,7 +101,7 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
     """Files that describe themselves, and a next step with the same bits, seen or not."""
     family = "encoder_decoder" if "encoder_decoder" in SCHEMES[scheme].families else "encoder"
     losses = []
-    listed = {row["name"] for row in diagnostic_rows(nested=False)}
+    listed = {row["name"] for row in diagnostic_rows()}
     for measures in (False, True):
         look = Look(model__scheme=scheme, model__family=family, skipped=2)
         enable_fast_paths(

@@ -39,7 +39,7 @@ def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks() -> None:
             kept.take(step)
         passed = kept._passed
         assert isinstance(passed, Kept) and passed.calls == 2
-        one, two = plain.records(), kept.records()
+        one, two = plain.records.state(), kept.records.state()
         assert one.keys() == two.keys() and len(one) > 20
         for name in one:
             assert torch.equal(one[name].nan_to_num(7.0), two[name].nan_to_num(7.0)), name

@@ -17,7 +17,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.diagnostics.bound import alphas
 from deepstack.errors import NothingMatchedError
 from deepstack.model import build_model
-from deepstack.plots.bound import right_hand_side
+from deepstack.plots.update import right_hand_side
 from deepstack.records import Run
 from deepstack.schemes import Scheme
 

@@ -7,7 +7,6 @@ OUT`.  The scheme and the task of parallel_plugin.py are registered in these pro
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
 from contextlib import suppress
@@ -19,27 +18,16 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.schemes import SCHEMES
+from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
 STEPS = int(os.environ.get("SCHEME_STEPS", "4"))  # of each scheme: there are many of them
 BEGUN = 7  # steps of the runs that are interrupted
 
-CONFIG = with_overrides(
-    Config(),
-    {
-        "model.depth": 4,
-        "model.d_model": 16,
-        "task.seq_len": 8,
-        "train.batch_size": 4,
-        "train.steps": 20,
-        "train.lr": 3e-3,
-        "train.clip": 0.5,
-        "train.eval_every": 0,
-        "train.eval_batches": 1,
-        "log.probe_sequences": 2,
-        "log.layers_every": 10,
-    },
-)
+CONFIG = small(
+    task__seq_len=8, train__steps=20, train__lr=3e-3, train__clip=0.5, train__eval_every=0,
+    train__eval_batches=1, log__layers_every=10,
+)  # fmt: skip
 
 
 # What is changed for a run, by its name: every scheme, and what could go wrong when shared.
@@ -79,14 +67,8 @@ def config_of(case: str, parallel: str = "data") -> Config:
 
 def begin(out: Path, parallel: str) -> None:
     """A run that a signal to the last process interrupts after a few steps."""
-    asked = 0
-
-    def stop() -> int | None:
-        nonlocal asked
-        asked += 1
-        last = os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
-        return signal.SIGTERM if asked == BEGUN and last else None
-
+    rank, ranks = (int(os.environ.get(*each)) for each in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    stop = stop_at(BEGUN) if rank == ranks - 1 else lambda: None
     with suppress(Interrupted):
         deepstack.train(config_of("deepnorm", parallel), out=out, study="begun", stop=stop)
 

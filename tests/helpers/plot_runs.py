@@ -105,6 +105,13 @@ def make_run(
     return folder.path
 
 
+def make_runs(root: Path, **settings: Any) -> None:
+    """A run for each combination of the settings that are tuples."""
+    axes = {key: values for key, values in settings.items() if isinstance(values, tuple)}
+    for values in product(*axes.values()):
+        make_run(root, **settings | dict(zip(axes, values, strict=True)))
+
+
 def make_chart(name: str, root: Path, **options: Any) -> Chart:
     return CHARTS[name](find_runs(root), options=Options(**options))
 
@@ -122,3 +129,8 @@ def words(chart: Chart) -> list[str]:
 
     texts = chart.figure.findobj(matplotlib.text.Text)
     return [text.get_text() for text in texts if text.get_text()]  # type: ignore[attr-defined]
+
+
+def caption(chart: Chart) -> str:
+    """All words of a figure in one line."""
+    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.records import Run
+from deepstack.errors import Interrupted
+from deepstack.records import CHECKSUMS, Run, RunFolder, sha256
 
 SMALL = {
     "model.depth": 4, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
@@ -39,13 +41,25 @@ def stop_at(step: int) -> Callable[[], int | None]:
     return lambda: signal.SIGTERM if next(calls) >= step else None
 
 
+def interrupted(config: Config, out: Path, at: int = 6, study: str = "runs") -> RunFolder:
+    """The folder of the study's only run, trained until a signal after so many steps."""
+    with pytest.raises(Interrupted) as caught:
+        deepstack.train(config, study=study, out=out, stop=stop_at(at))
+    assert caught.value.exit_code == 143
+    (path,) = (path for path in (out / study).iterdir() if path.is_dir())
+    return RunFolder(path)
+
+
+def reseal(folder: Path) -> None:
+    """Give a checkpoint valid checksums of what it holds now."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != CHECKSUMS)
+    sums = {file.name: sha256(file) for file in files}
+    (folder / CHECKSUMS).write_text(json.dumps(sums))
+
+
 def rewrite_tensors(checkpoint: Path, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> None:
     """Apply `change` to every weight and moment of a checkpoint, as an earlier version had it."""
     for file in ("weights.safetensors", "optimizer.safetensors"):
         parts = load_file(checkpoint / file)
         save_file(dict(change(key, value) for key, value in parts.items()), checkpoint / file)
-    sums = {
-        file: hashlib.sha256((checkpoint / file).read_bytes()).hexdigest()
-        for file in json.loads((checkpoint / "checksums.json").read_text())
-    }
-    (checkpoint / "checksums.json").write_text(json.dumps(sums))
+    reseal(checkpoint)

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import DEPTHS, make_chart, make_run, rows, update, words
+from helpers.plot_runs import DEPTHS, caption, make_chart, make_run, make_runs, rows, update, words
 from helpers.sampling import some
+from matplotlib.legend import Legend
 
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import CHARTS, draw
@@ -39,8 +40,7 @@ def test_update_vs_step_draws_every_step(tmp_path: Path) -> None:
 def test_each_loss_is_compared_with_what_it_can_be_compared_with(
     tmp_path: Path, masked: float | None, expected: list[float], level: str
 ) -> None:
-    for depth in DEPTHS:
-        make_run(tmp_path / "study", depth=depth, masked=masked)
+    make_runs(tmp_path / "study", depth=DEPTHS, masked=masked)
     chart = make_chart("loss_vs_step", tmp_path)
     training, validation = dict.fromkeys(chart.data["panel"])
     assert rows(chart, panel=training, kind="level")["series"].tolist() == ["best without context"]
@@ -121,8 +121,9 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
 
 
 def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
-    for lr in (1e-3, 1e-2):
-        make_run(tmp_path / "s", lr=lr, state="diverged", updates=[math.nan], losses=[math.nan])
+    make_runs(
+        tmp_path / "s", lr=(0.001, 0.01), state="diverged", updates=[math.nan], losses=[math.nan]
+    )
     with pytest.raises(NothingMatchedError, match="every run diverged"):
         make_chart("loss_vs_lr", tmp_path)
     with pytest.raises(NothingMatchedError, match="no run has a finite"):
@@ -131,12 +132,12 @@ def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
     chart = make_chart("loss_vs_step", tmp_path)
     markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}
     assert "X" not in markers and "diverged" not in words(chart)
-    assert any("diverged before any finite training loss" in text for text in words(chart))
+    assert "diverged before any finite training loss" in caption(chart)
     make_run(tmp_path / "s", scheme="post_ln", lr=1e-3)
     make_run(tmp_path / "s", scheme="post_ln", lr=1e-2, state="diverged")
     chart = make_chart("loss_vs_lr", tmp_path)
     assert set(rows(chart, kind="best")["panel"]) == {"Post-LN"} and len(chart.figure.axes) == 1
-    assert any("nothing finished of DeepNorm" in text for text in words(chart))
+    assert "nothing finished of DeepNorm" in caption(chart)
 
 
 def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
@@ -158,17 +159,15 @@ def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
     assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
     # Zero has no place on a log axis: it is left out, and the caption says so.
     assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
-    assert any("zeros" in text for text in words(chart))
+    assert "zeros" in caption(chart)
 
 
-@pytest.mark.parametrize("diagnostic", ["grad_norm", "stream_norm"])
-def test_heat_map_of_any_diagnostic(tmp_path: Path, diagnostic: str) -> None:
+def test_heat_map_of_any_diagnostic(tmp_path: Path) -> None:
     values = np.arange(1.0, 13.0).reshape(4, 3)
     make_run(tmp_path / "study", depth=3, layers=values)
-    chart = make_chart("layer_step_heat_map", tmp_path, diagnostic=diagnostic)
-    sign = 1 if diagnostic == "grad_norm" else -1
+    chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
     cell = rows(chart, x=2, y=3)["value"].item()
-    assert cell == sign * values[1, 2] and len(chart.data) == 12
+    assert cell == -values[1, 2] and len(chart.data) == 12
     with pytest.raises(NothingMatchedError, match="did you mean 'grad_norm'"):
         make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
 
@@ -200,9 +199,8 @@ def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
     chart = make_chart("grad_norm_by_layer", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
     assert set(chart.data["y"]) == {1.0}
-    assert any("each at its greatest depth · seed 0" in text for text in words(chart))
-    for scheme in ("deepnorm", "post_ln"):
-        make_run(tmp_path / "t", scheme=scheme, depth=5, layers=np.ones((2, 5)))
+    assert "each at its greatest depth · seed 0" in caption(chart)
+    make_runs(tmp_path / "t", scheme=("deepnorm", "post_ln"), depth=5, layers=np.ones((2, 5)))
     chart = make_chart("grad_norm_by_layer", tmp_path / "t")  # the subtitle says it of both
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
 
@@ -230,7 +228,7 @@ def test_every_chart_is_written_in_four_forms(study: Path, tmp_path: Path) -> No
     assert [path.name for path in written] == expected
     assert len(CHARTS.names()) >= 6
     for path in written:
-        assert path.parent == tmp_path and path.stat().st_size > 100
+        assert path.parent == tmp_path and 100 < path.stat().st_size < 600_000
     for name in CHARTS.names():
         assert len(pd.read_csv(tmp_path / f"{name}.csv")) > 0
         assert b"/Type3" not in (tmp_path / f"{name}.pdf").read_bytes()  # no journal takes them
@@ -274,7 +272,7 @@ def test_long_labels_of_legends_side_by_side_stay_apart(tmp_path: Path) -> None:
             options = {name: i for name in names} | {"train.lr": 1e-3}
             make_run(tmp_path / "study", scheme="rezero", depth=depth, lr=i, config=options)
     figure = make_chart("update_vs_depth", tmp_path).figure
-    left, right = (legend.get_window_extent() for legend in figure.legends[:2])
+    left, right = (legend.get_window_extent() for legend in figure.findobj(Legend)[:2])
     assert left.x1 < right.x0 and right.x1 < figure.bbox.width
 
 
@@ -296,23 +294,11 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     make_run(tmp_path / "study")
     said: list[str] = []
     written = draw(tmp_path / "study", say=said.append)
-    assert {path.stem for path in written} == {"loss_vs_step", "update_vs_step"}
+    drawn = {"loss_vs_step", "update_vs_step"}
+    assert {path.stem for path in written} == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in written)
-    assert [line.split(" is not drawn: ")[0] for line in said] == [
-        "attribution_vs_depth",
-        "attribution_vs_step",
-        "bound_vs_depth",
-        "bound_vs_measured",
-        "final_loss_vs_depth",
-        "frontier",
-        "grad_norm_by_layer",
-        "gradient_ratios",
-        "last_layer_vs_step",
-        "layer_step_heat_map",
-        "loss_vs_lr",
-        "outcomes",
-        "update_vs_depth",
-    ]
+    left_out = [name for name in CHARTS.names() if name not in drawn]
+    assert [line.split(" is not drawn: ")[0] for line in said] == left_out
     assert "all have N = 6" in said[-1] and "log.layers_every" in said[6]
     with pytest.raises(NothingMatchedError, match="needs runs of two depths") as caught:
         draw(tmp_path / "study", ["update_vs_depth"])
@@ -322,8 +308,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
 
 
 def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        make_run(tmp_path / "study", depth=depth)
+    make_runs(tmp_path / "study", depth=(6, 18))
     new = RunFolder(tmp_path / "study" / "new")
     new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")
     assert len(draw(tmp_path)) >= 9
@@ -336,8 +321,7 @@ def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        make_run(tmp_path / "study", depth=depth)
+    make_runs(tmp_path / "study", depth=(6, 18))
     reference = tmp_path / "study" / "reference.csv"
     reference.write_text(
         "# digitised\nchart,x,y,label\nupdate_vs_depth,6,0.018,published\nloss_vs_step,1,3,other\n"

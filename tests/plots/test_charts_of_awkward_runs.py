@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.plot_runs import LABELS, make_chart, make_run, rows, words
+from helpers.plot_runs import LABELS, caption, make_chart, make_run, make_runs, rows, words
 from matplotlib.collections import LineCollection
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -21,12 +21,6 @@ from deepstack.plots.page import CAPTION, wrap
 from deepstack.plots.style import PAGE
 from deepstack.records import find_runs
 from deepstack.records.cells import counted
-
-
-def caption(chart: Chart) -> str:
-    """All words of a figure in one line."""
-    return " ".join(words(chart)).replace("\u00a0", " ").replace("\n", " ")
-
 
 # --- seeds ---------------------------------------------------------------------------------
 
@@ -218,12 +212,10 @@ def test_a_setting_in_which_nothing_moved_is_named(tmp_path: Path, name: str) ->
 
 
 def test_updates_of_zero_are_named(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        make_run(tmp_path, depth=depth, updates=[0.0, 0.1])
+    make_runs(tmp_path, depth=(6, 18), updates=[0.0, 0.1])
     chart = make_chart("update_vs_depth", tmp_path)
     assert words(chart).count("no value") == 1 and "zeros are not drawn" in caption(chart)
-    for depth in (6, 18):
-        make_run(tmp_path, depth=depth, updates=[0.0, 0.0])
+    make_runs(tmp_path, depth=(6, 18), updates=[0.0, 0.0])
     with pytest.raises(NothingMatchedError, match="above 0 at step 2"):
         make_chart("update_vs_depth", tmp_path)
 
@@ -250,8 +242,7 @@ def test_gradients_of_zero_leave_no_empty_chart(tmp_path: Path) -> None:
 def test_a_legend_of_ratios_says_which_steps_it_shows(tmp_path: Path) -> None:
     make_run(tmp_path, layers=np.ones((5, 6)))
     make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)), state="diverged")
-    for seed in range(3):
-        make_run(tmp_path, scheme="pre_ln", seed=seed, layers=np.ones((5, 6)))
+    make_runs(tmp_path, scheme="pre_ln", seed=tuple(range(3)), layers=np.ones((5, 6)))
     text = caption(make_chart("gradient_ratios", tmp_path))
     assert "each one's last snapshot, step 2 to 5" in text and "step 1" in text
     assert "n = 3" in text and "Var G" not in text  # nothing is predicted here
@@ -286,8 +277,7 @@ def test_a_caption_says_which_lines_may_still_grow(tmp_path: Path) -> None:
 def test_lines_of_a_caption_are_full(tmp_path: Path) -> None:
     """A long list of settings goes on in the line that has room for its first ones."""
     factors = {f"train.lr_factors.role_{i}": 0.1 + i for i in range(9)}
-    for depth in (6, 48):
-        make_run(tmp_path, depth=depth, config={"train.optimizer": "adam", **factors})
+    make_runs(tmp_path, depth=(6, 48), config={"train.optimizer": "adam", **factors})
     text = make_chart("update_vs_depth", tmp_path).figure.texts
     lines = [line.get_text() for line in text if line.get_fontsize() == CAPTION]
     font = FontProperties(size=CAPTION)

@@ -13,11 +13,12 @@ from helpers.plot_runs import make_run
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from deepstack.plots import CHARTS, Chart, Options
-from deepstack.plots.draw import csv_bytes
+from deepstack.plots.files import csv_bytes
 from deepstack.plots.outcomes import OUTCOME_COLOURS
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
@@ -85,7 +86,8 @@ def legend(chart: Chart) -> dict[str, str]:
         text.get_text().split(":")[0].replace("\n", " "): to_hex(
             handle.get_facecolor() if isinstance(handle, Patch) else handle.get_color()
         )
-        for each in chart.figure.legends
+        for each in chart.figure.findobj(Legend)
+        if isinstance(each, Legend)
         for handle, text in zip(each.legend_handles, each.get_texts(), strict=True)
         if isinstance(handle, Patch | Line2D)
     }

@@ -309,7 +309,7 @@ def test_a_plugin_that_is_mended_is_loaded_again(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(FIRST + "\nraise RuntimeError('not yet')\n")
     with pytest.raises(PluginError, match=r"own\.py:8: RuntimeError: not yet"):
-        load_plugins([file])
+        load_plugins([str(file)])  # a path may be text
     file.write_text(FIRST)
     load_plugins([file])
     assert "own" in deepstack.schemes.SCHEMES

@@ -54,7 +54,7 @@ def test_training_goes_on_as_if_nothing_had_been(kind: str, harness: Harness) ->
 # --- signals --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("signal", "code"), [(2, 130), (15, 143)])
+@pytest.mark.parametrize(("signal", "code"), [(2, 130), (15, 143), (1, 129)])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     signal: int, code: int, times: int, harness: Harness

@@ -258,21 +258,6 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_p
     assert train(cells[3e-3].config, study="s", out=tmp_path).path == last.path
 
 
-def test_a_long_plan_is_plain_columns_with_the_same_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"run": f"r{i}", "state": "new", "minutes": i / 3} for i in range(5)]
-    sweep_tables.emit_plan(rows, False)
-    short = capsys.readouterr().out
-    monkeypatch.setattr("deepstack.cli.tables.LONG", 4)
-    sweep_tables.emit_plan(rows, False)
-    plain = capsys.readouterr().out
-    assert "─" in short and "─" not in plain
-    assert [line.split() for line in plain.splitlines()] == [
-        line.split() for line in short.splitlines() if line.strip(" ─")
-    ]
-
-
 def test_the_display_says_how_many_are_done_and_how_much_is_left() -> None:
     def entry(state: str, step: int, began: float, depth: int = 1) -> Progress:
         config = with_overrides(Config(), {"model.depth": depth, "train.steps": 100})

@@ -24,51 +24,13 @@ from deepstack.model import build_model
 # -- training goes on as it would have -------------------------------------------------------------
 
 
-def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    ends = []
-    for name in ("without", "with"):
-        model = encoder()
-        model.train()
-        model.layers[1].eval()  # somebody's frozen part keeps its mode
-        optimizer = adamw(model)
-        torch.manual_seed(7)
-        random.seed(7)
-        np.random.seed(7)
-        if name == "with":
-            with deepstack.probe(
-                model, batch_of(0), optimizer, out=tmp_path / "run", groups=GROUPS
-            ) as probe:
-                loop(model, optimizer, 6, probe.step)
-            assert len(probe.run.steps) == 6
-        else:
-            loop(model, optimizer, 6)
-        ends.append(
-            {
-                "parameters": [p.detach() for p in model.parameters()],
-                "gradients": [p.grad for p in model.parameters()],
-                "moments": [v for s in optimizer.state.values() for v in s.values()],
-                "random": [torch.get_rng_state()],
-                "plain random": random.getstate(),
-                "numpy": np.random.get_state()[1].tolist(),  # type: ignore[index, union-attr]
-                "modes": [m.training for m in model.modules()],
-                "hooks": [len(m._forward_hooks) for m in model.modules()],
-            }
-        )
-    without, with_probe = ends
-    for key, expected in without.items():
-        found = with_probe[key]
-        if isinstance(expected, list) and isinstance(expected[0], Tensor):
-            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), key
-        else:
-            assert found == expected, key
-
-
 class Drawing(nn.Module):
     """A model that draws numbers of every kind in evaluation mode too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = encoder(2)
+        self.layers = self.inner.layers
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.rand(x.shape) + random.random() + float(np.random.rand())
@@ -76,23 +38,35 @@ class Drawing(nn.Module):
         return out
 
 
-def test_numbers_that_a_model_draws_are_drawn_again_by_training(tmp_path: Path) -> None:
-    ends = []
-    for name in ("without", "with"):
-        model = Drawing()
+@pytest.mark.parametrize("make", [encoder, Drawing])
+def test_training_is_the_same_bit_for_bit(make: Callable[[], Any], tmp_path: Path) -> None:
+    ends: list[dict[str, Any]] = []
+    for watched in (False, True):
+        model = make().train()
+        model.layers[1].eval()  # somebody's frozen part keeps its mode
         optimizer = adamw(model)
         torch.manual_seed(7)
         random.seed(7)
         np.random.seed(7)
-        if name == "with":
-            with deepstack.probe(
-                model, batch_of(0), optimizer, out=tmp_path / "run", layers="inner.layers"
-            ) as probe:
-                loop(model, optimizer, 3, probe.step)
+        if watched:
+            with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+                loop(model, optimizer, 6, probe.step)
+            assert len(probe.run.steps) == 6
         else:
-            loop(model, optimizer, 3)
-        ends.append([p.detach() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+            loop(model, optimizer, 6)
+        ends.append(
+            {
+                "parameters": [p.detach().tolist() for p in model.parameters()],
+                "gradients": [p.grad.tolist() for p in model.parameters()],
+                "moments": [v.tolist() for s in optimizer.state.values() for v in s.values()],
+                "random": torch.get_rng_state().tolist(),
+                "plain random": random.getstate(),
+                "numpy": np.random.get_state()[1].tolist(),  # type: ignore[index, union-attr]
+                "modes": [m.training for m in model.modules()],
+                "hooks": [len(m._forward_hooks) for m in model.modules()],
+            }
+        )
+    assert ends[0] == ends[1]
 
 
 def test_f_is_taken_in_evaluation_mode(tmp_path: Path) -> None:
@@ -131,60 +105,51 @@ def test_model_update_is_that_of_deepstacks_own_runs(tmp_path: Path) -> None:
     assert probe.run.columns["scheme"]["normalised"]  # Pre-LN's F leaves the final norm
 
 
+def norm(tensors: Any) -> float:
+    return torch.cat([t.detach().double().flatten() for t in tensors]).norm().item()
+
+
 def test_steps_and_layers_are_what_they_are_called(tmp_path: Path) -> None:
     model = encoder(first=True, dropout=0.0)
     optimizer = adamw(model)
-    start = copy.deepcopy(model).eval()
+    models = [copy.deepcopy(model)]  # after each step
     rows: list[dict[str, float]] = []
     seen: list[dict[str, list[float]]] = []
 
-    def norms(tensors: list[list[Tensor]]) -> list[float]:
-        return [float(torch.cat([t.detach().flatten() for t in ts]).norm()) for ts in tensors]
+    def after(loss: Tensor) -> None:
+        probe.step(loss)
+        models.append(copy.deepcopy(model))
+        F, F_0, F_1 = (m.eval()(batch_of(0)).detach() for m in (models[-1], models[0], models[-2]))
+        gradients = [[p.grad for p in layer.parameters()] for layer in model.layers]
+        rows.append(
+            {
+                "loss": float(loss.detach()),
+                "lr": 0.01,
+                "grad_norm": norm(p.grad for p in model.parameters() if p.grad is not None),
+                "model_update": float((F - F_0).norm(dim=-1).mean()),
+                "model_update_step": float((F - F_1).norm(dim=-1).mean()),
+                "model_update_fro": float((F - F_0).norm()),
+                "model_update_rel": float((F - F_0).norm() / F_0.norm()),
+            }
+        )
+        x, stream, moved = batch_of(0), [], []
+        for now, before in zip(models[-1].layers, models[-2].layers, strict=True):
+            x = now(x).detach()
+            stream.append(float(x.norm(dim=-1).mean()))
+            pairs = zip(now.parameters(), before.parameters(), strict=True)
+            moved.append(norm(p - q for p, q in pairs))
+        seen.append(
+            {
+                "stream_norm": stream,
+                "grad_norm": [norm(each) for each in gradients],
+                "param_norm": [norm(layer.parameters()) for layer in model.layers],
+                "param_update_norm": moved,
+            }
+        )
 
     with deepstack.probe(
         model, batch_of(0), optimizer, out=tmp_path / "run", layers_every=2
     ) as probe:
-        before = copy.deepcopy(model)
-
-        def after(loss: Tensor) -> None:
-            nonlocal before
-            probe.step(loss)
-            with torch.no_grad():
-                x = batch_of(0)
-                F, F_0, F_1 = (m.eval()(x) for m in (model, start, before))
-                stream = []
-                for layer in model.layers:
-                    x = layer(x)
-                    stream.append(float(x.norm(dim=-1).mean()))
-            model.train()
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            rows.append(
-                {
-                    "loss": float(loss.detach()),
-                    "lr": 0.01,
-                    "grad_norm": norms([gradients])[0],
-                    "model_update": float((F - F_0).norm(dim=-1).mean()),
-                    "model_update_step": float((F - F_1).norm(dim=-1).mean()),
-                    "model_update_fro": float((F - F_0).norm()),
-                    "model_update_rel": float((F - F_0).norm() / F_0.norm()),
-                }
-            )
-            pairs = list(zip(model.layers, before.layers, strict=True))
-            seen.append(
-                {
-                    "stream_norm": stream,
-                    "grad_norm": norms([[p.grad for p in a.parameters()] for a in model.layers]),  # type: ignore[misc]
-                    "param_norm": norms([list(a.parameters()) for a in model.layers]),
-                    "param_update_norm": norms(
-                        [
-                            [p - q for p, q in zip(a.parameters(), b.parameters(), strict=True)]
-                            for a, b in pairs
-                        ]
-                    ),
-                }
-            )
-            before = copy.deepcopy(model)
-
         loop(model, optimizer, 5, after)
     run = probe.run
     for name in rows[0]:
@@ -213,18 +178,13 @@ def test_norms_of_a_model_in_half_precision_are_taken_in_full(
         optimizer.step()
         probe.step(1.0)
 
-    def norm(tensors: Any) -> Any:
-        return pytest.approx(
-            torch.cat([t.double().flatten() for t in tensors]).norm().item(), rel=1e-6
-        )
-
     run, own = probe.run, list(model.layers[1].parameters())
-    assert run.state == "done" and run.steps["grad_norm"][0] == norm(
-        [p.grad for p in model.parameters() if p.grad is not None]
-    )
-    assert run.layers("param_norm")[1][1, 1] == norm(p.detach() for p in own)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     moved = [p.detach() - b for p, b in zip(own, before, strict=True)]
-    assert run.layers("param_update_norm")[1][1, 1] == norm(moved)
+    assert run.state == "done"
+    assert run.steps["grad_norm"][0] == pytest.approx(norm(gradients), rel=1e-6)
+    assert run.layers("param_norm")[1][1, 1] == pytest.approx(norm(own), rel=1e-6)
+    assert run.layers("param_update_norm")[1][1, 1] == pytest.approx(norm(moved), rel=1e-6)
 
 
 def test_a_layer_that_runs_three_times_has_three_streams(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,42 +34,30 @@ def test_the_folder_says_how_the_loop_ended(
     model = encoder()
     optimizer = adamw(model)
 
-    def once() -> Any:
-        with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
-            loop(model, optimizer, 2, probe.step)
-            if error is not None:
-                raise error
-
-    if error is None:
-        once()
-    else:
-        with pytest.raises(type(error)):
-            once()
+    ending = pytest.raises(type(error)) if error else nullcontext()
+    with ending, deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+        loop(model, optimizer, 2, probe.step)
+        if error is not None:
+            raise error
     run = Run(tmp_path / "run")
     assert (run.state, run.status["step"], len(run.steps)) == (state, 2, 2)
 
 
-def test_a_model_that_is_not_finite_at_first_has_diverged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("start", "step"), [(float("nan"), 1), (1.0, 3)])
+def test_divergence_is_a_result(start: float, step: int, tmp_path: Path) -> None:
+    """From a parameter that is not finite, or a loss of the third step."""
     model = encoder()
-    next(model.parameters()).data.fill_(float("nan"))
-    optimizer = adamw(model)
-    with deepstack.probe(model, batch_of(9), optimizer, out=tmp_path / "study" / "run") as probe:
-        loop(model, optimizer, 1, probe.step)
-    assert (probe.run.state, probe.run.status["step"]) == ("diverged", 1)
-
-
-def test_divergence_is_a_result(tmp_path: Path) -> None:
-    model = encoder()
+    next(model.parameters()).data.mul_(start)
     optimizer = adamw(model)
 
     def after(loss: Tensor) -> None:
         probe.step(float("nan") if probe.at == 2 else loss)
 
-    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
+    with deepstack.probe(model, batch_of(9), optimizer, out=tmp_path / "run") as probe:
         loop(model, optimizer, 5, after)
     run = probe.run
-    assert run.state == "diverged" and run.status["quantity"] == "loss"
-    assert run.steps["step"].tolist() == [1, 2, 3]
+    assert (run.state, run.status["step"], run.status["quantity"]) == ("diverged", step, "loss")
+    assert run.steps["step"].tolist() == list(range(1, step + 1))
 
 
 def test_rows_can_be_taken_more_rarely(tmp_path: Path) -> None:
@@ -211,31 +199,24 @@ def test_a_loss_is_one_number(tmp_path: Path) -> None:
 def trained(model: nn.Module, batch: Any, out: Path, **options: Any) -> Run:
     """Three steps on the output's square, with the probe and without: the same, bit for bit."""
     twin = copy.deepcopy(model)
-    ends = []
     for subject in (model, twin):
         optimizer = adamw(subject, 1e-3)
-
-        def train(
-            step: Callable[[Tensor], None], subject: Any = subject, optimizer: Any = optimizer
-        ) -> None:
+        torch.manual_seed(3)
+        probe: Any = nullcontext()
+        if subject is model:
+            probe = deepstack.probe(subject, batch, optimizer, out=out, **options)
+        with probe:
             for _ in range(3):
                 optimizer.zero_grad()
-                found = subject(**batch) if isinstance(batch, dict) else subject(batch)
-                found = found if isinstance(found, Tensor) else found[0]
-                loss = (found - 1).square().mean()
+                output = subject(**batch) if isinstance(batch, dict) else subject(batch)
+                output = output if isinstance(output, Tensor) else output[0]
+                loss = (output - 1).square().mean()
                 loss.backward()
                 optimizer.step()
-                step(loss)
-
-        torch.manual_seed(3)
-        if subject is model:
-            with deepstack.probe(subject, batch, optimizer, out=out, **options) as probe:
-                train(probe.step)
-        else:
-            train(lambda loss: None)
-        ends.append([p.detach() for p in subject.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    run = probe.run
+                if subject is model:
+                    probe.step(loss)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    run = Run(out)
     assert run.state == "done" and len(run.steps) == 3 and (run.steps["model_update"] > 0).all()
     for name in run.layer_names():
         assert np.isfinite(run.layers(name)[1][1:]).all(), name

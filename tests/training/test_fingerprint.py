@@ -11,22 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_runs import small, stop_at
+from helpers.small_runs import interrupted, small
 
 import deepstack
-from deepstack.config import Config, to_yaml
-from deepstack.errors import ConfigError, Interrupted
-from deepstack.records import Run, RunFolder
+from deepstack.config import to_yaml
+from deepstack.errors import ConfigError
+from deepstack.records import Run
 from deepstack.training.fingerprint import VARIABLES, bf16_support, cpu, fingerprint
 
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
-
-
-def interrupted(config: Config, out: Path) -> RunFolder:
-    with pytest.raises(Interrupted):
-        deepstack.train(config, study="s", out=out, stop=stop_at(6))
-    (path,) = (out / "s").iterdir()
-    return RunFolder(path)
 
 
 def other_path(*words: object) -> subprocess.CompletedProcess[str]:
@@ -38,7 +31,7 @@ def other_path(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
 def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(tmp_path: Path) -> None:
-    folder, file = interrupted(CONFIG, tmp_path), tmp_path / "config.yaml"
+    folder, file = interrupted(CONFIG, tmp_path, study="s"), tmp_path / "config.yaml"
     file.write_text(to_yaml(CONFIG))
     rows = folder.steps_path.read_bytes()
     swept = other_path("sweep", file, "--seeds", "0,1", "--workers", 1, "--out", tmp_path)
@@ -58,7 +51,7 @@ def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(tmp_pa
 def test_cpu_and_variables_alone_are_no_other_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = interrupted(CONFIG, tmp_path)
+    folder = interrupted(CONFIG, tmp_path, study="s")
     meta = folder.read_meta()
     meta["environment"] |= {"cpu_model": "another", "instruction_sets": "sse2"}
     folder.write_meta(meta)
@@ -69,7 +62,7 @@ def test_cpu_and_variables_alone_are_no_other_environment(
 
 
 def test_another_fingerprint_names_the_cpu_and_the_variables_that_differ(tmp_path: Path) -> None:
-    folder = interrupted(CONFIG, tmp_path)
+    folder = interrupted(CONFIG, tmp_path, study="s")
     meta = folder.read_meta()
     meta["environment"] |= {"fingerprint": "0", "cpu_model": "old", "variables": {"KMP_X": "1"}}
     folder.write_meta(meta)
@@ -80,7 +73,7 @@ def test_another_fingerprint_names_the_cpu_and_the_variables_that_differ(tmp_pat
 
 
 def test_a_run_recorded_without_a_fingerprint_resumes_by_its_other_values(tmp_path: Path) -> None:
-    folder = interrupted(CONFIG, tmp_path)
+    folder = interrupted(CONFIG, tmp_path, study="s")
     meta = folder.read_meta()
     for key in ("fingerprint", "cpu_model", "instruction_sets", "variables"):
         del meta["environment"][key]

@@ -9,17 +9,19 @@ import resource
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import small, stop_at
+from helpers.small_runs import interrupted, reseal, small
 from safetensors.torch import load_file, save_file
 
 import deepstack
-from deepstack.errors import Interrupted, ResourceError
+from deepstack.config import digest
+from deepstack.errors import ResourceError
+from deepstack.model import without_defaults
 from deepstack.records import RunFolder
 from deepstack.training import checkpoint
 
@@ -39,45 +41,16 @@ class Planted:
         return (os.mkdir, (str(self.path / "planted"),))
 
 
-class Known(Exception):
-    """Ends a run at the moment when it looks for its checkpoint."""
-
-
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, checkpoint.Owner]]:
+def victim(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, checkpoint.Owner]:
     """A run that was interrupted after six steps, and what its checkpoints must be."""
-    out = tmp_path_factory.mktemp("victim")
-    with pytest.raises(Interrupted):
-        deepstack.train(small(), out=out, stop=stop_at(STEP))
-    (path,) = (out / "runs").iterdir()
-    known: list[checkpoint.Owner] = []
-
-    def look(folder: RunFolder, said: Callable[[str], None], owner: checkpoint.Owner) -> None:
-        known.append(owner)
-        raise Known
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Known):
-        patch.setattr(checkpoint, "fitting", look)
-        shutil.copytree(out, out.with_name("look"))
-        deepstack.train(small(), out=out.with_name("look"))
-    yield path, known[0]
-
-
-def reseal(folder: Path) -> None:
-    """Give a checkpoint valid checksums of what it holds now."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != checkpoint.CHECKSUMS)
-    sums = {file.name: checkpoint.sha256(file) for file in files}
-    (folder / checkpoint.CHECKSUMS).write_text(json.dumps(sums))
+    weights = deepstack.build_model(small(), vocab_size=257).state()
+    owner = checkpoint.Owner(digest(without_defaults(small())), weights, largest=2**26)
+    return interrupted(small(), tmp_path_factory.mktemp("victim"), STEP).path, owner
 
 
 def weights_of(content: bytes) -> Harm:
-    """A weights.safetensors of these bytes, with a valid checksum."""
-
-    def harm(folder: Path) -> None:
-        (folder / "weights.safetensors").write_bytes(content)
-        reseal(folder)
-
-    return harm
+    return text_in("weights.safetensors", content)
 
 
 def header(value: object, length: int | None = None, data: bytes = bytes(64)) -> Harm:
@@ -88,10 +61,6 @@ def header(value: object, length: int | None = None, data: bytes = bytes(64)) ->
 
 def tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def pickled(folder: Path) -> None:
-    weights_of(pickle.dumps(Planted(folder)))(folder)
 
 
 def saved_by_torch(folder: Path) -> None:
@@ -119,16 +88,17 @@ def state(**changes: Any) -> Harm:
 
     def harm(folder: Path) -> None:
         held = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps(held | changes))
-        reseal(folder)
+        text_in("state.json", json.dumps(held | changes))(folder)
 
     return harm
 
 
-def text_in(name: str, text: str | bytes, sealed: bool = True) -> Harm:
+def text_in(name: str, text: str | bytes) -> Harm:
+    """A file of these bytes, with a valid checksum unless it is that of the checksums."""
+
     def harm(folder: Path) -> None:
         (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        if sealed:
+        if name != "checksums.json":
             reseal(folder)
 
     return harm
@@ -144,17 +114,15 @@ def instead(name: str, make: Callable[[Path], None]) -> Harm:
     return harm
 
 
-def sparse(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(10 * GIGABYTE)
-
-
-def link_to_zero(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
+SUBSTITUTES: dict[str, Callable[[Path], None]] = {
+    "nothing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10 * GIGABYTE),
+}
 HARMS: dict[str, tuple[Harm, str]] = {
-    "a pickle": (pickled, "weights.safetensors"),
+    "a pickle": (lambda f: weights_of(pickle.dumps(Planted(f)))(f), "weights.safetensors"),
     "what torch.save writes": (saved_by_torch, "weights.safetensors"),
     "a pickle beside": (extra_pickle, "more.safetensors"),
     "an empty file": (weights_of(b""), "weights.safetensors"),
@@ -182,22 +150,17 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
     "another type": (changed(lambda held: {k: v.double() for k, v in held.items()}), "float64"),
     "other shapes": (changed(lambda held: {k: v[..., None] for k, v in held.items()}), "1)"),
-    "a link to a device": (instead("weights.safetensors", link_to_zero), "weights.safetensors"),
-    "a FIFO for the weights": (instead("weights.safetensors", os.mkfifo), "weights.safetensors"),
-    "a FIFO for the state": (instead("state.json", os.mkfifo), "state.json"),
-    "a FIFO for the checksums": (instead("checksums.json", os.mkfifo), "checksums.json"),
-    "a folder for the state": (instead("state.json", Path.mkdir), "state.json"),
-    "ten sparse gigabytes of weights": (
-        instead("weights.safetensors", sparse), "weights.safetensors"),
-    "ten sparse gigabytes of state": (instead("state.json", sparse), "state.json"),
-    "ten sparse gigabytes of checksums": (instead("checksums.json", sparse), "checksums.json"),
-    "nothing for the state": (lambda folder: (folder / "state.json").unlink(), "state.json"),
-    "deep checksums": (text_in("checksums.json", "[" * 100_000, sealed=False), "checksums.json"),
-    "checksums in a list": (text_in("checksums.json", "[1]", sealed=False), "checksums.json"),
-    "checksums that are nothing": (text_in("checksums.json", "null", False), "checksums.json"),
+    **{
+        f"{kind} for {name}": (instead(name, make), name)
+        for name in ("weights.safetensors", "state.json", "checksums.json")
+        for kind, make in SUBSTITUTES.items()
+    },
+    "deep checksums": (text_in("checksums.json", "[" * 100_000), "checksums.json"),
+    "checksums in a list": (text_in("checksums.json", "[1]"), "checksums.json"),
+    "checksums that are nothing": (text_in("checksums.json", "null"), "checksums.json"),
     "checksums of other files": (
-        text_in("checksums.json", '{"state.json": "0", "../../x": "0"}', False), "checksums.json"),
-    "checksums that are no UTF-8": (text_in("checksums.json", b"\xff{}", False), "checksums.json"),
+        text_in("checksums.json", '{"state.json": "0", "../../x": "0"}'), "checksums.json"),
+    "checksums that are no UTF-8": (text_in("checksums.json", b"\xff{}"), "checksums.json"),
     "a deep state": (text_in("state.json", "[" * 100_000), "state.json"),
     "a state of a million digits": (text_in("state.json", '{"step": ' + "9" * 10**6), "state.json"),
     "a state that is a number": (text_in("state.json", "3"), "state.json"),
@@ -271,9 +234,7 @@ def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(
     shutil.copytree(victim[0], path)
     forged = path / "checkpoint" / str(STEP + 3)
     (path / "checkpoint" / str(STEP)).rename(forged)
-    state = json.loads((forged / "state.json").read_text())
-    (forged / "state.json").write_text(json.dumps(state | {"step": STEP + 3}))
-    reseal(forged)
+    state(step=STEP + 3)(forged)
     found, said = answer(path, victim[1])
     assert found is None or found.step < STEP
     assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in said

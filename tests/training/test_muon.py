@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import small
 from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, parse_config, with_overrides
 from deepstack.distributed import RankGroup
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
-from deepstack.training.preflight import refuse_sharded_matrices
+from deepstack.training.preflight import refuse_cut_settings
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 
@@ -171,16 +171,6 @@ def test_nothing_moves_after_divergence(tmp_path: Path) -> None:
     assert all(torch.equal(optimizer.state[p]["momentum_buffer"], b) for p, b in kept.items())
 
 
-def test_an_interrupted_run_goes_on_byte_for_byte(tmp_path: Path) -> None:
-    config = small(train__optimizer="muon")
-    whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(7))
-    plain = with_overrides(config, {"runtime.banks": False})
-    resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
-    assert data_of(resumed) == data_of(whole)
-
-
 def test_only_norms_trained_is_adamw() -> None:
     config = with_overrides(
         Config(), {"train.optimizer": "muon", "train.trainable": ["norm_gain", "embedding"]}
@@ -192,9 +182,10 @@ def test_only_norms_trained_is_adamw() -> None:
 def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
     ranks = RankGroup()
     ranks.size = 2
-    sharded = {"train.optimizer": "muon", "runtime.parallel": "fully_sharded"}
-    with pytest.raises(ConfigError, match="needs whole matrices"):
-        refuse_sharded_matrices(with_overrides(Config(), sharded), ranks)
+    for setting in ({"train.optimizer": "muon"}, {"train.spectral_penalty": 0.1}):
+        sharded = with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting})
+        with pytest.raises(ConfigError, match=r"needs whole matrices.*runtime\.parallel=data"):
+            refuse_cut_settings(sharded, ranks)
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
         parse_config("train: {muon: {momentum: 0.9}}")
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=muon; allowed 0\.0, or"):

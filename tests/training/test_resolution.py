@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.small_runs import small, stop_at
+from helpers.small_runs import interrupted, small
 from safetensors.torch import load_file
 
 import deepstack
-from deepstack.errors import Interrupted
 from deepstack.records import Run
 from deepstack.training.schedule import learning_rate
 
@@ -22,11 +20,6 @@ def trained(tmp_path: Path, **changes: Any) -> Run:
     return deepstack.train(small(**{"train__steps": 3} | changes), out=tmp_path)
 
 
-def gains_of(run: Run) -> list[torch.Tensor]:
-    (path,) = run.path.glob("checkpoint/*/weights.safetensors")
-    return [value for key, value in load_file(path).items() if key.endswith("gain")]
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
 def test_steps_below_the_resolution_of_fp32_are_recorded_and_logged_once(
     optimizer: str, tmp_path: Path
@@ -35,7 +28,8 @@ def test_steps_below_the_resolution_of_fp32_are_recorded_and_logged_once(
     assert run.columns["below_fp32_resolution"] == {"norm_gain": 3}
     lines = [line for line in run.folder.log_path.read_text().splitlines() if "2^-23" in line]
     assert len(lines) == 1 and "norm_gain" in lines[0] and "step 3" in lines[0]
-    gains = gains_of(run)
+    weights = load_file(run.folder.checkpoint_path(3) / "weights.safetensors")
+    gains = [value for key, value in weights.items() if key.endswith("gain")]
     assert gains and all((gain == 1).all() for gain in gains)  # indeed
 
 
@@ -81,8 +75,7 @@ def test_other_runs_have_neither_notice_nor_record(changes: dict[str, Any], tmp_
 
 def test_a_resumed_run_keeps_the_record_and_logs_it_once(tmp_path: Path) -> None:
     config = small(train__steps=4, train__lr=1e-8)
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path, stop=stop_at(2))
+    interrupted(config, tmp_path, at=2)
     run = deepstack.train(config, out=tmp_path)
     assert run.columns["below_fp32_resolution"] == {"norm_gain": 4}
     assert run.folder.log_path.read_text().count("2^-23") == 1

@@ -2,64 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.sampling import some
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import data_of, interrupted, reseal, small, stop_at
 
 import deepstack
-from deepstack.config import to_yaml, with_overrides
+from deepstack.config import with_overrides
 from deepstack.errors import Interrupted
-from deepstack.records import Run, RunFolder
-from deepstack.training import checkpoint
+from deepstack.records import RunFolder
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"model__dropout": 0.1},
+    {"train__optimizer": "muon"},
+    {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
+]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
 @pytest.mark.parametrize("at", some([4, 1, 7, 11], 4))
 def test_interrupted_and_continued_is_uninterrupted(
-    at: int, dropout: float, tmp_path: Path
+    at: int, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = small(model__dropout=dropout)
+    config = small(**settings)
     whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted) as caught:
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
-    assert caught.value.exit_code == 143
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    assert Run(path).state == "interrupted"
-    assert data_of(whole)["steps.csv"].startswith((path / "steps.csv").read_bytes())
-    assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
-
-
-@pytest.mark.slow
-def test_killed_again_and_again_and_continued(tmp_path: Path) -> None:
-    """SIGKILL at six moments of one run: the log is always a prefix, at last the whole."""
-    config = small(train__steps=60, runtime__checkpoint_seconds=0.2)
-    whole = deepstack.train(config, out=tmp_path / "a")
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(config))
-    command = [sys.executable, "-m", "deepstack", "train", str(file), "--quiet"]
-    command += ["--out", str(tmp_path / "b"), "--study", "runs"]
-    steps = tmp_path / "b" / "runs" / whole.name / "steps.csv"
-    wanted = data_of(whole)["steps.csv"]
-    for number in range(6):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        seen = len(steps.read_bytes()) if steps.exists() else 0
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if steps.exists() and len(steps.read_bytes()) > seen + 100 * number:
-                break
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        assert wanted.startswith(steps.read_bytes())
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert data_of(Run(steps.parent)) == data_of(whole)
+    folder = interrupted(config, tmp_path / "b", at)
+    assert folder.read_state() == "interrupted"
+    assert data_of(whole)["steps.csv"].startswith(folder.steps_path.read_bytes())
+    plain = with_overrides(config, {"runtime.banks": False})  # another storage, equal numbers
+    resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
+    assert len(resumed.meta["resumed"]) == 1 and data_of(resumed) == data_of(whole)
 
 
 def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
@@ -98,76 +75,69 @@ def test_a_run_on_changed_data_is_a_new_one_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_changed_log_is_cut_back_to_the_last_good_checkpoint(tmp_path: Path) -> None:
-    config = with_overrides(small(), {"runtime.checkpoint_seconds": 0.0})
+    config = small(runtime__checkpoint_seconds=0.0)
     whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    assert RunFolder(path).checkpoints() == [5, 6]
-    log = path / "steps.csv"
-    damaged = log.read_bytes().replace(b"\n6,", b"\n6,9")
-    log.write_bytes(damaged)
+    folder = interrupted(config, tmp_path / "b")
+    assert folder.checkpoints() == [5, 6]
+    damaged = folder.steps_path.read_bytes().replace(b"\n6,", b"\n6,9")
+    folder.steps_path.write_bytes(damaged)
     listener = Listener()
     resumed = deepstack.train(config, out=tmp_path / "b", observer=listener)
     assert data_of(resumed) == data_of(whole)
     assert listener.heard("steps.csv is not the log that checkpoint 6 was saved with")
     assert listener.heard("going on from checkpoint 5")
-    assert (path / "aside" / "1-steps.csv").read_bytes() == damaged
+    assert (folder.path / "aside" / "1-steps.csv").read_bytes() == damaged
 
 
-def test_a_log_that_no_checkpoint_vouches_for_is_kept_aside_and_made_again(tmp_path: Path) -> None:
-    config = small()
+def change_log(folder: RunFolder) -> None:
+    """Change a row that the only checkpoint vouches for."""
+    folder.steps_path.write_bytes(folder.steps_path.read_bytes().replace(b"\n3,", b"\n3,9"))
+
+
+def flip_weight(folder: RunFolder) -> None:
+    weights = folder.checkpoint_path(6) / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (change_log, "steps.csv is not the log"),
+        (flip_weight, "weights.safetensors is not what was written"),
+    ],
+)
+def test_without_a_good_checkpoint_and_log_a_run_starts_again(
+    damage: Callable[[RunFolder], None], line: str, tmp_path: Path
+) -> None:
+    config, listener = small(), Listener()
     whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    log = path / "steps.csv"
-    log.write_bytes(log.read_bytes().replace(b"\n3,", b"\n3,9"))
-    listener = Listener()
+    folder = interrupted(config, tmp_path / "b")
+    damage(folder)
     assert data_of(deepstack.train(config, out=tmp_path / "b", observer=listener)) == data_of(whole)
-    assert listener.heard("starting again from step 0")
-    assert {p.name for p in (path / "aside").iterdir()} >= {"1-steps.csv", "1-evals.csv"}
+    assert listener.heard(line) and listener.heard("starting again from step 0")
+    aside = {path.name for path in folder.path.glob("aside/*")}
+    assert aside >= {"1-steps.csv", "1-evals.csv"} or damage is flip_weight
 
 
 def test_another_runs_checkpoint_is_not_used(tmp_path: Path) -> None:
     config = small()
     whole = deepstack.train(config, out=tmp_path / "a")
-    for out, settings in (("b", {}), ("c", {"seed": 5}), ("d", {"model.d_ff": 24})):
-        with pytest.raises(Interrupted):
-            other = with_overrides(config, settings)
-            deepstack.train(other, out=tmp_path / out, stop=stop_at(6))
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    (seed,) = (tmp_path / "c" / "runs").iterdir()
-    (wide,) = (tmp_path / "d" / "runs").iterdir()
-    state = json.loads((path / "checkpoint" / "6" / "state.json").read_text())
-    for other, forged, said in ((seed, False, "another run's"), (wide, True, "another model's")):
-        shutil.rmtree(path / "checkpoint")
-        shutil.copytree(other / "checkpoint", path / "checkpoint")
-        if forged:
-            target = path / "checkpoint" / "6"
-            (target / "state.json").write_text(json.dumps(state))
-            sums = json.loads((target / "checksums.json").read_text())
-            sums["state.json"] = checkpoint.sha256(target / "state.json")
-            (target / "checksums.json").write_text(json.dumps(sums))
+    folder, seed, wide = (
+        interrupted(with_overrides(config, settings), tmp_path / out)
+        for out, settings in (("b", {}), ("c", {"seed": 5}), ("d", {"model.d_ff": 24}))
+    )
+    target = folder.checkpoint_path(6)
+    state = (target / "state.json").read_text()
+    for other, problem in ((seed, "another run's"), (wide, "another model's")):
+        shutil.rmtree(folder.checkpoint_dir)
+        shutil.copytree(other.checkpoint_dir, folder.checkpoint_dir)
+        if other is wide:  # with a forged digest of the config
+            (target / "state.json").write_text(state)
+            reseal(target)
         listener = Listener()
         with pytest.raises(Interrupted):
             deepstack.train(config, out=tmp_path / "b", observer=listener, stop=stop_at(6))
-        assert listener.heard(f"not used: checkpoint 6: is {said}")
+        assert listener.heard(f"not used: checkpoint 6: is {problem}")
     assert data_of(deepstack.train(config, out=tmp_path / "b")) == data_of(whole)
-
-
-def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
-    config = small()
-    whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(6))
-    (path,) = (tmp_path / "b" / "runs").iterdir()
-    weights = path / "checkpoint" / "6" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
-    listener = Listener()
-    resumed = deepstack.train(config, out=tmp_path / "b", observer=listener)
-    assert data_of(resumed) == data_of(whole)
-    assert listener.heard("weights.safetensors is not what was written")
-    assert listener.heard("starting again from step 0")

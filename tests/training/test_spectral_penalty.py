@@ -9,23 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.small_runs import data_of, small
 
 import deepstack
-from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.config import Config
 from deepstack.model import build_model
 from deepstack.training.penalty import SpectralPenalty
 
-SMALL = {
-    "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": 8,
-    "train.steps": 8, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
-    "log.probe_sequences": 1,
-}  # fmt: skip
-
 
 def config(**changes: Any) -> Config:
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return with_overrides(Config(), SMALL | dotted)
+    sizes = {"model__depth": 3, "task__name": "markov", "task__seq_len": 8, "train__steps": 8,
+             "train__batch_size": 2, "train__eval_every": 0, "train__eval_batches": 1}  # fmt: skip
+    return small(**sizes | changes)
 
 
 def made(strength: float, size: int = 1, **changes: Any) -> tuple[Any, Any]:
@@ -35,7 +30,7 @@ def made(strength: float, size: int = 1, **changes: Any) -> tuple[Any, Any]:
     return built, SpectralPenalty(chosen, built, SimpleNamespace(size=size))  # type: ignore[arg-type]
 
 
-def apart(built: Any) -> dict[str, torch.Tensor]:
+def apart(built: Any) -> None:
     """Gap matrices: the top singular value made half as large again, so that v is well defined."""
     with torch.no_grad():
         for bank in built.banks:
@@ -45,7 +40,6 @@ def apart(built: Any) -> dict[str, torch.Tensor]:
                         U, S, V = torch.linalg.svd(rows, full_matrices=False)
                         S[:, 0] *= 1.5
                         rows.copy_(U @ torch.diag_embed(S) @ V)
-    return dict(built.model.named_parameters())
 
 
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
@@ -107,12 +101,6 @@ def test_it_is_nothing_where_it_is_off_and_a_share_where_it_is_shared() -> None:
     assert moved == {"encoder.layers.feed_forward.w1"}
 
 
-def data_of(run: deepstack.Run) -> dict[str, bytes]:
-    files = [run.path / "steps.csv", *(run.path / "layers").glob("*.npy")]
-    files += (run.path / "checkpoint").glob("*/weights.safetensors")
-    return {str(file.relative_to(run.path)): file.read_bytes() for file in sorted(files)}
-
-
 def norms_of(run: deepstack.Run) -> np.ndarray:
     return np.array([run.layers(f"spectral_norm_{r}")[1][-1].mean() for r in ("v", "o", "w1")])
 
@@ -128,35 +116,11 @@ def test_a_run_with_it_has_smaller_norms_and_logs_the_tasks_loss(tmp_path: Path)
     assert (norms_of(held) < 0.97 * norms_of(plain)).all()
 
 
-def test_it_goes_on_byte_for_byte_and_with_plain_storage_too(tmp_path: Path) -> None:
-    held = config(train__spectral_penalty=0.1, model__dropout=0.1)
-    whole = deepstack.train(held, out=tmp_path / "a")
-    asked: list[int] = []
-
-    def stop() -> int | None:
-        asked.append(1)
-        return 15 if len(asked) == 4 else None
-
-    with pytest.raises(Interrupted):
-        deepstack.train(held, out=tmp_path / "b", stop=stop)
-    again = deepstack.train(held, out=tmp_path / "b")
-    assert len(again.meta["resumed"]) == 1 and data_of(again) == data_of(whole)
-    other = deepstack.train(with_overrides(held, {"runtime.banks": False}), out=tmp_path / "c")
-    assert other.steps.equals(whole.steps)
-    fused = config(train__spectral_penalty=0.1)
-    two = [
-        deepstack.train(with_overrides(fused, {"runtime.fused": on}), out=tmp_path / f"d{on}").steps
-        for on in (True, False)
+def test_fused_sublayers_and_plain_ones_have_equal_losses(tmp_path: Path) -> None:
+    losses = [
+        deepstack.train(
+            config(train__spectral_penalty=0.1, runtime__fused=fused), out=out
+        ).steps.loss
+        for fused, out in ((True, tmp_path / "a"), (False, tmp_path / "b"))
     ]
-    assert np.allclose(two[0]["loss"], two[1]["loss"], rtol=1e-4)
-
-
-def test_parameters_that_are_cut_are_refused() -> None:
-    from deepstack.distributed import RankGroup
-    from deepstack.training.preflight import refuse_sharded_matrices
-
-    ranks = RankGroup()
-    ranks.size = 2
-    sharded = config(train__spectral_penalty=0.1, runtime__parallel="fully_sharded")
-    with pytest.raises(ConfigError, match=r"runtime\.parallel=data"):
-        refuse_sharded_matrices(sharded, ranks)
+    assert np.allclose(*losses, rtol=1e-4)

@@ -10,7 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepstack.analysis.studies import config_damage, find_studies, use_readable
+from deepstack.analysis.studies import (
+    Folders,
+    find_studies,
+    list_folders,
+    use_readable,
+)
 from deepstack.errors import (
     BrokenChartError,
     ConfigError,
@@ -37,7 +42,7 @@ CHANGING_METADATA = {
 
 
 def draw(
-    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    directory: Folders,
     charts: Sequence[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     at_step: int | None = None,
@@ -57,13 +62,13 @@ def draw(
     end BrokenChartError where the code of a chart has failed.
     """
     functions = {name: CHARTS[name] for name in charts or CHARTS}
-    folders = [directory] if isinstance(directory, str | os.PathLike) else list(directory)
+    folders = list_folders(directory)
     if len(folders) > 1 and out is None:
         raise ConfigError(
             f"charts over the runs of {len(folders)} folders need a folder of their own: --to "
             "FOLDER (out=… from Python)"
         )
-    studies, skipped = find_studies(folders, config_damage)
+    studies, skipped = find_studies(folders)
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False

@@ -1,0 +1,169 @@
+"""Powers of depth with which each parameter role moves the function, from attributions of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from deepstack.analysis.settings import SEED, depth_of
+from deepstack.analysis.statistics import Mean, has_diverged_by, mean_of
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LR = "train.lr"
+TOGETHER = "together"
+NOT_A_ROLE = ("outside", "schedule")
+
+
+class RoleExponent(NamedTuple):
+    """The growth of a role's model update with depth, ‖ΔF_role‖ ~ N^exponent at a step.
+
+    role: a parameter role, or `together` for all at once.  exponent, error: mean over seeds of the
+    slopes of log ‖ΔF_role‖ on log N, and its standard error.  low, high: its 95 % interval
+    (Student's t over seeds).  curvature, curvature_error: the same of the coefficient of (log N)²
+    in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is least and
+    greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate; 0.5 is
+    linear.  None for a value that the runs do not determine.
+    """
+
+    step: int
+    role: str
+    exponent: float | None
+    error: float | None
+    low: float | None
+    high: float | None
+    curvature: float | None
+    curvature_error: float | None
+    smallest: float
+    largest: float
+    linearity: float | None
+    seeds: int
+
+
+def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a table with one row per run, step and role: depth, seed, lr, step, role, value.
+
+    value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, mean over probe tokens of the 2-norm.  Runs need
+    `log.attribution_every`; rows at and after a divergence are left out.  Raises
+    NothingMatchedError if no run has such a row.
+    """
+    import pandas as pd
+
+    tables = []
+    for run in runs:
+        wide = run.attribution
+        roles = [name for name in map(str, wide) if is_role(name)]
+        if not len(wide) or not roles:
+            continue
+        long = wide.melt("step", [*roles, "whole"], "role", "value")
+        long = long[[not has_diverged_by(run, int(step)) for step in long["step"]]]
+        labels = {"depth": depth_of(run), "seed": run.get(SEED), "lr": float(run.get(LR, 0.0))}
+        tables.append(long.replace({"role": {"whole": TOGETHER}}).assign(**labels))
+    if not tables:
+        raise NothingMatchedError("no run has an attribution.csv; set log.attribution_every=1")
+    table = pd.concat(tables, ignore_index=True)
+    return table[["depth", "seed", "lr", "step", "role", "value"]]
+
+
+def is_role(column: str) -> bool:
+    """Return whether a column of attribution.csv belongs to one role and not to some layers."""
+    return not column.startswith(("step", "whole", "layers_", "first_order_", *NOT_A_ROLE))
+
+
+def role_exponents(updates: pd.DataFrame, steps: Sequence[int] = ()) -> list[RoleExponent]:
+    """Return the exponents of every role at every step, of the runs with the largest rate.
+
+    updates: from `role_updates`, over two depths or more; smaller rates give the linearity.
+    steps: the steps to take, by default all.  A role that does not move F has no exponent.
+    """
+    top = updates["lr"].max()
+    chosen = updates[updates["step"].isin(steps)] if steps else updates
+    rows = []
+    for step, role in chosen[["step", "role"]].drop_duplicates().itertuples(index=False):
+        table = chosen[(chosen["step"] == step) & (chosen["role"] == role)]
+        full = table[table["lr"] == top]
+        by_depth: dict[int, dict[int, float]] = {}
+        for depth, seed, value in zip(full["depth"], full["seed"], full["value"], strict=True):
+            by_depth.setdefault(int(depth), {})[int(seed)] = float(value)
+        rows.append(fit_role(int(step), str(role), by_depth, linearity(table)))
+    return rows
+
+
+def fit_role(
+    step: int, role: str, by_depth: Mapping[int, Mapping[int, float]], linear: float | None
+) -> RoleExponent:
+    """Return the exponent of one role.  by_depth: depth -> seed -> ‖ΔF_role‖."""
+    means = [mean_of(list(values.values())).value for values in by_depth.values()]
+    seeds = sorted(set.intersection(*(set(values) for values in by_depth.values())))
+    log_depth = np.log(np.array(list(by_depth), float))
+    moved = len(by_depth) > 1 and all(v > 0 for at in by_depth.values() for v in at.values())
+
+    def coefficient(degree: int) -> Mean:
+        """Fit a polynomial in log N for each seed; return the mean of its first coefficients."""
+        enough = moved and len(by_depth) > degree
+        logs = [np.log([at[seed] for at in by_depth.values()]) for seed in seeds if enough]
+        return mean_of([float(np.polyfit(log_depth, log, degree)[0]) for log in logs])
+
+    slope, bend = coefficient(1), coefficient(2)
+    return RoleExponent(
+        step=step,
+        role=role,
+        exponent=number(slope.value),
+        error=number(slope.se),
+        low=number(slope.low),
+        high=number(slope.high),
+        curvature=number(bend.value),
+        curvature_error=number(bend.se),
+        smallest=min(means),
+        largest=max(means),
+        linearity=linear,
+        seeds=len(seeds),
+    )
+
+
+def linearity(table: pd.DataFrame) -> float | None:
+    """Return the mean ratio of updates at half and at the full learning rate, or None."""
+    wide = table.pivot_table(index=["depth", "seed"], columns="lr", values="value")
+    if len(wide.columns) < 2:
+        return None
+    half, full = wide.iloc[:, -2], wide.iloc[:, -1]
+    ratios = (half / full)[full > 0].dropna()
+    return number(float(ratios.mean())) if len(ratios) else None
+
+
+def interpolated_factors(
+    updates: pd.DataFrame, step: int, depth: int, base: int
+) -> dict[str, float]:
+    """Return factors on the roles' rates at `depth` that give each its update at depth `base`.
+
+    Interpolates log ‖ΔF_role‖ (mean over seeds) linearly in log N between the measured depths; the
+    outermost slopes go on beyond them.  Roles that do not move F have no factor.
+    """
+    chosen = updates[(updates["step"] == step) & (updates["lr"] == updates["lr"].max())]
+    factors = {}
+    for role, table in chosen.groupby("role", sort=False):
+        means = table.groupby("depth")["value"].mean()
+        if role == TOGETHER or len(means) < 2 or not (means > 0).all():
+            continue
+        x, y = np.log(means.index.to_numpy(float)), np.log(means.to_numpy(float))
+        at_base, at_depth = (line_through(x, y, math.log(n)) for n in (base, depth))
+        factors[str(role)] = math.exp(at_base - at_depth)
+    return factors
+
+
+def line_through(x: np.ndarray, y: np.ndarray, at: float) -> float:
+    """Return the piecewise linear function through points at `at`, extended at both ends."""
+    i = int(np.clip(np.searchsorted(x, at), 1, len(x) - 1))
+    slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+    return float(y[i] + slope * (at - x[i]))
+
+
+def number(value: float) -> float | None:
+    """Return a finite number, or None."""
+    return value if math.isfinite(value) else None

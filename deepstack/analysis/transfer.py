@@ -1,0 +1,209 @@
+"""The best learning rate at each depth, its power of N, and the cost of another depth's rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deepstack.analysis.fit import power_law
+from deepstack.analysis.settings import SEED, depth_of, split_series
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.errors import NothingMatchedError
+from deepstack.records import ENDED, Run
+
+Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
+"""depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
+
+LR = "train.lr"
+DRAWS = 1000  # bootstrap samples of the seeds
+
+
+class Interval(NamedTuple):
+    """An estimate from all seeds and the central 95 % of its bootstrap samples over seeds."""
+
+    value: float
+    low: float
+    high: float
+
+
+class BestRate(NamedTuple):
+    """The best learning rate at one depth.
+
+    rate: the vertex of a parabola in log lr through the best rate tried and its two neighbours.
+    inside: whether both neighbours have a finite loss; else `rate` is the best one tried.
+    """
+
+    depth: int
+    rate: Interval
+    loss: float
+    inside: bool
+    seeds: int
+
+
+class Transfer(NamedTuple):
+    """The best rates of one setting over depth.
+
+    exponent: of N in the best rate, None for one depth.  costs: depth -> the validation loss at the
+    smallest depth's best rate minus the least loss, in nats; None where no such rate was tried.
+    """
+
+    best: list[BestRate]
+    exponent: Interval | None
+    costs: dict[int, Interval | None]
+
+
+def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
+    """Return best rates, exponent and costs of one setting.
+
+    The seeds that every depth and rate share are drawn with replacement, `draws` times and equally
+    at every depth, since a seed has the same random numbers at every depth.
+    """
+    depths = sorted(losses)
+    seeds = shared_seeds(losses)
+    samples = [seeds, *resample(seeds, draws)]
+    curves = [{n: mean_curve(losses[n], sample) for n in depths} for sample in samples]
+    rates = [{n: best_rate(curve[n]) for n in depths} for curve in curves]
+    best = []
+    for n in depths:
+        curve = curves[0][n]
+        rate = interval([of_sample[n] for of_sample in rates])
+        i = int(np.argmin(curve[1]))
+        best.append(BestRate(n, rate, float(curve[1][i]), is_inside(curve, i), len(seeds)))
+    exponents = [slope(of_sample) for of_sample in rates] if len(depths) > 1 else []
+    costs: dict[int, Interval | None] = {}
+    for n in depths:
+        extra = [
+            cost(curve[n], of_sample[depths[0]])
+            for curve, of_sample in zip(curves, rates, strict=True)
+        ]
+        costs[n] = interval(extra) if np.isfinite(extra[0]) else None
+    return Transfer(best, interval(exponents) if exponents else None, costs)
+
+
+def shared_seeds(losses: Losses) -> list[int]:
+    """Return the seeds that were trained at every depth and rate."""
+    seeds = [set(by_seed) for by_rate in losses.values() for by_seed in by_rate.values()]
+    return sorted(set.intersection(*seeds)) if seeds else []
+
+
+def resample(seeds: Sequence[int], draws: int) -> list[list[int]]:
+    """Return so many samples of the seeds, with replacement; equal for equal seeds."""
+    random = np.random.default_rng(0)
+    if len(seeds) < 2:
+        return []
+    return [list(random.choice(seeds, len(seeds))) for _ in range(draws)]
+
+
+def mean_curve(
+    by_rate: Mapping[float, Mapping[int, float]], seeds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return log lr, rising, and the mean loss over these seeds."""
+    rates = sorted(by_rate)
+    means = [float(np.mean([by_rate[rate][seed] for seed in seeds])) for rate in rates]
+    return np.log(np.array(rates)), np.array(means)
+
+
+def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the vertex of the parabola around the least loss, or the rate with the least loss."""
+    x, y = curve
+    i = int(np.argmin(y))
+    if not is_inside(curve, i):
+        return float(np.exp(x[i]))
+    bend, tilt, _ = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
+    shift = -tilt / (2 * bend) if bend > 0 else 0.0
+    return float(np.exp(np.clip(x[i] + shift, x[i - 1], x[i + 1])))
+
+
+def is_inside(curve: tuple[np.ndarray, np.ndarray], i: int) -> bool:
+    """Return whether a point has a neighbour with a finite loss on both sides."""
+    y = curve[1]
+    return 0 < i < len(y) - 1 and bool(np.isfinite(y[i - 1 : i + 2]).all())
+
+
+def slope(rates: Mapping[int, float]) -> float:
+    """Return the exponent of N in the best rates."""
+    fit = power_law(list(rates), list(rates.values()))
+    assert fit is not None
+    return fit.exponent
+
+
+def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
+    """Return the loss at a rate, linear in log lr between those tried, minus the least loss.
+
+    Infinite beside a diverged run; NaN outside of the rates tried.
+    """
+    x, y = curve
+    at = np.log(rate)
+    if not x[0] - 1e-9 <= at <= x[-1] + 1e-9:
+        return float("nan")
+    return float(np.interp(at, x, y) - y.min())
+
+
+def interval(samples: Sequence[float]) -> Interval:
+    """Return the first value with the 2.5 % and 97.5 % quantiles of the others; NaN without any."""
+    others = [value for value in samples[1:] if not np.isnan(value)]
+    if not others:
+        return Interval(samples[0], float("nan"), float("nan"))
+    low, high = np.quantile(others, (0.025, 0.975), method="nearest")
+    return Interval(samples[0], float(low), float(high))
+
+
+def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
+    """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
+
+    Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
+    runs of two learning rates or more with a common seed.
+    """
+    ended = [run for run in runs if run.state in ENDED]
+    column = loss_column(ended)
+    results = {}
+    for series in split_series(ended, but=[LR])[0]:
+        losses: dict[int, dict[float, dict[int, float]]] = {}
+        for run in series.runs:
+            loss = math.inf if has_diverged(run) else final_value(run, column)
+            by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
+            by_seed[int(run.get(SEED))] = loss if math.isfinite(loss) else math.inf
+        if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
+            results[series.label] = transfer(losses)
+    if not results:
+        raise NothingMatchedError("needs finished runs of two learning rates with a common seed")
+    return results
+
+
+def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return a row for each setting and depth: best rate, exponent in N, cost of the first rate."""
+    rows = []
+    for label, result in transfers(runs).items():
+        exponent = result.exponent or Interval(math.nan, math.nan, math.nan)
+        for best in result.best:
+            cost = result.costs[best.depth] or Interval(math.nan, math.nan, math.nan)
+            rows.append(
+                {
+                    "setting": label,
+                    "depth": best.depth,
+                    "best_lr": best.rate.value,
+                    "lr_low": best.rate.low,
+                    "lr_high": best.rate.high,
+                    "inside": best.inside,
+                    "val_loss": best.loss,
+                    "cost": cost.value,
+                    "cost_low": cost.low,
+                    "cost_high": cost.high,
+                    "exponent": exponent.value,
+                    "exponent_low": exponent.low,
+                    "exponent_high": exponent.high,
+                    "seeds": best.seeds,
+                }
+            )
+    return rows
+
+
+PUBLISHED_LAWS: dict[str, tuple[float, str]] = {
+    "N^(−3/2)": (-1.5, "arXiv:2602.07494"),
+    "N^(−1/2)": (-0.5, "arXiv:2310.02244"),
+    "N^0": (0.0, "arXiv:2505.01618"),
+}
+"""Published powers of depth of the best learning rate, each under the paper's parameterisation."""

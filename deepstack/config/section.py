@@ -1,0 +1,95 @@
+"""The base of all sections of a configuration: strict, frozen, with shared types and checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from deepstack.allowed import IDENTIFIER
+from deepstack.errors import FrozenError
+from deepstack.yaml_reader import is_forbidden
+
+LONGEST_NAME = 64
+
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
+Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+def _readable(value: Any) -> Any:
+    # YAML cannot hold such a character, so the run's config.yaml could not be read back
+    if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
+        text = "found the control character {bad}; allowed printable text"
+        raise PydanticCustomError("relation", text, {"bad": repr(bad)})
+    return value
+
+
+Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
+
+
+def as_tuple(value: Any) -> Any:
+    # YAML knows lists only; the models are immutable and hold tuples
+    return tuple(value) if isinstance(value, list) else value
+
+
+def as_dict(value: Any) -> Any:
+    # `model:` with only comments below it is an empty section
+    return {} if value is None else value
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenError(
+            f"{name} = {value!r}: a configuration is frozen; make another: "
+            "deepstack.config.with_overrides(config, {'model.depth': 48})"
+        )
+
+    _fill_empty = model_validator(mode="before")(as_dict)
+
+
+def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
+    """Return a validator that refuses settings which other settings make meaningless.
+
+    rules: for each field, another key of its section and the values under which the field is used.
+    Under any other value only the field's default is allowed.
+    """
+
+    def check(section: type[BaseModel], value: Any, info: Any) -> Any:
+        usual = section.model_fields[info.field_name].default
+        shown, no_more = value, usual
+        if isinstance(value, BaseModel):
+            shown = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
+            no_more = "none of it"
+        for key, allowed in rules[info.field_name].items():
+            value_of_other = info.data.get(key.rpartition(".")[2])
+            if value != usual and value_of_other not in (None, *allowed):
+                raise PydanticCustomError(
+                    "relation",
+                    "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
+                    {
+                        "value": shown,
+                        "key": key,
+                        "given": value_of_other,
+                        "usual": "null" if usual is None else no_more,
+                        "ok": " or ".join(allowed),
+                    },
+                )
+        return value
+
+    return field_validator(*rules)(classmethod(check))

@@ -1,0 +1,168 @@
+"""Measures how far each parameter role moves F at each depth, and makes that equal at all depths.
+
+Ordinary runs of a few small steps record an attribution of ‖ΔF‖ to every role.  After one step from
+initialisation, the change of a role is the one that it has when it is trained alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepstack import config as conf
+from deepstack.analysis.calibration import (
+    TOGETHER,
+    RoleExponent,
+    interpolated_factors,
+    role_exponents,
+    role_updates,
+)
+from deepstack.errors import ConfigError
+from deepstack.records import Run
+from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.run import sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEPTHS = (6, 12, 24, 48, 96)
+STEPS = (1, 10)
+SMALL = 0.01  # the measured learning rate over that of the configuration
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Attributions at several depths, the exponents of each role, and the corrected config.
+
+    config: the calibrated configuration.  before: runs of `config` with a small constant rate and
+    half of it.  after: runs of `corrected`, empty if they were not asked for.
+    """
+
+    config: conf.Config
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+    before: list[Run]
+    after: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def updates(self) -> pd.DataFrame:
+        """A row per run, step and role: depth, seed, lr, step, role, value."""
+        return role_updates(self.before)
+
+    @cached_property
+    def rows(self) -> list[RoleExponent]:
+        """The exponents of all roles and of `together`, at each step, before the correction."""
+        return role_exponents(self.updates, self.steps)
+
+    @cached_property
+    def rows_after(self) -> list[RoleExponent]:
+        """The same with the corrected rates; empty without runs of them."""
+        return role_exponents(role_updates(self.after), self.steps) if self.after else []
+
+    @property
+    def exponents(self) -> dict[str, float]:
+        """The exponent of each role: at the first step at which it moves F."""
+        chosen: dict[str, float] = {}
+        for row in self.rows:
+            if row.role != TOGETHER and row.exponent is not None:
+                chosen.setdefault(row.role, row.exponent)
+        return chosen
+
+    @property
+    def corrected(self) -> conf.Config:
+        """The configuration whose roles move F equally at all depths, as far as a power can.
+
+        `train.lr_exponents` are the measured exponents, added to those of the configuration.
+        """
+        before = {str(role): power for role, power in self.config.train.lr_exponents.items()}
+        powers = before | {
+            role: round(before.get(role, 0.0) + power, 4) for role, power in self.exponents.items()
+        }
+        return conf.with_overrides(self.config, {"train.lr_exponents": powers})
+
+    def interpolated(self, depth: int) -> conf.Config:
+        """Return the configuration for one depth, with factors between the measured depths.
+
+        For schemes whose update is no power of N: `train.lr_factors` at `depth` give each role its
+        update at `train.base_depth`.
+        """
+        step = min(self.steps)
+        factors = interpolated_factors(self.updates, step, depth, self.config.train.base_depth)
+        combined = {
+            role: round(self.config.train.lr_factor(role) * factor, 6)
+            for role, factor in factors.items()
+        }
+        changes = {"model.depth": depth, "train.lr_factors": combined}
+        return conf.with_overrides(self.config, changes)
+
+
+def calibrate(
+    config: conf.Config,
+    *,
+    depths: Sequence[int] = DEPTHS,
+    seeds: int = 3,
+    steps: Sequence[int] = STEPS,
+    lr: float | None = None,
+    check: bool = True,
+    study: str | None = None,
+    out: str | Path = "results",
+    workers: int | None = None,
+    show: Callable[[Sequence[Progress]], None] = lambda progress: None,
+) -> Calibration:
+    """Measure the exponent in N of every role's model update, and derive rates without it.
+
+    Every depth is trained for max(steps) steps from `seeds` seeds, at a small constant rate `lr`
+    (by default a hundredth of `train.lr`) and at half of it, without warm-up and clipping.  Runs
+    are ordinary run folders in `<out>/<study>_before`; a repeated call skips finished ones.
+    check: also run the corrected configuration, in `<out>/<study>_after`.
+    workers, show: see `deepstack.sweep`.
+
+    Raises ConfigError for fewer than two depths or a step below 1.
+    """
+    if len(set(depths)) < 2:
+        raise ConfigError(f"--depths: found {list(depths)}; allowed two depths or more")
+    if not steps or min(steps) < 1:
+        raise ConfigError(f"--steps: found {list(steps)}; allowed steps from 1 on, as in 1,10")
+    name = study or f"{config.name or 'runs'}_calibration"
+    rate = config.train.lr * SMALL if lr is None else lr
+    chosen = sorted(set(steps))
+
+    def run(base: conf.Config, suffix: str, rates: Sequence[float]) -> list[Run]:
+        short = conf.with_overrides(base, short_settings(base, chosen))
+        grid: dict[str, Sequence[Any]] = {
+            "model.depth": sorted(set(depths)),
+            "train.lr": list(rates),
+            "seed": [config.seed + i for i in range(seeds)],
+        }
+        where = f"{name}_{suffix}"
+        return sweep(short, grid, study=where, out=out, workers=workers, show=show)
+
+    before = run(config, "before", [rate, rate / 2])
+    measured = Calibration(config, tuple(sorted(set(depths))), tuple(chosen), before)
+    if not check:
+        return measured
+    after = run(measured.corrected, "after", [rate])
+    return Calibration(config, measured.depths, measured.steps, before, after)
+
+
+def short_settings(config: conf.Config, steps: Sequence[int]) -> dict[str, Any]:
+    """Return the settings of a run that measures the roles at these steps and nothing else."""
+    return {
+        "train.steps": max(steps),
+        "train.schedule": "constant",
+        "train.decay_period": None,
+        "train.warmup_steps": 0,
+        "train.clip": None,
+        "train.weight_decay": 0.0,
+        "train.eval_every": 0,
+        "train.eval_batches": 1,
+        "model.dropout": 0.0,
+        "log.layers_every": 0,
+        "log.skipped_layers": 0,
+        "log.attribution_every": math.gcd(*steps),
+        "log.first_order": False,
+    }

@@ -1,0 +1,96 @@
+"""Best learning rates over depth: parabola, exponent, cost of transfer, bootstrap intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.command_line import typed
+from helpers.small_runs import small
+
+import deepstack
+from deepstack.analysis.transfer import Losses, transfer
+
+RATES = [1e-3 * 2**i for i in range(9)]
+SEEDS = range(5)
+
+
+def losses(best: Callable[[int, int], float], depths: tuple[int, ...] = (6, 24, 96)) -> Losses:
+    """A parabola in log lr for each depth and seed, with its vertex at best(depth, seed)."""
+    return {
+        n: {lr: {s: 2.0 + math.log(lr / best(n, s)) ** 2 for s in SEEDS} for lr in RATES}
+        for n in depths
+    }
+
+
+def test_the_vertex_of_a_parabola_is_found_between_the_rates() -> None:
+    result = transfer(losses(lambda n, s: 0.0113), draws=20)
+    assert [best.rate.value for best in result.best] == pytest.approx([0.0113] * 3)
+    assert all(best.inside for best in result.best)
+    assert result.exponent is not None
+    assert result.exponent.value == pytest.approx(0, abs=1e-9)
+    assert [result.costs[n].value for n in (6, 24, 96)] == pytest.approx([0, 0, 0], abs=0.2)  # type: ignore[union-attr]
+
+
+def test_the_exponent_and_the_cost_of_the_shallow_rate() -> None:
+    result = transfer(losses(lambda n, s: 0.032 * (n / 6) ** -0.5), draws=20)
+    assert result.exponent is not None
+    assert result.exponent.value == pytest.approx(-0.5, abs=1e-6)
+    cost = result.costs[96]
+    assert cost is not None
+    assert cost.value == pytest.approx(math.log(4) ** 2, rel=0.1)  # between two rates: linear
+
+
+def test_the_interval_covers_the_spread_of_the_seeds() -> None:
+    result = transfer(losses(lambda n, s: 0.01 * (n / 6) ** (-0.1 * s)))
+    assert result.exponent is not None
+    assert result.exponent.value == pytest.approx(-0.2, abs=1e-6)
+    assert -0.4 <= result.exponent.low < -0.2 < result.exponent.high <= 0
+    half = 1.96 * np.std([0, 0.1, 0.2, 0.3, 0.4]) / math.sqrt(5)
+    assert result.exponent.high + 0.2 == pytest.approx(half, rel=0.25)
+
+
+def test_a_best_rate_at_the_edge_or_beside_a_divergence_is_not_inside() -> None:
+    table = losses(lambda n, s: 1e-3)
+    assert not transfer(table, draws=5).best[0].inside
+    diverging = {
+        n: {lr: {s: loss if lr < 0.02 else math.inf for s, loss in seeds.items()}
+            for lr, seeds in by_rate.items()}
+        for n, by_rate in losses(lambda n, s: 0.05).items()
+    }  # fmt: skip
+    best = transfer(diverging, draws=5).best[0]
+    assert not best.inside
+    assert best.rate.value == pytest.approx(0.016)
+
+
+def test_a_rate_that_was_not_tried_has_no_cost() -> None:
+    table = {6: losses(lambda n, s: 0.128)[6], 24: {1e-3: dict.fromkeys(SEEDS, 2.0)}}
+    assert transfer(table, draws=5).costs[24] is None
+
+
+def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
+    for depth in (2, 4):
+        for lr in (1e-3, 2e-3, 4e-3):
+            for exponents in ({}, {"v": 0.5, "o": 0.5}):
+                config = small(
+                    model__depth=depth, train__lr=lr, train__lr_exponents=exponents,
+                    train__steps=2, log__layers_every=0,
+                )  # fmt: skip
+                deepstack.train(config, out=tmp_path, study="s")
+    result = typed("compare", tmp_path, "--transfer", "--json")
+    rows = json.loads(result.stdout)
+    assert [(row["setting"], row["depth"]) for row in rows] == [
+        ("equal rates", 2), ("equal rates", 4), ("rates by depth", 2), ("rates by depth", 4)
+    ]  # fmt: skip
+    assert all(0.99e-3 < row["best_lr"] < 4.01e-3 and row["seeds"] == 1 for row in rows)
+
+
+def test_one_learning_rate_is_no_study_of_transfer(tmp_path: Path) -> None:
+    deepstack.train(small(train__steps=2), out=tmp_path, study="s")
+    result = typed("compare", tmp_path, "--transfer")
+    assert result.exit_code == 7
+    assert "no study has finished runs of two learning rates" in result.stderr

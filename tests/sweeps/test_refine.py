@@ -1,0 +1,109 @@
+"""`deepstack sweep --refine`: the grid grows until the best value lies inside, then halves."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
+from helpers.small_runs import small
+
+from deepstack.config import Study
+from deepstack.errors import ConfigError
+from deepstack.records import find_runs
+from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, refine
+
+
+def search_for(best: float, *, start: float = 1.0, limit: int = MOST) -> Search:
+    search = Search(start, 1.26, limit)
+    while wanted := search.wanted():
+        for i in wanted:
+            search.losses[i] = math.log(search.value(i) / best) ** 2
+    return search
+
+
+@pytest.mark.parametrize("best", [0.01, 0.3, 1.0, 1.7, 30.0])
+def test_the_best_value_lies_inside_and_within_the_tolerance(best: float) -> None:
+    optimum = search_for(best).optimum({})
+    assert optimum.inside
+    assert optimum.value == pytest.approx(best, rel=0.13)  # half of the final ratio
+    assert optimum.loss == min(optimum.losses.values())
+
+
+def test_a_search_that_starts_at_the_best_value_needs_the_fewest_runs() -> None:
+    assert len(search_for(1.0).losses) == FEWEST
+
+
+def test_the_limit_ends_a_search_at_an_edge() -> None:
+    search = search_for(1e6, limit=9)
+    assert len(search.losses) == 9
+    assert not search.optimum({}).inside
+
+
+def test_values_that_diverge_are_left_upwards() -> None:
+    search = Search(1.0, 1.26, MOST)
+    while wanted := search.wanted():
+        for i in wanted:
+            search.losses[i] = -search.value(i) if search.value(i) < 0.02 else math.inf
+    optimum = search.optimum({})
+    assert optimum.inside
+    assert optimum.value == pytest.approx(0.02, rel=0.26)
+
+
+def test_a_search_without_a_finite_loss_has_no_value() -> None:
+    search = Search(1.0, 1.26, FEWEST)
+    while wanted := search.wanted():
+        search.losses |= dict.fromkeys(wanted, math.inf)
+    assert search.optimum({}).value is None
+
+
+def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Path) -> None:
+    study = Study(small(train__lr=1e-2), {"model.depth": [2, 3], "seed": [7, 8]})
+    optima = refine(study, "train.lr", max_runs=60, select_seeds=[0], name="r", out=tmp_path)
+    assert [one.setting for one in optima] == [{"model.depth": 2}, {"model.depth": 3}]
+    chosen = find_runs(tmp_path / "r")
+    assert len(chosen) == sum(len(one.losses) for one in optima)
+    assert {run.get("seed") for run in chosen} == {0}
+    reported = find_runs(tmp_path / "r_reported")
+    assert {(run.get("model.depth"), run.get("train.lr"), run.get("seed")) for run in reported} == {
+        (depth, one.value, seed)
+        for depth, one in zip((2, 3), optima, strict=True)
+        for seed in (7, 8)
+    }
+    again = refine(study, "train.lr", max_runs=60, select_seeds=[0], name="r", out=tmp_path)
+    assert again == optima
+
+
+def test_the_number_of_runs_is_known_before() -> None:
+    study = Study(small(), {"model.depth": [2, 3], "train.lr": [1e-3]})
+    assert count_runs(study, "train.lr", [0, 1], None) == (FEWEST * 4, MOST * 4)
+    assert count_runs(study, "train.lr", [0], 20) == (FEWEST * 2, 20)
+    with pytest.raises(ConfigError, match=f"--max-runs: found 3; allowed {FEWEST * 2} or more"):
+        count_runs(study, "train.lr", [0], 3)
+
+
+def test_the_command_prints_the_best_rate_of_each_depth(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--refine", "train.lr", "--json"]
+    result = typed(*words, "--max-runs", "14", "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["model.depth"] for row in rows] == [1, 2]
+    assert all(row["tried"] == FEWEST and row["train.lr"] > 0 for row in rows)
+
+
+def test_the_command_counts_before_it_runs(tmp_path: Path) -> None:
+    words = ["sweep", QUICK, "--depths", "1,2", "--refine", "train.lr", "--out", tmp_path]
+    result = typed(*words, "--dry-run", "--json")
+    counts = json.loads(result.stdout)[0]
+    assert counts == {"least number of runs": 2 * FEWEST, "largest number of runs": 2 * MOST}
+    assert not list(tmp_path.iterdir())
+    assert "did you mean 'train.lr'" in typed(*words[:-3], "train.lrr", "--dry-run").stderr
+
+
+@pytest.mark.parametrize("key", ["model.scheme", "model.bias", "train.weight_decay"])
+def test_only_a_positive_number_can_be_refined(key: str) -> None:
+    with pytest.raises(ConfigError, match="allowed a setting that is a positive number"):
+        refine(small(), key)
