@@ -249,6 +249,19 @@ def test_unfit_options_are_refused(more: dict[str, Any], expected: str, tmp_path
     assert str(raised.value).startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nanoGPT", "task.name=tokens, with your file in task.path"),
+        ("causal-lm", "with model.family=decoder"),
+        ("mlm", "task.name=text, with model.family=encoder"),
+    ],
+)
+def test_names_of_other_programs_are_understood(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown task '{name}'.* write .*{expected}"):
+        build_task(name, {}, seq_len=8, seed=0)
+
+
 def test_a_path_is_needed() -> None:
     with pytest.raises(ConfigError, match="found null; give a file"):
         build_task("tokens", {}, seq_len=8, seed=0)
