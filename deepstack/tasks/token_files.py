@@ -244,6 +244,12 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple
             raise refusal(
                 f"{printable(file)}: the text of {name!r} needs task.tokenizer", reading.key
             )
+        if table.column(name).nbytes > MOST_TEXT:
+            raise refusal(
+                f"{printable(file)}: {name!r} has more than {MOST_TEXT:,} bytes of text; store its "
+                "tokens in .npy instead",
+                reading.key,
+            )
         texts = (text.as_py() or "" for chunk in chunks for text in chunk)
         return [(np.concatenate([reading.tokenizer.encode([text]) for text in texts]), False)]
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)

@@ -77,6 +77,7 @@ def to_wandb(runs: Sequence[Run], to: Path) -> None:
         pictures = {key: wandb.Image(Image.open(io.BytesIO(png))) for key, _, png in heat_maps(run)}
         log.log(pictures, step=last)
         log.finish()
+    wandb.teardown()  # waits until the process that writes the files has written all
 
 
 def to_mlflow(runs: Sequence[Run], to: Path) -> None:

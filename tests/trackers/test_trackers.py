@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 import deepstack
 from deepstack.cli import app
 from deepstack.config import config_hash, parse_config, to_yaml
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.trackers import export_logs, heat_maps, require_tensorboard, scalars
 from deepstack.trackers.values import heat_map
@@ -186,6 +187,23 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     again = deepstack.train(settings(), study="a", out=tmp_path)
     assert again.path == run.path  # not trained anew without its tracker
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    config = settings("log.to=[tensorboard]")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, study="a", out=tmp_path, stop=stop_at(6))
+    (folder,) = tmp_path.glob("a/*/tensorboard")
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(
+        ResourceError, match="tensorboard is a link, and training would write to it"
+    ):
+        deepstack.train(config, study="a", out=tmp_path)
+    assert sorted((tmp_path / "elsewhere").iterdir()) == before
 
 
 @pytest.mark.slow
