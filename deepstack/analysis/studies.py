@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from deepstack.errors import ResourceError
 from deepstack.records import Run, find_runs
-from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.records.run import is_of_experiment
 
 Result = TypeVar("Result")
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -67,5 +67,5 @@ def use_readable(
 
 def experiment_of(run: Run) -> str:
     """Return the configuration of a run as text, seed included, without names and `runtime`."""
-    settings = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
+    settings = {k: v for k, v in run.flat_config.items() if is_of_experiment(k)}
     return json.dumps([settings, run.meta.get("plugins", [])], sort_keys=True, default=str)

@@ -47,7 +47,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
-    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings))
+    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings), task.memory)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)

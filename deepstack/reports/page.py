@@ -33,7 +33,7 @@ from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.published import writable
-from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.records.run import is_of_experiment
 from deepstack.reports.figures import describe_figure
 from deepstack.reports.finding import finding_of
 
@@ -184,7 +184,7 @@ def shared(runs: Sequence[Run]) -> str:
     different = set(varying(runs))
     settings: dict[str, Any] = {}
     for key, value in runs[0].flat_config.items():
-        if key not in different and key.split(".")[0] not in NOT_THE_EXPERIMENT:
+        if key not in different and is_of_experiment(key):
             *sections, last = key.split(".")
             section = settings
             for word in sections:
