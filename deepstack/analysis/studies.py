@@ -11,7 +11,7 @@ from typing import TypeVar
 from deepstack.analysis.selection import Where, select
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run, find_runs
-from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.records.run import is_of_experiment
 from deepstack.registry import unknown
 
 Result = TypeVar("Result")
@@ -82,5 +82,5 @@ def use_readable(
 
 def experiment_of(run: Run) -> str:
     """Return the configuration of a run as text, seed included, without names and `runtime`."""
-    settings = {k: v for k, v in run.config.items() if k not in NOT_THE_EXPERIMENT}
+    settings = {k: v for k, v in run.flat_config.items() if is_of_experiment(k)}
     return json.dumps([settings, run.meta.get("plugins", [])], sort_keys=True, default=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
+from deepstack.cli.progress import show_work
 from deepstack.gc_control import gc_paused
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def check_command(
 
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
-    with located(config, overrides), gc_paused():
+    with located(config, overrides), gc_paused(), show_work("building the model"):
         facts = facts_of(settings)
     emit_facts(facts, json)
 
@@ -46,7 +47,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
-    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings))
+    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings), task.memory)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)

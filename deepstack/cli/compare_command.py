@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
+from deepstack.cli.progress import show_work
 
 
 def compare_command(
@@ -41,7 +42,9 @@ def compare_command(
     if transfer:
         emit(transfer_rows(directories, where, last), json, markdown=markdown)
         return
-    table = compared(directories, against, best, say=note, where=where, sort=sort, last=last)
+    selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
+    with show_work("reading runs") as work:
+        table = compared(directories, against, best, say=work.note, **selection)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     for row in () if json else rows:
         for value, word in OUTCOME_WORDS.items():

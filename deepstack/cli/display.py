@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import IO, Any, cast
 
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from deepstack.cli.streams import log, raw
+from deepstack.cli.streams import Terminal, log
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Row, Started
 from deepstack.training.observer import Pace, number, validation
@@ -22,28 +21,6 @@ from deepstack.training.observer import Pace, number, validation
 BLOCKS = "▁▂▃▄▅▆▇█"
 SYMBOLS = {"loss": "loss", "model_update": "‖ΔF‖", "grad_norm": "‖∇L‖"}
 """The quantities that the panel shows."""
-
-
-class Terminal:
-    """The stderr that rich writes to; it ignores a closed terminal, so that the run continues.
-
-    Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
-    """
-
-    def __init__(self) -> None:
-        self.stream = raw(sys.stderr)  # a live display replaces sys.stderr
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 class Lines(PlainLines):

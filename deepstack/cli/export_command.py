@@ -22,8 +22,21 @@ if TYPE_CHECKING:
 def export_command(
     run: RunPath,
     to: Annotated[
-        Path, typer.Option("--to", metavar="FILE_OR_DIR", help="A new folder, or x.safetensors.")
-    ],
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FILE_OR_DIR",
+            help="A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
+        ),
+    ] = None,
+    logs: Annotated[
+        str | None,
+        typer.Option(
+            "--logs",
+            metavar="TRACKER",
+            help="Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
+        ),
+    ] = None,
     fold: Annotated[
         bool,
         typer.Option(
@@ -40,10 +53,13 @@ def export_command(
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
-    """Write a trained model as plain tensors with a config; with --fold, its norms without gains.
+    """Write a trained model as plain tensors with a config, or logs for a tracker.
 
-    --fold writes nothing if the folded model computes something else.
+    --fold folds norms into matrices, and writes nothing if that model computes something else.
     """
+    if logs is not None:
+        export_tracker_logs(run, logs, to or Path("logs") / logs, json)
+        return
     from deepstack import config as conf
     from deepstack.cli.tables import emit_facts
     from deepstack.errors import ConfigError, DifferenceError
@@ -54,6 +70,8 @@ def export_command(
     from deepstack.records import RunFolder, no_run
     from deepstack.training import torch_settings
 
+    if to is None:
+        raise ConfigError("--to is missing: give a new folder, or x.safetensors")
     if untie and not fold:
         raise ConfigError("found --untie without --fold; add --fold, which --untie changes")
     load_plugins(plugin)
@@ -99,6 +117,17 @@ def export_command(
     facts["files"] = [str(path) for path in export_paths(to)]
     write(to, conf.to_yaml(config), built, values, facts)
     emit_facts(facts, json)
+
+
+def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> None:
+    """Write the logs of all runs below a folder, and print where and how to look at them."""
+    from deepstack.cli.tables import emit_facts
+    from deepstack.records import find_runs
+    from deepstack.trackers import export_logs
+
+    runs = find_runs(folder)
+    command = export_logs(runs, tracker, to)
+    emit_facts({"runs": len(runs), "folder": str(to), "to look at it": command}, json)
 
 
 def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:

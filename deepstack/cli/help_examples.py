@@ -8,6 +8,8 @@ EXAMPLES = {
     "report": "deepstack report results/",
     "compare": "deepstack compare results/depth_sweep --against post_ln",
     "ls": "deepstack ls results/depth_sweep",
+    "watch": "deepstack watch results/",
+    "serve": "deepstack serve results/",
     "check": "deepstack check quick model.depth=1000",
     "init": "deepstack init mine.yaml --from quick",
     "list": "deepstack list schemes",

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins, note
+from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins
+from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
 # Charts of any quantity, and the options that each needs.
@@ -113,27 +114,28 @@ def plot_command(
     more = axis_options(charts, axes, layers)
     paths: Any = ()
     try:
-        paths = plot(
-            directories if len(directories) > 1 else directory,
-            charts or None,
-            out=to,
-            at_step=at_step,
-            diagnostic=diagnostic,
-            say=note,
-            schemes=tuple(filter(None, (schemes or "").split(","))),
-            panels=panels,
-            smooth=smooth,
-            x_scale=x_scale,
-            y_scale=y_scale,
-            style=style,
-            width=width,
-            font=font,
-            formats=formats,
-            **more,
-            where=where,
-            sort=sort,
-            last=last,
-        )
+        with show_work("drawing charts") as work:
+            paths = plot(
+                directories if len(directories) > 1 else directory,
+                charts or None,
+                out=to,
+                at_step=at_step,
+                diagnostic=diagnostic,
+                say=work.note,
+                schemes=tuple(filter(None, (schemes or "").split(","))),
+                panels=panels,
+                smooth=smooth,
+                x_scale=x_scale,
+                y_scale=y_scale,
+                style=style,
+                width=width,
+                font=font,
+                formats=formats,
+                **more,
+                where=where,
+                sort=sort,
+                last=last,
+            )
     except BrokenChartError as error:
         paths = error.written
         raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError
 
 
@@ -31,10 +33,14 @@ def report_command(
     opt.load_plugins(plugin)
     from deepstack.reports import report as write_report
 
-    say = (lambda line: None) if quiet else opt.note
     try:
         selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
-        path = write_report(directories, to, against, best, at_step, diagnostic, say, **selection)
+        with show_work("reading runs", quiet) as work:
+            say = (lambda line: None) if quiet else work.note
+            started = work.step if sys.stderr.isatty() else None
+            path = write_report(
+                directories, to, against, best, at_step, diagnostic, say, started, **selection
+            )
     except BrokenChartError as error:
         typer.echo(error.written[0])
         raise

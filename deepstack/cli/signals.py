@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from deepstack.ending import SIGNALS
@@ -60,3 +60,14 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if request.code is None:
             raise
         raise SystemExit(request.code) from None
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """End the block at Ctrl-C, as its normal end: the command exits with 0."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)

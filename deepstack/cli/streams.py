@@ -49,3 +49,25 @@ def log(line: str) -> None:
 def raw(stream: TextIO) -> TextIO:
     """Return the stream below a PrintableStream, for texts with intended control characters."""
     return getattr(stream, "rich_proxied_file", stream)
+
+
+class Terminal:
+    """The stderr or stdout that rich writes to; it ignores a closed one, so that work continues.
+
+    Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = raw(stream or sys.stderr)  # a live display replaces sys.stderr
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -1,42 +1,40 @@
-"""Shows the live table of a sweep: state, step, loss, ‖ΔF‖ and time left of every run."""
+"""Shows a sweep: one bar for the whole, and state, step, loss and time left of every run."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, cast
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepstack.cli.streams import log
-from deepstack.records.cells import counted, one_line
+from deepstack.cli.run_table import RunRow, clock, counts, run_table
+from deepstack.cli.streams import Terminal, log
+from deepstack.records.cells import counted
 from deepstack.sweeps import Cell, Progress
-
-# the states in the order in which a short terminal shows them, with their colours
-COLOURS = {
-    "running": "cyan", "damaged": "red", "failed": "red", "out_of_memory": "red",
-    "diverged": "red", "interrupted": "yellow", "waiting": "dim", "new": "dim", "done": "green",
-}  # fmt: skip
-ROWS = 40
 
 Show = Callable[[Sequence[Progress]], None]
 
 
 @contextmanager
 def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
-    """Yield the display: a table on a terminal, else a line per change of state; quiet: nothing."""
-    console, began = Console(stderr=True, markup=False, emoji=False), time.monotonic()
+    """Yield the display: a bar and a table on a terminal, else a line per change of state.
+
+    quiet: nothing is shown.
+    """
+    console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
+    began = time.monotonic()
     if quiet:
         yield lambda progress: None
     elif console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
             yield lambda progress: live.update(
-                as_table(progress, console.height, time.monotonic() - began)
+                as_group(progress, console.height, time.monotonic() - began)
             )
     else:
         log(f"{counted('{} runs', len(cells))}, {min(workers, len(cells))} at a time")
@@ -61,13 +59,10 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
 
 def summary(progress: Sequence[Progress], elapsed: float) -> str:
     """Summarise a sweep, as in '12 of 24 done, 1 failed; 0:03:20 so far, about 0:04:10 left'."""
-    states = Counter(entry.state for entry in progress)
-    parts = [f"{states.pop('done', 0):,} of {len(progress):,} done"]
-    ends = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
-    parts += [f"{states[name]:,} {name.replace('_', ' ')}" for name in ends if states[name]]
     left = seconds_left(progress, elapsed)
     about = "" if left is None else f", about {clock(left)} left"
-    return f"{', '.join(parts)}; {clock(elapsed)} so far{about}"
+    states = counts(entry.state for entry in progress)
+    return f"{states}; {clock(elapsed)} so far{about}"
 
 
 def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
@@ -87,32 +82,34 @@ def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
     return elapsed * left / finished if finished and left else None
 
 
-def clock(seconds: float) -> str:
-    """Format seconds as hours, minutes and seconds: '1:02:03'."""
-    total = round(seconds)
-    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"
-
-
-def as_table(progress: Sequence[Progress], height: int, elapsed: float = 0.0) -> Table:
-    """Return the runs as a table that fits the terminal, running and failed ones first."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "step", "loss", "‖ΔF‖", "left"):
-        table.add_column(name, justify="left" if name in ("run", "state") else "right")
-    order = list(COLOURS)
-    chosen = sorted(progress, key=lambda entry: order.index(entry.state))
-    count = max(5, min(ROWS, height - 6))
-    shown = [entry for entry in progress if entry in chosen[:count]]
-    for entry in shown:
-        left = entry.seconds_left
-        table.add_row(
-            one_line(entry.cell.folder.name),
-            Text(entry.state, COLOURS[entry.state]),
-            f"{entry.step}/{entry.cell.config.train.steps}",
-            "-" if entry.loss is None else f"{entry.loss:.4g}",
-            "-" if entry.model_update is None else f"{entry.model_update:.4g}",
-            "" if left is None or entry.state != "running" else f"{left:.0f} s",
+def as_group(progress: Sequence[Progress], height: int, elapsed: float = 0.0) -> Group:
+    """Return one bar for the whole sweep with its counts, and a table of runs below it."""
+    states = [entry.state for entry in progress]
+    total = sum(entry.cell.work for entry in progress)
+    ended = [is_over(state) for state in states]
+    made = sum(
+        entry.cell.work * (1 if over else entry.step / entry.cell.config.train.steps)
+        for entry, over in zip(progress, ended, strict=True)
+    )
+    rows = [
+        RunRow(
+            entry.cell.folder.name, entry.state, entry.step, entry.cell.config.train.steps,
+            entry.loss, entry.model_update, ms_a_step(entry), entry.seconds_left,
         )
-    table.caption = summary(progress, elapsed)
-    if len(shown) < len(progress):
-        table.caption = f"and {len(progress) - len(shown)} more; {table.caption}"
-    return table
+        for entry in progress
+    ]  # fmt: skip
+    head = Table.grid(expand=True)
+    head.add_row(ProgressBar(total=max(total, 1), completed=made))
+    head.add_row(Text(summary(progress, elapsed)))
+    return Group(head, run_table(rows, height - 2))
+
+
+def ms_a_step(entry: Progress) -> float | None:
+    """Return the milliseconds of a step of a running run, from all of its steps so far."""
+    left = entry.cell.config.train.steps - entry.step
+    return None if entry.seconds_left is None or left <= 0 else 1000 * entry.seconds_left / left
+
+
+def is_over(state: str) -> bool:
+    """Return whether the sweep does no more work on a run of this state."""
+    return state not in ("waiting", "running")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.progress import show_work
 from deepstack.gc_control import gc_paused
 
 
@@ -48,11 +49,11 @@ def train_command(
     settings = load_config(config, overrides)
     study = study_name(settings, config) if study is None else checked_study(study)
     opt.load_plugins(plugin)
-    from deepstack.cli.display import observe
     from deepstack.cli.finding import next_command, run_finding
     from deepstack.cli.signals import stop_on_signal
 
-    with gc_paused():
+    with gc_paused(), show_work("loading PyTorch", quiet or not is_rank0):
+        from deepstack.cli.display import observe
         from deepstack.training import parent_of
         from deepstack.training import train as train_run
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.cli.options import Folders, Json, note
+from deepstack.cli.progress import show_work
 from deepstack.errors import DifferenceError
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ def verify_command(
     ]
     once = {folder.path.resolve(): folder for folder in folders}
     inspections: list[Inspection] = []
-    for folder in once.values():
-        inspections.append(one := inspect(folder))
-        for problem in one.problems:
-            note(one_line(f"{folder.path}: {problem}"))
+    with show_work("comparing checksums") as work:
+        for folder in once.values():
+            work.step(f"comparing checksums: {folder.name}", len(once))
+            inspections.append(one := inspect(folder))
+            for problem in one.problems:
+                work.note(one_line(f"{folder.path}: {problem}"))
     emit([row(one, json) for one in inspections], json)
     conclude(inspections)
 

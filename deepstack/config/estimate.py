@@ -117,6 +117,7 @@ def memory_terms(
     config: Config,
     vocab_size: int = BYTES_VOCABULARY,
     scheme_memory: SchemeMemory = no_more,
+    data: int = 0,
 ) -> dict[str, int]:
     """Return the bytes at the peak of a run, term by term: of a training step, or of a snapshot."""
     train, depth, d = config.train, sum(depths(config)), config.model.d_model
@@ -129,6 +130,7 @@ def memory_terms(
     probe = config.log.probe_sequences
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
+        "data": 0 if on_gpu(config) else data,
         "weights": weights,
         "gradients": trained * train.shards,
         "optimizer moments": moments(config, by_role),
@@ -166,14 +168,16 @@ def memory_estimate(
     config: Config,
     vocab_size: int = BYTES_VOCABULARY,
     scheme_memory: SchemeMemory = no_more,
+    data: int = 0,
 ) -> int:
     """Return the bytes at the peak of a run: of the process on a CPU, of the memory of a GPU.
 
     scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, that of Pre-LN.
+    data: bytes that the task holds in memory, `Task.memory`.
 
     On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """
-    return sum(memory_terms(config, vocab_size, scheme_memory).values())
+    return sum(memory_terms(config, vocab_size, scheme_memory, data).values())
 
 
 def moments(config: Config, by_role: Mapping[str, int]) -> int:

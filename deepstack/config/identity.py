@@ -17,8 +17,8 @@ from deepstack.config.section import LONGEST_NAME
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
-# sections that are not part of the experiment
-_NOT_COUNTED = ("name", "runtime")
+# sections and keys that are not part of the experiment
+_NOT_COUNTED = ("name", "runtime", "log.to")
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _usual() -> dict[str, Any]:
 
 
 def same_experiment(a: Config, b: Config) -> bool:
-    """Return whether two configurations are equal apart from `name` and `runtime`."""
+    """Return whether two configurations are equal apart from `name`, `runtime`, `log.to`."""
     return _identity(a) == _identity(b)
 
 
@@ -93,7 +93,9 @@ def checked_study(name: str) -> str:
 
 def _identity(config: Config) -> str:
     counted = non_defaults(config).items()
-    named = {key: value for key, value in counted if key.split(".")[0] not in _NOT_COUNTED}
+    named = {
+        k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED and k not in _NOT_COUNTED
+    }
     return json.dumps(named, sort_keys=True)
 
 

@@ -298,6 +298,8 @@ class Log(Section):
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
+    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
+    """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 # different values. Elsewhere a missing key belongs to the config of an older version.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 RESULTS = "results"  # the default of --out
-NOT_THE_EXPERIMENT = ("name", "runtime")
+NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
+
+
+def is_of_experiment(key: str) -> bool:
+    """Return whether a dotted key belongs to the experiment: not `name`, `runtime` or `log.to`."""
+    return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
 
 
 class Run:
@@ -231,7 +236,7 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             seen.setdefault(key, []).append(value)
     result = []
     for key, values in seen.items():
-        if key.split(".")[0] in NOT_THE_EXPERIMENT:
+        if not is_of_experiment(key):
             continue
         absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
         if absent or any(value != values[0] for value in values[1:]):

@@ -1,18 +1,21 @@
-"""One page of HTML that holds all of it: tables, charts, settings, where each number is from.
+"""One page of HTML that holds all of it: finding, tables, charts, settings, sources of numbers.
 
-It fetches nothing and runs nothing: charts are pictures inside of the page, and the texts of a
-run folder are escaped.
+It fetches nothing: charts are pictures inside of the page, with their CSV.  Its only script is
+page.js, which the page's policy names by its sha256; the texts of a run folder are escaped.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,14 +39,26 @@ from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.published import writable
-from deepstack.records.run import NOT_THE_EXPERIMENT
+from deepstack.records.run import is_of_experiment
+from deepstack.reports.figures import describe_figure
+from deepstack.reports.finding import finding_of
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
+UPDATES = "update_vs_depth"  # its table has the exponents
 # The first charts of the page; the others follow by name.
 FIRST = (
     "final_loss_vs_depth", "outcomes", "update_vs_depth", "update_vs_step", "loss_vs_step"
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Page:
+    """The text of a report, the runs that it leaves out, and the charts whose code has failed."""
+
+    text: str
+    skipped: list[str]
+    broken: list[str]
 
 
 def report(
@@ -54,6 +69,7 @@ def report(
     at_step: int | None = None,
     diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    started: Callable[[str, int], None] | None = None,
     *,
     where: Where = (),
     sort: str | None = None,
@@ -61,13 +77,15 @@ def report(
 ) -> Path:
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
-    A section a study: settings and depths compared (`against` and `best` are those of `compare`),
-    every chart that its runs allow, each with its numbers as CSV, the settings that they share, the
-    environment, and every run with its folder.  The same runs give the same bytes.  Several folders
+    A section a study: the finding in words, settings and depths compared (`against` and `best` are
+    those of `compare`), every chart that its runs allow, each with its numbers as CSV, the settings
+    that they share, the environment, and every run with its folder.  Tables can be sorted and
+    filtered, and charts show their values.  The same runs give the same bytes.  Several folders
     make one section, and need `to`.
 
     where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
-    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read.
+    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
+    `started`, if it is given, gets that of a chart in its place, and the number of all charts.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
     read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
     written BrokenChartError where the code of a chart has failed.
@@ -81,51 +99,79 @@ def report(
     path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
+    started = started or (lambda chart, _: say(chart))
+    selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
+    built = build_page(folders, path, against, best, at_step, diagnostic, started, **selection)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, built.text.encode("utf-8"))
+    except (OSError, ResourceError) as error:
+        raise ResourceError(f"{error}; give another file with --to") from error
+    for line in built.skipped:
+        say(line)
+    if built.broken:
+        raise BrokenChartError("\n".join(built.broken), [path])
+    return path
+
+
+def build_page(
+    folders: Sequence[str | os.PathLike[str]],
+    path: Path | None,
+    against: str | None = None,
+    best: Sequence[str] = (),
+    at_step: int | None = None,
+    diagnostic: str | None = None,
+    started: Callable[[str, int], None] = lambda chart, total: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> Page:
+    """Return the page of `report`.
+
+    path: the file that links to run folders start from; None for the page of a server, which has no
+    such links and looks for a newer page.
+    """
     studies, skipped = find_studies(folders, partial(Run.damage, layers=True), where, sort, last)
     readable = {study: runs for study, runs in studies.items() if runs}
     if not readable:
         raise ResourceError("\n".join(skipped))
     refuse_unknown_diagnostic(diagnostic, (run for runs in readable.values() for run in runs))
     sections, broken = [], []
+    charts = list(dict.fromkeys([*FIRST, *CHARTS]))
     rows = comparisons(readable, against, best)
     for study, runs in readable.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
         chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
-        pictures, left_out = [], []
-        for chart in dict.fromkeys([*FIRST, *CHARTS]):
-            say(f"{name}: {chart}")
+        pictures, left_out, updates = [], [], None
+        for chart in charts:
+            started(f"{name}: {chart}", len(readable) * len(charts))
             result = try_chart(chart, CHARTS[chart], runs, chart_options)
             if isinstance(result, Chart):
                 pictures.append(picture_of(chart, result))
+                updates = result.data if chart == UPDATES else updates
                 continue
             left_out.append(str(result))
             broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
         section = section_of(name, runs, path, rows[study])
+        section["finding"] = finding_of(runs, best, updates)
         sections.append(section | {"pictures": pictures, "left_out": left_out})
     values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
     values |= {"sort": sort, "last": last}
     options = [f"--{name}={value}" for name, value in values.items() if value is not None]
     options += [f"--where={condition}" for condition in texts_of(where)]
     words = [*map(str, folders), *options, *(f"--best={key}" for key in best)]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, printable(page(sections, words, skipped, against, best)).encode("utf-8"))
-    except (OSError, ResourceError) as error:
-        raise ResourceError(f"{error}; give another file with --to") from error
-    for line in skipped:
-        say(line)
-    if broken:
-        raise BrokenChartError("\n".join(broken), [path])
-    return path
+    return Page(printable(render_page(sections, words, skipped, against, best, path is None)),
+                skipped, broken)  # fmt: skip
 
 
 def section_of(
-    name: str, runs: Sequence[Run], path: Path, rows: list[dict[str, Any]]
+    name: str, runs: Sequence[Run], path: Path | None, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
     rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
-    of `run_rows`, each with its folder, `path`.  example: the folder of one run.
+    of `run_rows`, each with the link to its folder, `path`.  example: the folder of one run.
     """
     one_task = len({run.get(TASK) for run in runs}) == 1
     for row in rows:
@@ -135,7 +181,8 @@ def section_of(
     listed = run_rows(runs)
     for run, row in zip(runs, listed, strict=True):
         row.pop("study")
-        row["path"] = Path(os.path.relpath(run.path, path.resolve().parent)).as_posix()
+        beside = None if path is None else os.path.relpath(run.path, path.resolve().parent)
+        row["path"] = beside and Path(beside).as_posix()
     states = Counter(run.state for run in runs)
     return {
         "name": name,
@@ -156,7 +203,7 @@ def shared(runs: Sequence[Run]) -> str:
     different = set(varying(runs))
     settings: dict[str, Any] = {}
     for key, value in runs[0].flat_config.items():
-        if key not in different and key.split(".")[0] not in NOT_THE_EXPERIMENT:
+        if key not in different and is_of_experiment(key):
             *sections, last = key.split(".")
             section = settings
             for word in sections:
@@ -194,7 +241,10 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 
 
 def picture_of(name: str, chart: Chart) -> dict[str, Any]:
-    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels."""
+    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels.
+
+    panels: what the page's script needs to draw the CSV.
+    """
     svg, csv = (
         base64.b64encode(c).decode("ascii") for c in (render(chart, "svg"), csv_bytes(chart))
     )
@@ -203,19 +253,22 @@ def picture_of(name: str, chart: Chart) -> dict[str, Any]:
         "title": chart.title,
         "svg": f"data:image/svg+xml;base64,{svg}",
         "csv": f"data:text/csv;base64,{csv}",
+        "panels": describe_figure(chart),
         "width": round(float(chart.figure.get_figwidth()) * PIXELS),
     }
 
 
-def page(
+def render_page(
     sections: Sequence[dict[str, Any]],
     words: Sequence[str],
     skipped: Sequence[str],
     against: str | None,
     best: Sequence[str],
+    live: bool = False,
 ) -> str:
-    """The page as text."""
+    """Return the page as text; live: whether it looks for a newer page at its own address."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("deepstack.reports", ""),
@@ -228,6 +281,16 @@ def page(
         "address_of": lambda path: quote(os.fsencode(path)),  # a path need not be UTF-8
         "cell": cell,
         "counted": lambda number, form: counted(form, number),
+        "signless": lambda value: f"{value:.3f}".replace("-", "−"),
+    }
+    script, style = (
+        files("deepstack.reports").joinpath(name).read_text("utf-8")
+        for name in ("page.js", "page.css")
+    )
+    panels = {
+        f"s{number}-{picture['name']}": picture["panels"]
+        for number, section in enumerate(sections, start=1)
+        for picture in section["pictures"]
     }
     return environment.get_template("page.html").render(
         sections=sections,
@@ -235,8 +298,33 @@ def page(
         open=OPEN,
         against=against,
         best=best,
+        live=live,
+        policy=policy_of(script, style, live),
+        script=Markup(script),
+        style=Markup(style),
+        data=Markup(json_block(panels)),
         command=shlex.join(["deepstack", "report", *words]),
     )
+
+
+def policy_of(script: str, style: str, live: bool) -> str:
+    """Return the content security policy: pictures in the page, this script and this style."""
+    digests = [
+        base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+        for text in (script, style)
+    ]
+    return (
+        f"default-src 'none'; img-src data:; script-src 'sha256-{digests[0]}'; "
+        f"style-src 'sha256-{digests[1]}'; base-uri 'none'; form-action 'none'"
+        + "; connect-src 'self'"
+        * live
+    )
+
+
+def json_block(value: Any) -> str:
+    """Return JSON that can stand in a script element: ASCII, without `<`, `>` and `&`."""
+    text = json.dumps(value, default=float, separators=(",", ":"), sort_keys=True)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
 def cell(value: Any, form: str | None = None) -> str:

@@ -183,7 +183,9 @@ def plan(
                 folder=folder,
                 state=state,
                 parameters=parameters,
-                memory=conf.memory_estimate(config, vocab_size, scheme_memory(config)),
+                memory=conf.memory_estimate(
+                    config, vocab_size, scheme_memory(config), cache.data_memory(config)
+                ),
                 values=combination.values,
                 overridden=combination.overridden,
             )
@@ -229,6 +231,11 @@ class CellCache:
         """Return the size of the task's vocabulary, which does not depend on the seed."""
         key = ("vocabulary", repr(config.task), config.model.family)
         return int(self._once(key, lambda: self.task(config).vocab_size))
+
+    def data_memory(self, config: conf.Config) -> int:
+        """Return the bytes of data that the task holds, which do not depend on the seed."""
+        key = ("data", repr(config.task), config.model.family)
+        return int(self._once(key, lambda: self.task(config).memory))
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.

@@ -64,7 +64,9 @@ class Evaluation:
         floor = sum(optimal) / len(optimal) if optimal else None
         floors = {"unigram_loss": task.unigram_loss(joined), "optimal_loss": floor}
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
-        self.columns = (*EVALS_COLUMNS, *self.floors)
+        self.bytes_per_token = task.bytes_per_token
+        of_bytes = ("bits_per_byte",) if self.bytes_per_token else ()
+        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes)
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [
@@ -93,9 +95,12 @@ class Evaluation:
                     [losses.sum(), (targets != IGNORE).sum(), losses[flat].sum(), flat.sum()]
                 )
         total, count, masked_total, masked_count = totals.tolist()
+        bits = total / count / math.log(2)
         row: dict[str, float | None] = {
             "loss": total / count,
             "loss_masked": masked_total / masked_count if masked_count else None,
-            "bits_per_token": total / count / math.log(2),
+            "bits_per_token": bits,
         }
+        if self.bytes_per_token:
+            row["bits_per_byte"] = bits / self.bytes_per_token
         return row | self.floors

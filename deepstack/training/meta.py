@@ -27,6 +27,7 @@ STEP_COLUMNS = {
 EVAL_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
+    "bits_per_byte": ("L", "bits", "bits_per_token over the held-out bytes of a token."),
     "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }

@@ -88,7 +88,9 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
 def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
     """Write the status out_of_memory and return the error to report."""
     config = run.config
-    needed = conf.memory_estimate(config, run.task.vocab_size, scheme_memory(config))
+    needed = conf.memory_estimate(
+        config, run.task.vocab_size, scheme_memory(config), run.task.memory
+    )
     estimate, limit = round(needed / 1e6), round(memory_limit(run.device) / 1e6)
     run.folder.write_status(
         "out_of_memory",

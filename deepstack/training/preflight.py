@@ -37,6 +37,7 @@ from deepstack.training.environment import (
 from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.tracking import refuse_missing_tracker, tracking
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -89,6 +90,7 @@ def preflight(
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_non_utf8_path(out)
     refuse_missing_plugins(config, study_folder)
+    refuse_missing_tracker(config.log.to)
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     refuse_broken_scheme(config)
@@ -99,6 +101,7 @@ def preflight(
     with (
         locked_folder(config, study_folder, task, ranks, parent) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
+        tracking(config.log.to, ranks.is_rank0) as trackers,
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
@@ -109,11 +112,11 @@ def preflight(
         observer = outer
         if ranks.is_rank0:
             registered = [make() for _, make in OBSERVERS.items()] if saves else []
-            observer = Observers(outer, LogFile(folder), *registered)
+            observer = Observers(outer, LogFile(folder), *trackers, *registered)
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
-            refuse_short_memory(config, device, task.vocab_size, observer.notify)
+            refuse_short_memory(config, device, task, observer.notify)
         paths = fast_paths_of(config, device, ranks, model)
         environment = environment_of(config, device, threads, paths, ranks)
         record = parent.folder if parent and not folder.exists() else folder
@@ -184,14 +187,14 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
 
 
 def refuse_short_memory(
-    config: conf.Config, device: torch.device, vocab_size: int, notify: Callable[[str], None]
+    config: conf.Config, device: torch.device, task: Task, notify: Callable[[str], None]
 ) -> None:
     """Raise ResourceError if the machine's memory cannot suffice; warn if it may not suffice.
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
-    needed = conf.memory_estimate(config, vocab_size, scheme_memory(config))
+    needed = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
     here = memory_limit(device)
     if on_cpu:
         here = min(here, conf.machine_memory())

@@ -13,14 +13,36 @@ from helpers.command_line import TINY, typed
 
 import deepstack
 from deepstack.plugins import load_plugins
+from deepstack.records import Run
 from deepstack.registry import restored_registries
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-MINE, MEMORY, BOUNDED, PARITY, SEEN, OBSERVER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TOKENS, MINE, MEMORY, BOUNDED, PARITY, SEEN, OBSERVER = re.findall(
+    r"```python\n(.*?)```", PAGE, re.DOTALL
+)
 BLOCKS = {
     "model.scheme=mine": MINE, "model.scheme=memory": MEMORY, "model.scheme=bounded": BOUNDED,
     "task.name=parity": PARITY,
 }  # fmt: skip
+
+
+def test_the_task_reads_its_own_tokens(tmp_path: Path) -> None:
+    np.save(tmp_path / "my.npy", np.arange(500) % 7)
+    file = tmp_path / "my_task.py"
+    file.write_text(TOKENS)
+    words = [QUICK, *TINY, "model.family=decoder", "task.name=my_tokens"]
+    words += [f"task.path={tmp_path / 'my.npy'}", "--plugin", file, "-q", "--out", tmp_path]
+    trained = typed("train", *words)
+    assert trained.exit_code == 0, trained.stderr
+    run = Run(trained.stdout.strip())
+    assert run.meta["data"]["name"] == "my.npy"
+    batch = deepstack.tasks.task_of(deepstack.load_config(run.path / "config.yaml")).train_batch(
+        1, 50
+    )
+    assert ((batch.inputs + 1) % 7 == batch.targets).all() and batch.inputs.max() == 6
+    np.save(tmp_path / "my.npy", np.arange(500) % 5)
+    again = typed("train", *words)  # other data: another run beside the first
+    assert again.exit_code == 0 and again.stdout.strip() == f"{run.path}-2"
 
 
 @pytest.mark.parametrize("word", BLOCKS)

@@ -31,14 +31,14 @@ LEVELS = (
     ("config", "records", "parameters"),
     ("distributed", "schemes", "tasks", "analysis"),
     ("model", "plots"),
-    ("fast", "reports"),
+    ("fast", "reports", "trackers"),
     ("diagnostics",),
     ("training",),
     ("theory", "sweeps", "bench"),
     ("cli",),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
-NEEDS_NO_TORCH = ("config", "records", "analysis", "plots", "reports")
+NEEDS_NO_TORCH = ("config", "records", "analysis", "plots", "reports", "trackers")
 
 
 def package_of(path: Path) -> str:

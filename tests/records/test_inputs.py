@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -58,9 +59,12 @@ def test_a_file_name_cannot_leave_the_results(tmp_path: Path) -> None:
         assert len(name) <= 64
 
 
-def corpora(folder: Path) -> dict[str, Path]:
-    """Texts that none can be trained on."""
+def corpora(folder: Path, task: str) -> dict[str, Path]:
+    """Files that none can be trained on."""
     contents = {"empty": b"", "short": b"too short", "binary": b"\xff\xfe" * 5000}
+    if task == "tokens":
+        header = np.array([20240520, 2, 999, *[0] * 253], dtype="<i4").tobytes()
+        contents = {"empty.bin": b"", "odd.bin": b"abc", "version.bin": header, "a.pkl": b"\x80"}
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     os.mkfifo(folder / "fifo")
@@ -70,11 +74,13 @@ def corpora(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in names} | {"device": Path("/dev/zero")}
 
 
-def test_an_unfit_text_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["text", "tokens"])
+def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "c.yaml").write_text("")
-    for name, path in corpora(tmp_path / "texts").items():
-        words = ["train", tmp_path / "c.yaml", f"task.path={path}", "--out", tmp_path / "out"]
+    for name, path in corpora(tmp_path / "texts", task).items():
+        words = ["train", tmp_path / "c.yaml", f"task.path={path}", f"task.name={task}"]
+        words += ["--out", tmp_path / "out"]
         result = CliRunner().invoke(app, [str(word) for word in words])
         assert result.exit_code == 2, name
         assert len(result.stderr.splitlines()) == 1, result.stderr
@@ -83,10 +89,13 @@ def test_an_unfit_text_is_refused_before_anything_is_made(tmp_path: Path) -> Non
         assert not (tmp_path / "out").exists()
 
 
-def test_a_text_that_changed_since_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    text, out = tmp_path / "text.txt", tmp_path / "out"
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_data_that_changed_since_the_checkpoint_are_refused(name: str, tmp_path: Path) -> None:
+    text, out = tmp_path / {"text": "data.txt", "tokens": "data.bin"}[name], tmp_path / "out"
     text.write_text("the first text " * 200)
-    settings = [*(f"{k}={v}" for k, v in TINY.items()), f"task.path={text}"]
+    settings = [*(f"{k}={v}" for k, v in TINY.items()), f"task.path={text}", f"task.name={name}"]
+    if name == "tokens":
+        settings.append("task.vocab_size=65536")
     (tmp_path / "c.yaml").write_text(to_yaml(parse_config("", overrides=settings)))
     config = load_config(tmp_path / "c.yaml")
     with pytest.raises(Interrupted):
@@ -95,7 +104,7 @@ def test_a_text_that_changed_since_the_checkpoint_is_refused(tmp_path: Path) -> 
     text.write_text("another text " * 200)
     result = CliRunner().invoke(app, ["train", str(tmp_path / "c.yaml"), "--out", str(out)])
     assert result.exit_code == 2
-    assert "text.txt" in result.stderr and "has changed" in result.stderr
+    assert text.name in result.stderr and "has changed" in result.stderr
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != ".lock"}
     text.write_text("the first text " * 200)
     assert package.train(config, study="c", out=out).state == "done"

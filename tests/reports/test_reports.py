@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import hashlib
 import io
 import json
 import math
@@ -181,10 +182,15 @@ def test_a_page_fetches_nothing_and_is_the_same_again(tmp_path: Path) -> None:
     once = path.read_bytes()
     assert report(tmp_path, path) == path and path.read_bytes() == once
     page = Page(path)
-    assert not page.all("script") and not page.all("link")
+    assert page.all("script") == [{"type": "application/json", "id": "panels"}, {}]
+    assert not page.all("link")
     assert all(i["src"].startswith("data:") for i in page.all("img"))
     policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
-    assert policy.startswith("default-src 'none'")
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    for tag in (b"script", b"style"):  # the last element of the kind: the script follows its data
+        content_of = once.rpartition(b"<%s>" % tag)[2].partition(b"</%s>" % tag)[0]
+        digest = base64.b64encode(hashlib.sha256(content_of).digest()).decode()
+        assert f"{tag.decode()}-src 'sha256-{digest}'" in policy
     for address in re.findall(rb"(?:src|href|url)[=(]\"?([^\"> ]{1,30})", once):
         assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
 
@@ -197,7 +203,7 @@ def test_what_a_folder_says_is_text(tmp_path: Path) -> None:
     folder.write_columns(Run(path).columns | {"scheme": {"label": evil}})
     folder.write_meta({"environment": {evil: evil}, "git": {"commit": evil}, "command": evil})
     page = Page(report(tmp_path))
-    assert not page.all("script") and not page.all("i") and page.open == []
+    assert len(page.all("script")) == 2 and not page.all("i") and page.open == []
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
 
 

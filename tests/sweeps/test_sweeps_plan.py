@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import Counter
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from deepstack import config as conf
 from deepstack import train
 from deepstack.cli import app, sweep_tables
-from deepstack.cli.sweep_display import clock, seconds_left, summary
+from deepstack.cli.run_table import clock
+from deepstack.cli.sweep_display import as_group, seconds_left, summary
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
 from deepstack.records import RunFolder
@@ -274,6 +277,11 @@ def test_the_display_says_how_many_are_done_and_how_much_is_left() -> None:
     said = summary(progress, 500.0)
     assert said == "2 of 6 done, 1 failed, 1 out of memory; 0:08:20 so far, about 0:06:40 left"
     assert seconds_left(progress[:3], 9.0) is None and clock(3725) == "1:02:05"
+    stream = io.StringIO()
+    Console(file=stream, width=90).print(as_group(progress, 10, 500.0))
+    bar, counts, *table = stream.getvalue().splitlines()
+    assert bar.startswith("━━━") and counts.strip() == said
+    assert table[-1].strip() == "and 1 more" and any("50/100" in line for line in table)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_chosen_positions_are_exact_and_uniform() -> None:
 
 def test_options_are_listed_with_type_default_and_description() -> None:
     options = task_options("text")
-    assert list(options) == ["path", "mask_rate", "mask_split", "span", "held_out"]
+    assert list(options) == ["path", "encoding", "mask_rate", "mask_split", "span", "held_out"]
     assert options["mask_rate"].type == "a number above 0 up to 1"
     assert options["mask_rate"].default == 0.15
     assert options["path"].type == "non-empty text or null"

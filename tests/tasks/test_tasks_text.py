@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from deepstack.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
+from deepstack.tasks.files import PIECE
 from deepstack.tasks.text import (
     MASK,
     context_free_entropy,
@@ -27,7 +29,8 @@ def build(seq_len: int = 32, **options: object) -> Task:
 
 def test_the_default_text_is_recorded() -> None:
     built = build()
-    name, content = read_corpus(None)
+    corpus = read_corpus(None)
+    name, content = corpus.name, corpus.content
     assert built.data == {
         "name": "cpython-topics",
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -152,7 +155,74 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     write(folder / "empty.txt", b"")
     write(folder / ".hidden", b"\xff")
     write(folder / ".git" / "x", b"\xff")
-    assert read_corpus(str(folder)) == ("books", "first \u00fc\n\nsecond\n\nthird".encode())
+    corpus = read_corpus(str(folder))
+    assert corpus.name == "books" and corpus.content.decode() == "first \u00fc\n\nsecond\n\nthird"
+    assert corpus.sha256 == hashlib.sha256(corpus.content).hexdigest()
+    assert read_corpus(f"{folder}/*.txt").content.decode() == "first \u00fc\n\nthird"
+    assert read_corpus(f"{folder}/**/[1c].txt").content == b"second\n\nthird"
+    assert read_corpus(f"{folder}/*.txt").name == "*.txt"
+    with pytest.raises(ConfigError, match=r"no file matches .*/\*\.md"):
+        read_corpus(f"{folder}/*.md")
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path: Path) -> None:
+    write(tmp_path / "a[1].txt", b"word")
+    write(tmp_path / "a1.txt", b"other")
+    assert read_corpus(str(tmp_path / "a[1].txt")).content == b"word"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8-sig", "shift_jis"])
+def test_other_encodings_become_utf8(encoding: str, tmp_path: Path) -> None:
+    text = ("日本語 word\n" if encoding == "shift_jis" else "für word\n") * 200_000
+    path = write(tmp_path / "a.txt", text.encode(encoding))
+    assert read_corpus(path, encoding).content == text.encode()
+    assert build(32, path=path, encoding=encoding).data["bytes"] == len(text.encode())
+
+
+@pytest.mark.parametrize("encoding", ["utf9", "zip", "hex", ""])
+def test_an_encoding_that_is_none_is_refused(encoding: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"word " * 100)
+    with pytest.raises(ConfigError, match=r"task.encoding: found"):
+        build(32, path=path, encoding=encoding)
+
+
+def test_a_letter_may_lie_across_two_pieces(tmp_path: Path) -> None:
+    content = b"a" * (PIECE - 1) + "€".encode() + b"b" * PIECE
+    assert read_corpus(write(tmp_path / "a.txt", content)).content == content
+    path = write(tmp_path / "b.txt", content[: PIECE + 1] + b"b")
+    with pytest.raises(ConfigError, match=f"byte 0xe2 at position {PIECE - 1:,}"):
+        read_corpus(path)
+
+
+def test_a_large_text_costs_little_more_memory_than_its_size(tmp_path: Path) -> None:
+    path, size = tmp_path / "large.txt", 200_000_000
+    line = "words and more wörds in a text of many lines\n".encode() * 1000
+    with path.open("wb") as file:
+        for _ in range(size // len(line)):
+            file.write(line)
+    program = f"""if True:
+        from deepstack.tasks import build_task
+        def peak():
+            lines = open("/proc/self/status").read().splitlines()
+            return int(next(l for l in lines if l.startswith("VmHWM")).split()[1]) * 1024
+        before = peak()
+        task = build_task("text", {{"path": {str(path)!r}}}, seq_len=64, seed=0)
+        task.train_batch(0, 64), task.validation_batch(0, 64)
+        print(peak() - before, task.memory)"""
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    used, estimate = map(int, out.stdout.split())
+    assert used < 300_000_000
+    assert estimate == path.stat().st_size and 0.9 * estimate < used < 1.3 * estimate
+
+
+def test_tasks_of_several_seeds_share_one_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"word " * 100)
+    first, second = (build_task("text", {"path": path}, seq_len=32, seed=seed) for seed in (0, 1))
+    assert first.keep is second.keep
+    write(tmp_path / "a.txt", b"another " * 100)
+    assert build(32, path=path).data["sha256"] != first.data["sha256"]
 
 
 def test_the_record_holds_a_name_and_no_path(tmp_path: Path) -> None:
@@ -166,8 +236,8 @@ def test_the_record_holds_a_name_and_no_path(tmp_path: Path) -> None:
 def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.txt", b"word")
     monkeypatch.chdir(tmp_path)
-    assert read_corpus("a.txt") == ("a.txt", b"word")
-    assert read_corpus(".") == (tmp_path.name, b"word")
+    for path, name in [("a.txt", "a.txt"), (".", tmp_path.name)]:
+        assert (read_corpus(path).name, read_corpus(path).content) == (name, b"word")
 
 
 def make_fifo(folder: Path) -> Path:
@@ -234,11 +304,11 @@ def test_unfit_texts_are_refused(make, expected: str, tmp_path: Path) -> None:  
 def test_an_unreadable_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "secret.txt", b"word")
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, mode: str) -> object:
         raise PermissionError(13, "Permission denied")
 
     # Not by mode bits: they do not bind a test run as root.
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigError, match=r"cannot read .*secret.txt: Permission denied"):
         read_corpus(path)
 

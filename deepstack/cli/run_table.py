@@ -1,0 +1,74 @@
+"""The live table of several runs: state, step, loss, ‖ΔF‖, speed and remaining time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from deepstack.records.cells import one_line
+
+# the states in the order in which a short terminal shows them, with their colours
+COLOURS = {
+    "running": "cyan", "damaged": "red", "failed": "red", "out_of_memory": "red",
+    "diverged": "red", "interrupted": "yellow", "waiting": "dim", "new": "dim", "done": "green",
+}  # fmt: skip
+ENDS = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
+ROWS = 40
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The values that the table shows of a run; step_ms is the time of a step in milliseconds."""
+
+    name: str
+    state: str
+    step: int
+    steps: int | None
+    loss: float | None = None
+    model_update: float | None = None
+    step_ms: float | None = None
+    seconds_left: float | None = None
+
+
+def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
+    """Return the runs as a table that fits the terminal, running and failed ones first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "state", "step", "loss", "‖ΔF‖", "ms/step", "left"):
+        table.add_column(name, justify="left" if name in ("run", "state") else "right")
+    order = list(COLOURS)
+    count = max(5, min(ROWS, height - 6))
+    chosen = sorted(range(len(rows)), key=lambda i: order.index(rows[i].state))[:count]
+    for i in sorted(chosen):
+        row = rows[i]
+        is_running = row.state == "running"
+        table.add_row(
+            one_line(row.name),
+            Text(row.state, COLOURS[row.state]),
+            f"{row.step}/{'?' if row.steps is None else row.steps}",
+            *("-" if v is None else f"{v:.4g}" for v in (row.loss, row.model_update)),
+            "" if row.step_ms is None or not is_running else f"{row.step_ms:.3g}",
+            "" if row.seconds_left is None or not is_running else clock(row.seconds_left),
+        )
+    more = len(rows) - len(chosen)
+    parts = [f"and {more} more"] if more else []
+    table.caption = "; ".join([*parts, *filter(None, [caption])]) or None
+    return table
+
+
+def counts(states: Iterable[str]) -> str:
+    """Count states, as in '12 of 24 done, 1 failed, 2 running'."""
+    number = Counter(states)
+    parts = [f"{number['done']:,} of {number.total():,} done"]
+    parts += [f"{number[name]:,} {name.replace('_', ' ')}" for name in ENDS if number[name]]
+    return ", ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as hours, minutes and seconds: '1:02:03'."""
+    total = round(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

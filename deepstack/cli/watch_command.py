@@ -1,0 +1,173 @@
+"""The command `deepstack watch DIR`."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from deepstack.cli.run_table import RunRow, clock, counts, run_table
+from deepstack.cli.signals import ended_by_ctrl_c
+from deepstack.cli.streams import Terminal
+from deepstack.errors import ResourceError
+
+# A run on another machine may hold a lock that is not seen here: its log grows.
+FRESH_SECONDS = 60.0
+SUMMARY_SECONDS = 30.0
+
+
+def watch_command(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
+    ] = Path("results"),
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two readings of the folders.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
+) -> None:
+    """Show all runs below a folder while any process trains them; Ctrl-C ends it.
+
+    Without a terminal, print a line for each change of state, and the counts twice a minute.
+    """
+    watcher = Watcher(directory)
+    console = Console(file=cast(IO[str], Terminal(sys.stdout)), markup=False, emoji=False)
+    if once:
+        from deepstack.records import find_runs
+
+        find_runs(directory)  # raises NothingMatchedError without any
+        rows = watcher.read()
+        console.print(run_table(rows, len(rows) + 6, caption_of(rows, directory)))
+        return
+    with ended_by_ctrl_c():
+        if console.is_terminal:
+            with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
+                while True:
+                    rows = watcher.read()
+                    table = run_table(rows, console.height, caption_of(rows, directory))
+                    live.update(table, refresh=True)
+                    time.sleep(interval)
+        print_lines(watcher, directory, interval)
+
+
+def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
+    """Print changes of state as lines, until interrupted."""
+    from deepstack.records.cells import one_line
+
+    seen: dict[str, str] = {}
+    shown, last = -SUMMARY_SECONDS, ""
+    while True:
+        rows = watcher.read()
+        for row in rows:
+            if seen.get(row.name) != row.state:
+                seen[row.name] = row.state
+                text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
+                if row.loss is not None and row.model_update is not None:
+                    text += f"  loss {row.loss:.4g}  ‖ΔF‖ {row.model_update:.4g}"
+                print(text, flush=True)
+        caption = caption_of(rows, directory)
+        if caption != last and time.monotonic() - shown >= SUMMARY_SECONDS:
+            shown, last = time.monotonic(), caption
+            print(caption, flush=True)
+        time.sleep(interval)
+
+
+def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
+    """Return the counts of states and the longest remaining time of a running run."""
+    from deepstack.records.cells import one_line
+
+    if not rows:
+        return f"no runs below {one_line(str(directory))} yet"
+    running = [row for row in rows if row.state == "running"]
+    text = counts(row.state for row in rows)
+    left = [row.seconds_left for row in running if row.seconds_left is not None]
+    text += f", {len(running):,} running" if running else ""
+    return text + (f"; the last of these in about {clock(max(left))}" if left else "")
+
+
+@dataclass
+class Reading:
+    """A row with the sizes and times of the files that it was read from."""
+
+    files: tuple[Any, ...]
+    row: RunRow
+
+
+class Watcher:
+    """Reads the ends of the logs of all runs below a folder; unchanged runs are not read again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.readings: dict[Path, Reading] = {}
+        self.steps: dict[Path, int] = {}
+
+    def read(self) -> list[RunRow]:
+        """Return the rows of the runs that are there now, by study and in natural order."""
+        from deepstack.errors import NothingMatchedError
+        from deepstack.records import find_runs
+
+        try:
+            runs = find_runs(self.directory)
+        except NothingMatchedError:
+            return []
+        several = len({run.path.parent for run in runs}) > 1
+        return [self._row(run.path, several) for run in runs]
+
+    def _row(self, path: Path, several: bool) -> RunRow:
+        from deepstack.records import RunFolder
+
+        folder = RunFolder(path)
+        files = several, *map(stamp, (folder.status_path, folder.steps_path, folder.timing_path))
+        known = self.readings.get(path)
+        # A process may end without a word: the lock of a running run is read every time.
+        if known is None or known.files != files or known.row.state in ("running", "interrupted"):
+            name = f"{path.resolve().parent.name}/{folder.name}" if several else folder.name
+            known = self.readings[path] = Reading(files, self._read(path, name))
+        return known.row
+
+    def _read(self, path: Path, name: str) -> RunRow:
+        from deepstack.records import Run
+        from deepstack.records.folder import last_rows
+
+        run = Run(path)
+        try:
+            state = run.read_state()
+            if state == "interrupted" and run.status.get("state") == "running":
+                changed = stamp(run.folder.steps_path)
+                if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
+                    state = "running"
+            last = run.folder.last_row()
+            step = int(last.get("step", "0"))
+            if path not in self.steps and isinstance(steps := run.get("train.steps"), int):
+                self.steps[path] = steps
+            _, times = last_rows(run.folder.timing_path)
+            values = [number(row[1]) for row in times if len(row) > 1]
+            known = [value for value in values if value is not None]
+            step_ms = statistics.median(known) if known else None
+        except (ResourceError, ValueError):
+            return RunRow(name, "damaged", 0, None)
+        steps = self.steps.get(path)
+        left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
+        loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
+        return RunRow(name, state, step, steps, loss, update, step_ms, left)
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return time of change and size of a file, or None without one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def number(cell: str) -> float | None:
+    """Return the number in a cell, None for an empty one."""
+    return float(cell) if cell else None

@@ -1,0 +1,237 @@
+"""The finding of a study: best setting of each depth, exponents of ‖ΔF‖ in depth, divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deepstack.analysis.comparison import choice_of
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
+from deepstack.analysis.settings import (
+    SEED,
+    TASK,
+    depth_of,
+    scheme_label,
+    split_series,
+    varying_settings,
+)
+from deepstack.analysis.statistics import Mean, final_value, has_diverged, loss_column, mean_of
+from deepstack.records import Run
+from deepstack.records.cells import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_NAMES = 4  # settings that a sentence names; the lists below it have all
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The finished seeds of one setting at one depth.
+
+    losses: seed -> final validation loss in nats.  floor: mean loss of a predictor without context.
+    """
+
+    scheme: str
+    label: str
+    losses: dict[int, float]
+    floor: float
+
+    @property
+    def mean(self) -> float:
+        return mean_of(list(self.losses.values())).value
+
+
+def finding_of(
+    runs: Sequence[Run], best: Sequence[str], updates: pd.DataFrame | None
+) -> dict[str, Any]:
+    """Return the finding of a study: sentences, a row for each depth, and lists.
+
+    updates: the table of the chart update_vs_depth, or None if it is not drawn.
+    """
+    depths = best_of_depths(runs, best)
+    exponents = exponents_of(updates)
+    diverged = diverged_runs(runs)
+    sentences = [leader_sentence(depths[-1])] if depths else []
+    sentences += exponent_sentences(exponents)
+    if failed := without_context(runs):
+        sentences.append(f"No better than a predictor without context: {listed(failed)}.")
+    gone = sum(map(has_diverged, runs))
+    if gone:
+        every = counted("{} runs", len(runs))
+        sentences.append(f"{gone} of {every} diverged: {listed(diverged)}.")
+    else:
+        sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
+    return {
+        "sentences": sentences,
+        "depths": depths,
+        "several_depths": len({depth_of(run) for run in runs}) > 1,
+        "exponents": exponents,
+        "diverged": diverged,
+    }
+
+
+def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the setting with the lowest mean validation loss of each depth, and its margin.
+
+    Only settings whose seeds are all done count.  The margin is that over the best setting of
+    another scheme, or of the same one if no other is there: mean and 95 % interval (Student's t) of
+    the differences, seed by seed.  Losses of several tasks are not compared.
+    """
+    if len({run.get(TASK) for run in runs}) > 1:
+        return []
+    keys = [key for key in best if key in varying_settings(runs)]
+    series = split_series(runs, but=keys)[0]
+    rows = []
+    for depth in sorted({depth_of(run) for run in runs}):
+        there = [[run for run in s.runs if depth_of(run) == depth] for s in series]
+        column = loss_column([run for members in there for run in members])
+        candidates = [
+            candidate
+            for s, members in zip(series, there, strict=True)
+            if members and (candidate := candidate_of(s.label, members, keys, column))
+        ]
+        if len(candidates) < 2:
+            continue
+        candidates.sort(key=lambda one: one.mean)
+        leader, *others = candidates
+        other_schemes = [one for one in others if one.scheme != leader.scheme]
+        second = (other_schemes or others)[0]
+        gap = margin_of(leader, second)
+        rows.append(
+            {
+                "depth": depth,
+                "leader": leader.label,
+                "loss": leader.mean,
+                "below": leader.floor - leader.mean if math.isfinite(leader.floor) else None,
+                "second": second.label,
+                "margin": gap.value,
+                "low": gap.low if math.isfinite(gap.low) else None,
+                "high": gap.high if math.isfinite(gap.high) else None,
+                "pairs": gap.n,
+                "settings": len(candidates),
+                "verdict": verdict_of(gap),
+            }
+        )
+    return rows
+
+
+def candidate_of(
+    label: str, members: Sequence[Run], keys: Sequence[str], column: str
+) -> Candidate | None:
+    """Return a setting at one depth as a candidate; None if some seed is not done."""
+    choice = choice_of(members, keys)
+    if not choice.whole or any(run.state != "done" for run in choice.runs):
+        return None
+    losses = {int(run.get(SEED, 0)): final_value(run, column) for run in choice.runs}
+    if not all(map(math.isfinite, losses.values())):
+        return None
+    floor = mean_of([loss_and_floor(run)[1] for run in choice.runs]).value
+    chosen = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in choice.values.items())
+    name = label.replace("\u00a0", " ") + chosen
+    return Candidate(scheme_label(choice.runs[0]), name, losses, floor)
+
+
+def margin_of(leader: Candidate, second: Candidate) -> Mean:
+    """Return how far `leader` is below `second`: over shared seeds, or of the means without any."""
+    shared = sorted(set(leader.losses) & set(second.losses))
+    if not shared:
+        unknown = math.nan
+        return Mean(second.mean - leader.mean, unknown, unknown, unknown, unknown, 0)
+    return mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
+
+
+def verdict_of(gap: Mean) -> str:
+    """Return what the interval of a margin shows, in words."""
+    if not math.isfinite(gap.low):
+        return "no interval: one seed" if gap.n else "no interval: no shared seed"
+    return "clear" if gap.low > 0 else "not clear: the interval includes 0"
+
+
+def leader_sentence(row: dict[str, Any]) -> str:
+    """Return the sentence on the best setting of the greatest depth."""
+    if row["below"] is not None and row["below"] <= CLEAR:
+        return (
+            f"At N = {row['depth']}, no setting is more than {CLEAR} nats below a predictor "
+            f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
+        )
+    if row["low"] is None:
+        spread = row["verdict"]
+    else:
+        spread = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
+        spread = spread.replace("-", "−")
+    unclear = row["low"] is not None and row["low"] <= 0
+    return (
+        f"At N = {row['depth']}, {row['leader']} has the lowest validation loss, "
+        f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({spread})"
+        + (". The interval includes 0, so no difference is shown." if unclear else ".")
+    )
+
+
+def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """Return the fitted exponents of ‖ΔF‖ in depth: a row a setting, its text for each step."""
+    if updates is None or "exponent" not in updates:
+        return []
+    rows: dict[str, dict[str, Any]] = {}
+    for row in updates[updates["kind"] == "fit"].to_dict("records"):
+        error = row.get("standard_error", math.nan)
+        fit = Fit(row["exponent"], math.nan if error is None else error, 0.0, int(row["n"]))
+        name = str(row["series"]).replace("\u00a0", " ")
+        entry = rows.setdefault(name, {"name": name, "steps": {}})
+        entry["steps"][str(row["panel"])] = str(fit)
+    return list(rows.values())
+
+
+def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each step on the growth of ‖ΔF‖ with depth."""
+    sentences = []
+    steps = dict.fromkeys(step for entry in exponents for step in entry["steps"])
+    for step in steps:
+        known = [entry for entry in exponents if step in entry["steps"]]
+        named = [f"{entry['steps'][step]} ({entry['name']})" for entry in known[:MOST_NAMES]]
+        more = f", and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+        sentences.append(
+            f"After {step}, the model update is about a power of the depth N, with exponent "
+            f"{', '.join(named)}{more}."
+        )
+    return sentences
+
+
+def diverged_runs(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the settings and depths with diverged runs, and how many of their runs diverged."""
+    lines = []
+    for name, there in settings_and_depths(runs):
+        if gone := [run for run in there if has_diverged(run)]:
+            steps = sorted({int(run.status.get("step") or 0) for run in gone})
+            at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
+            lines.append((name, f"{len(gone)} of {len(there)}, at {at}"))
+    return lines
+
+
+def without_context(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the settings and depths with finished runs that learnt no context, and how many."""
+    lines = []
+    for name, there in settings_and_depths(runs):
+        margins = [margin(run) for run in there if run.state == "done"]
+        count = sum(value is not None and value >= -CLEAR for value in margins)
+        if count:
+            lines.append((name, f"{count} of {len(there)}"))
+    return lines
+
+
+def settings_and_depths(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Yield name and runs of each setting at each depth."""
+    for s in split_series(runs)[0]:
+        for depth in s.depths:
+            name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
+            yield name, [run for run in s.runs if depth_of(run) == depth]
+
+
+def listed(entries: Sequence[tuple[str, str]]) -> str:
+    """Return the first of these names and counts in one line, and the number of others."""
+    words = "; ".join(f"{name} ({count})" for name, count in entries[:MOST_NAMES])
+    more = len(entries) - MOST_NAMES
+    return words + (f"; and {counted('{} other settings', more)}" if more > 0 else "")

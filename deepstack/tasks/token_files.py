@@ -1,0 +1,264 @@
+"""Files of tokens, memory-mapped: .bin of nanoGPT and llm.c, .npy, saved data sets, and text."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from deepstack.errors import ResourceError
+from deepstack.tasks.files import (
+    find_files,
+    identity,
+    joint_sha256,
+    printable,
+    refusal,
+    refuse_huge,
+    refusing,
+    sha256_of,
+    text_pieces,
+)
+from deepstack.tasks.tokenizer import Tokenizer
+from deepstack.tasks.windows import Tokens
+
+Layout = Literal["auto", "uint16", "uint32", "llm.c"]
+
+HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
+LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
+LLM_C_EVALUATION = 20240522
+MOST_TEXT = 2**31
+STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The settings with which files are read.  key: of their path, in messages."""
+
+    layout: Layout = "auto"
+    tokenizer: Tokenizer | None = None
+    column: str | None = None
+    encoding: str = "utf-8"
+    key: str = "task.path"
+
+
+class Part(NamedTuple):
+    """Tokens of a file: all of them, or those of one batch of rows of a data set.
+
+    file, state, mapping: of a mapped file; None for tokens in memory.
+    """
+
+    tokens: Tokens
+    file: Path | None = None
+    state: os.stat_result | None = None
+    mapping: mmap.mmap | None = None
+
+    def release(self) -> None:
+        """Let the system take the memory of a mapped file back; it is read again when needed."""
+        if self.mapping is not None:
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+    def refuse_changed(self) -> None:
+        """Raise ResourceError if the file has been written to since it was mapped.
+
+        A mapped file that became shorter would otherwise end the process.  A file that was removed
+        or replaced by another stays mapped as it was.
+        """
+        if self.file is None or self.state is None:
+            return
+        try:
+            now = self.file.stat()
+        except FileNotFoundError:
+            return
+        same_file = (now.st_dev, now.st_ino) == (self.state.st_dev, self.state.st_ino)
+        then = self.state.st_size, self.state.st_mtime_ns
+        if same_file and (now.st_size, now.st_mtime_ns) != then:
+            raise ResourceError(f"{printable(self.file)} was written to while a run read it")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFiles:
+    """The parts of one or several files, with name, sha256 and bytes of the files."""
+
+    name: str
+    sha256: str
+    bytes: int
+    parts: list[Part]
+
+
+def read_tokens(path: str, reading: Reading) -> TokenFiles:
+    """Map or tokenize the files at `path`: a file, a folder or a pattern (see `find_files`).
+
+    A folder with state.json is a data set saved by Hugging Face datasets.  Raises ConfigError.
+    """
+    with refusing(path, reading.key):
+        name, files = find_files(path, reading.key)
+        folder = Path(path).expanduser()
+        if (folder / SPLITS).is_file():
+            splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
+            raise refusal(f"{printable(path)} has the splits {splits}; give one", reading.key)
+        if (folder / STATE).is_file():
+            files = saved_files(folder, reading.key)
+        if any(is_text(file, reading) for file in files):
+            refuse_huge(path, files, MOST_TEXT, reading.key)
+        parts = [part for file in files for part in read_file(file, reading)]
+        digests = [digest_of(each) for each in identity(files)]
+        size = sum(file.stat().st_size for file in files)
+    if not any(len(part.tokens) for part in parts):
+        raise refusal(f"{printable(path)} is empty; allowed: tokens", reading.key)
+    return TokenFiles(name, joint_sha256(digests), size, parts)
+
+
+@lru_cache(maxsize=4096)
+def digest_of(identity: tuple[object, ...]) -> str:
+    """Return the sha256 of the file with this `identity`; a process reads it once."""
+    return sha256_of(Path(str(identity[0])))
+
+
+def is_text(file: Path, reading: Reading) -> bool:
+    """Return whether a file is read through the tokenizer."""
+    return reading.tokenizer is not None and file.suffix not in (".bin", ".npy", ".arrow")
+
+
+def read_file(file: Path, reading: Reading) -> list[Part]:
+    """Return the parts of a file, which its suffix tells how to read."""
+    if is_text(file, reading) and reading.tokenizer is not None:
+        return [Part(reading.tokenizer.encode(text_pieces(file, reading.encoding)))]
+    if file.suffix in (readers := {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}):
+        state, mapping = file.stat(), map_file(file, reading.key)
+        arrays = readers[file.suffix](mapping, file, reading)
+        return [
+            Part(array, file, state, mapping) if is_mapped else Part(array)
+            for array, is_mapped in arrays
+        ]
+    raise refusal(
+        f"{printable(file)}: allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face "
+        "datasets, a pattern such as data/*.bin, or text with task.tokenizer=tokenizer.json",
+        reading.key,
+    )
+
+
+def map_file(file: Path, key: str) -> mmap.mmap:
+    """Map a file read-only.  Raises ConfigError for an empty one."""
+    if not file.stat().st_size:
+        raise refusal(f"{printable(file)} is empty; allowed: tokens", key)
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+    """Read a .bin file: bare tokens as nanoGPT writes them, or llm.c's header and tokens."""
+    header = np.frombuffer(content, dtype="<i4", count=min(HEADER, len(content) // 4))
+    magic = int(header[0]) if len(header) == HEADER else 0
+    is_llm_c = reading.layout == "auto" and (magic in LLM_C or magic == LLM_C_EVALUATION)
+    shown = printable(file)
+    if reading.layout != "llm.c" and not is_llm_c:
+        dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
+        if len(content) % dtype.itemsize:
+            raise refusal(
+                f"{shown} has {len(content):,} bytes, no whole number of {dtype.name} tokens",
+                reading.key,
+            )
+        return [(np.frombuffer(content, dtype=dtype), True)]
+    if magic not in LLM_C:
+        kind = "; it is an evaluation file" if magic == LLM_C_EVALUATION else ""
+        raise refusal(
+            f"{shown} is no file of tokens of llm.c{kind}: its magic number is {magic}; allowed "
+            + " or ".join(map(str, LLM_C)),
+            reading.key,
+        )
+    version, kind = LLM_C[magic]
+    tokens, rest = int(header[2]), len(content) - 4 * HEADER
+    if header[1] != version:
+        raise refusal(f"{shown}: found version {header[1]}; allowed {version}", reading.key)
+    if rest != tokens * np.dtype(kind).itemsize:
+        raise refusal(
+            f"{shown}: its header says {tokens:,} tokens, and {rest:,} bytes follow: is it whole?",
+            reading.key,
+        )
+    return [(np.frombuffer(content, dtype=kind, offset=4 * HEADER), True)]
+
+
+def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+    """Read a .npy file of one dimension; nothing in it is unpickled."""
+    npy, key = np.lib.format, reading.key
+    with file.open("rb") as stream:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise refusal(f"{printable(file)}: found format {version}; allowed 1.0 or 2.0", key)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(stream)
+        offset = stream.tell()
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise refusal(
+            f"{printable(file)}: found {dtype} of shape {shape}; allowed integers of one dimension",
+            key,
+        )
+    if offset + shape[0] * dtype.itemsize > len(content):
+        raise refusal(f"{printable(file)} ends before its {shape[0]:,} tokens: is it whole?", key)
+    return [(np.frombuffer(content, dtype=dtype, count=shape[0], offset=offset), True)]
+
+
+def saved_files(folder: Path, key: str) -> list[Path]:
+    """Return the arrow files of a data set that was saved by Hugging Face datasets, in order."""
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    try:
+        names = [entry["filename"] for entry in state["_data_files"]]
+        plain = all(Path(name).name == name for name in names)
+    except (KeyError, TypeError):
+        names, plain = [], False
+    if not names or not plain or state.get("_indices_data_files"):
+        raise refusal(f"{printable(folder / STATE)} is no state of a saved data set", key)
+    return [folder / name for name in names]
+
+
+def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+    """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise refusal(
+            f"{printable(file)} needs the package pyarrow, of the extra [datasets]", reading.key
+        ) from None
+    try:
+        table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise refusal(f"{printable(file)} is no arrow stream: {reason}", reading.key) from error
+    default = "input_ids" if "input_ids" in table.column_names else "text"
+    name = reading.column or default
+    if name not in table.column_names:
+        raise refusal(
+            f"{printable(file)} has no column {name!r}; set task.column to one of "
+            + ", ".join(map(printable, table.column_names)),
+            reading.key,
+        )
+    chunks, kind = table.column(name).chunks, table.schema.field(name).type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if reading.tokenizer is None:
+            raise refusal(
+                f"{printable(file)}: the text of {name!r} needs task.tokenizer", reading.key
+            )
+        if table.column(name).nbytes > MOST_TEXT:
+            raise refusal(
+                f"{printable(file)}: {name!r} has more than {MOST_TEXT:,} bytes of text; store its "
+                "tokens in .npy instead",
+                reading.key,
+            )
+        texts = (text.as_py() or "" for chunk in chunks for text in chunk)
+        return [(np.concatenate([reading.tokenizer.encode([text]) for text in texts]), False)]
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (is_list and pa.types.is_integer(kind.value_type)):
+        raise refusal(
+            f"{printable(file)}: found {kind} in {name!r}; allowed text or lists of integers",
+            reading.key,
+        )
+    values = [chunk.flatten() for chunk in chunks]
+    if any(array.null_count for array in values):
+        raise refusal(f"{printable(file)}: found null among the tokens of {name!r}", reading.key)
+    return [(array.to_numpy(), True) for array in values]

@@ -1,0 +1,304 @@
+"""Prediction of tokens from files: .bin shards, .npy, saved data sets, text with a tokenizer."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from deepstack.config import Family
+from deepstack.errors import ConfigError
+from deepstack.tasks.files import (
+    Encoding,
+    find_files,
+    identity,
+    joint_sha256,
+    printable,
+    refusal,
+    refusing,
+)
+from deepstack.tasks.task import Task, task
+from deepstack.tasks.token_files import Layout, Part, Reading, read_tokens
+from deepstack.tasks.tokenizer import Tokenizer
+from deepstack.tasks.windows import (
+    AT_ONCE,
+    MaskRate,
+    MaskSplit,
+    Span,
+    Windows,
+    draw_function,
+    smoothed,
+    spans_in_window,
+    window_length,
+)
+
+MOST_VOCABULARY = 2**22
+CHUNKS_BEFORE_RELEASE = 16  # of AT_ONCE tokens each
+MOST_DECODED = 2**22
+
+
+@task("tokens")
+def tokens(
+    *,
+    seq_len: int,
+    seed: int,
+    family: Family = "encoder",
+    path: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="a .bin or .npy file, a folder or pattern (data/*_train_*.bin), "
+            "a saved data set, or text",
+        ),
+    ] = None,
+    held_out_path: Annotated[
+        str | None,
+        Field(min_length=1, description="the same for validation; null: the end of `path`"),
+    ] = None,
+    layout: Annotated[
+        Layout,
+        Field(description=".bin: auto: llm.c by its header, else uint16 as nanoGPT; or uint32"),
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None,
+        Field(min_length=1, description="a tokenizer.json: reads text, and counts bytes"),
+    ] = None,
+    end_token: Annotated[
+        str | None,
+        Field(min_length=1, description="text of the token after each document, in text alone"),
+    ] = None,
+    column: Annotated[
+        str | None,
+        Field(min_length=1, description="of a saved data set; null: input_ids, else text"),
+    ] = None,
+    encoding: Encoding = "utf-8",
+    vocab_size: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            le=MOST_VOCABULARY,
+            description="number of tokens; null: the tokenizer's, else the largest token + 1",
+        ),
+    ] = None,
+    mask_rate: MaskRate = 0.15,
+    mask_split: MaskSplit = (0.8, 0.1, 0.1),
+    span: Span = 3,
+    held_out: Annotated[
+        float,
+        Field(ge=1e-6, le=0.99, description="share of the tokens, the end, kept for validation"),
+    ] = 0.1,
+) -> Task:
+    """P(next token | tokens before) on your own files of tokens.
+
+    A decoder predicts each next token.  An encoder fills in [MASK] = vocab_size as in the task
+    text, an encoder-decoder spans.  Files are mapped into memory, so they may be larger than it.
+    Windows of tokens lie within one file and are drawn uniformly.  Validation and probe windows
+    come from `held_out_path`, or from the last `held_out` of the tokens.
+
+    The reference "unigram_entropy" is the cross-entropy, in nats, of the held-out tokens under the
+    training tokens' frequencies, add-one smoothed.  With a tokenizer, evals.csv of a decoder has
+    bits_per_byte: bits per token times the held-out tokens per byte.
+
+    Raises ConfigError for files that are missing, unreadable, empty, too short, of another format,
+    or with tokens outside of the vocabulary.
+    """
+    if path is None:
+        raise refusal("found null; give a file, a folder or a pattern such as data/*.bin")
+    spans = spans_in_window(family, seq_len, mask_rate, span)
+    window = window_length(family, seq_len, spans, span)
+    corpus = read_corpus(
+        Sources(path, held_out_path, held_out, layout, tokenizer, end_token, column, encoding)
+    )
+    vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
+    sides = []
+    for side, parts in (("training", corpus.train), ("held-out", corpus.held)):
+        windows = Windows([part.tokens for part in parts], window, refuser_of_changes(parts))
+        if not len(windows):
+            size = sum(len(part.tokens) for part in parts)
+            raise refusal(
+                f"the {side} part is too short: {size:,} tokens in {len(parts)} parts, the longest "
+                f"of {max((len(part.tokens) for part in parts), default=0):,}; with seq_len "
+                f"{seq_len} one needs {window:,}"
+            )
+        sides.append(windows)
+    frequencies = smoothed(padded(corpus.train_counts, vocabulary))
+    held = padded(corpus.held_counts, vocabulary)
+    return Task(
+        name="tokens",
+        vocab_size=vocabulary + (not decodes),
+        seed=seed,
+        draw=draw_function(
+            *sides,
+            family=family,
+            seq_len=seq_len,
+            vocabulary=vocabulary,
+            mask_rate=mask_rate,
+            mask_split=mask_split,
+            spans=spans,
+            span=span,
+        ),
+        references={"unigram_entropy": float(-(held * np.log(frequencies)).sum() / held.sum())},
+        unigram=frequencies,
+        data=corpus.data | {"vocab_size": vocabulary},
+        memory=sum(p.tokens.nbytes for p in (*corpus.train, *corpus.held) if p.file is None),
+        bytes_per_token=corpus.data.get("held_out_bytes_per_token") if decodes else None,
+        keep=corpus,
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The options with which files become training and held-out tokens."""
+
+    path: str
+    held_out_path: str | None
+    held_out: float
+    layout: Layout
+    tokenizer: str | None
+    end_token: str | None
+    column: str | None
+    encoding: str
+
+    def identities(self) -> list[object]:
+        """Return a value that changes when one of the files does.  Raises ConfigError."""
+        states: list[object] = []
+        for name in ("path", "held_out_path", "tokenizer"):
+            path, key = getattr(self, name), f"task.{name}"
+            if path is not None:
+                with refusing(path, key):
+                    states.append(identity(find_files(path, key)[1]))
+        return states
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCorpus:
+    """Training and held-out tokens with their counts and their record for meta.json."""
+
+    train: list[Part]
+    held: list[Part]
+    train_counts: NDArray[np.int64]
+    held_counts: NDArray[np.int64]
+    data: dict[str, Any]
+    tokenizer: Tokenizer | None
+
+    def vocabulary(self, given: int | None) -> int:
+        """Return the number of tokens.  Raises ConfigError if `given` is too small."""
+        needed = max(len(self.train_counts), len(self.held_counts))
+        if given is not None and given < needed:
+            raise ConfigError(
+                f"task.vocab_size: found {given:,}; the files have token {needed - 1:,}, so "
+                f"allowed {needed:,} or more",
+                key="task.vocab_size",
+            )
+        return given or max(2, needed, self.tokenizer.vocabulary if self.tokenizer else 0)
+
+
+_CORPORA: WeakValueDictionary[object, TokenCorpus] = WeakValueDictionary()
+"""The corpora that tasks of this process hold, so that runs of several seeds share one."""
+
+
+def read_corpus(sources: Sources) -> TokenCorpus:
+    """Read and count training and held-out tokens.  Raises ConfigError."""
+    key = (sources, *sources.identities())
+    if (known := _CORPORA.get(key)) is not None:
+        return known
+    if sources.tokenizer is None and sources.end_token is not None:
+        raise refusal(f"found {sources.end_token!r} without task.tokenizer", "task.end_token")
+    library = Tokenizer(sources.tokenizer, sources.end_token) if sources.tokenizer else None
+    reading = Reading(sources.layout, library, sources.column, sources.encoding)
+    files = read_tokens(sources.path, reading)
+    data: dict[str, Any] = {"name": files.name, "bytes": files.bytes}
+    digests = [files.sha256]
+    if sources.held_out_path is None:
+        train, held = split(files.parts, sources.held_out)
+    else:
+        held_reading = replace(reading, key="task.held_out_path")
+        other = read_tokens(sources.held_out_path, held_reading)
+        train, held = files.parts, other.parts
+        data["held_out_name"] = other.name
+        digests.append(other.sha256)
+    counts = count_tokens(train), count_tokens(held)
+    data["tokens"] = int(counts[0].sum() + counts[1].sum())
+    data["held_out_tokens"] = int(counts[1].sum())
+    if library is not None:
+        data["tokenizer"] = {"name": library.name, "sha256": library.sha256}
+        digests.append(library.sha256)
+        if (most := max(map(len, counts)) - 1) >= library.vocabulary:
+            raise refusal(
+                f"{library.name} has tokens 0 to {library.vocabulary - 1:,}; the files have "
+                f"token {most:,}",
+                "task.tokenizer",
+            )
+        data["held_out_bytes_per_token"] = bytes_per_token(library, held)
+    data["sha256"] = joint_sha256(digests)
+    corpus = _CORPORA[key] = TokenCorpus(train, held, *counts, data, library)
+    return corpus
+
+
+def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:
+    """Return the parts of the first tokens, and those of the last `held_out` of them."""
+    total = sum(len(part.tokens) for part in parts)
+    left = total - math.floor(held_out * total)  # for training
+    train, held = [], []
+    for part in parts:
+        cut = min(left, len(part.tokens))
+        left -= cut
+        if cut:
+            train.append(part._replace(tokens=part.tokens[:cut]))
+        if cut < len(part.tokens):
+            held.append(part._replace(tokens=part.tokens[cut:]))
+    return train, held
+
+
+def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """Return how often each token occurs, up to the largest.
+
+    Raises ConfigError for tokens that are negative or too large for a vocabulary.
+    """
+    counts = np.zeros(0, dtype=np.int64)
+    for part in parts:
+        for i in range(0, len(part.tokens), AT_ONCE):
+            some = part.tokens[i : i + AT_ONCE]
+            for bad in (int(some.min()), int(some.max())):
+                if not 0 <= bad < MOST_VOCABULARY:
+                    where = f" in {printable(part.file)}" if part.file else ""
+                    raise refusal(
+                        f"found token {bad}{where}; allowed 0 to {MOST_VOCABULARY - 1:,}: is it "
+                        "of another layout?"
+                    )
+            more = np.bincount(some.astype(np.int64))
+            size = max(len(counts), len(more))
+            counts = padded(counts, size) + padded(more, size)
+            if (i // AT_ONCE) % CHUNKS_BEFORE_RELEASE == 0:
+                part.release()
+        part.release()
+    return counts
+
+
+def padded(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return the counts, and zeros for tokens that never occur, (size,)."""
+    return np.pad(counts, (0, size - len(counts)))
+
+
+def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float:
+    """Return the mean bytes of a held-out token, of the first 2^22 of them."""
+    size = count = 0
+    for part in parts:
+        some = part.tokens[: MOST_DECODED - count]
+        count += len(some)
+        size += tokenizer.count_bytes(some)
+    return size / max(1, count)
+
+
+def refuser_of_changes(parts: Sequence[Part]) -> Callable[[NDArray[np.int64]], None]:
+    """Return a function that raises ResourceError if one of the numbered parts has changed."""
+
+    def check(numbers: NDArray[np.int64]) -> None:
+        for part in {parts[number].file: parts[number] for number in numbers}.values():
+            part.refuse_changed()
+
+    return check

@@ -1,0 +1,180 @@
+"""Windows of a text or of files of tokens, and the batches that are drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from deepstack.config import Family
+from deepstack.errors import ConfigError
+from deepstack.tasks.task import IGNORE, Batch, choose_positions
+
+Floats = NDArray[np.float64]
+Tokens = NDArray[Any]
+Draw = Callable[[np.random.Generator, int, bool], Batch]
+
+AT_ONCE = 2**20  # tokens that are counted at a time, as int64
+
+
+def _sums_to_one(shares: Sequence[float]) -> Sequence[float]:
+    if abs(sum(shares) - 1) > 1e-6:
+        raise ValueError("the three shares must sum to 1")
+    return shares
+
+
+MaskRate = Annotated[
+    float, Field(gt=0, le=1, description="share of the positions that are predicted")
+]
+MaskSplit = Annotated[
+    Sequence[Annotated[float, Field(ge=0, le=1)]],
+    Field(
+        min_length=3,
+        max_length=3,
+        description="shares of the predicted positions that show [MASK], a random token, the token",
+    ),
+    AfterValidator(_sums_to_one),
+]
+Span = Annotated[
+    int, Field(ge=1, le=1024, description="encoder_decoder: tokens that one [MASK] replaces")
+]
+
+
+class Windows:
+    """All windows of `length` tokens that lie within one of the parts, equally likely.
+
+    parts: arrays of integers, in memory or mapped.  before: called with the numbers of the parts
+    that a draw reads, before it reads them.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Tokens],
+        length: int,
+        before: Callable[[NDArray[np.int64]], None] | None = None,
+    ) -> None:
+        self.long = [i for i, part in enumerate(parts) if len(part) >= length]
+        self.views = [sliding_window_view(parts[i], length) for i in self.long]
+        self.ends = np.cumsum([len(view) for view in self.views], dtype=np.int64)
+        self.length, self.before = length, before
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if self.views else 0
+
+    def draw(self, random: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Return `count` windows, (count, length)."""
+        index = random.integers(0, len(self), count)
+        which = np.searchsorted(self.ends, index, side="right")
+        chosen = np.unique(which)
+        if self.before:
+            self.before(np.asarray(self.long)[chosen])
+        tokens = np.empty((count, self.length), dtype=np.int64)
+        for part in chosen:
+            rows = which == part
+            # counted from the end of the part's windows, so negative
+            tokens[rows] = self.views[part][index[rows] - self.ends[part]]
+        return tokens
+
+
+def spans_in_window(family: Family, seq_len: int, mask_rate: float, span: int) -> int:
+    """Return the number of spans in an encoder-decoder's window.
+
+    Raises ConfigError for spans that leave no token between two of them.
+    """
+    spans = max(1, round(mask_rate * seq_len / span))
+    if family == "encoder_decoder" and max(2, span) * spans > seq_len:
+        raise ConfigError(
+            f"task.span: found {span}, and mask_rate {mask_rate:g} asks for {spans} spans of it in "
+            f"{seq_len} tokens, which hold {seq_len // max(2, span)}: lower one of the two",
+            key="task.span",
+        )
+    return spans
+
+
+def window_length(family: Family, seq_len: int, spans: int, span: int) -> int:
+    """Return the tokens of a window from which a sequence of seq_len is made."""
+    return seq_len + {"encoder": 0, "decoder": 1, "encoder_decoder": spans * (span - 1)}[family]
+
+
+def draw_function(
+    train: Windows,
+    held: Windows,
+    *,
+    family: Family,
+    seq_len: int,
+    vocabulary: int,
+    mask_rate: float,
+    mask_split: Sequence[float],
+    spans: int,
+    span: int,
+) -> Draw:
+    """Return the `draw` of a task on windows of tokens 0..vocabulary-1; [MASK] = vocabulary.
+
+    An encoder predicts masked tokens, a decoder each next token, an encoder-decoder spans.
+    """
+    show_mask, _, show_own = mask_split
+
+    def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
+        tokens = (held if held_out else train).draw(random, batch_size)
+        if family == "decoder":
+            return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
+        if family == "encoder_decoder":
+            return infilling(random, tokens, spans, span, vocabulary)
+        predicted = choose_positions(
+            random, batch_size, seq_len, max(1, round(mask_rate * seq_len))
+        )
+        fate = random.random(tokens.shape)
+        noise = random.integers(0, vocabulary, tokens.shape)
+        masked = predicted & (fate < show_mask)
+        changed = predicted & (fate >= show_mask) & (fate < 1 - show_own)
+        inputs = np.where(changed, noise, tokens)
+        inputs[masked] = vocabulary
+        return Batch(inputs, np.where(predicted, tokens, IGNORE), masked)
+
+    return draw
+
+
+def infilling(
+    random: np.random.Generator, tokens: NDArray[np.int64], spans: int, span: int, mask: int
+) -> Batch:
+    """Cut `spans` spans of `span` tokens out of each window, which become the target.
+
+    tokens: (batch, window). The source has window - spans (span - 1) tokens, of which `spans` are
+    [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
+    """
+    batch_size, window = tokens.shape
+    left = window - spans * (span - 1)  # tokens of the source
+    # Choosing positions with a gap after each but the last equals choosing among left - spans + 1.
+    free = left - spans + 1
+    chosen = choose_positions(random, batch_size, free, spans)
+    positions = np.nonzero(chosen)[1].reshape(batch_size, spans) + np.arange(
+        spans
+    )  # of the [MASK]s in the source
+    is_mask = np.zeros((batch_size, left), dtype=bool)
+    np.put_along_axis(is_mask, positions, True, axis=1)
+    lengths = np.where(is_mask, span, 1)
+    begins = np.cumsum(lengths, axis=1) - lengths  # in the window
+    source = np.where(is_mask, mask, np.take_along_axis(tokens, begins, axis=1))
+    at = np.take_along_axis(begins, positions, axis=1)[:, :, None] + np.arange(span)
+    target = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
+    shifted = np.roll(target, 1, axis=1)
+    shifted[:, ::span] = mask  # where a span begins
+    return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
+
+
+def count_tokens(part: Tokens, vocabulary: int) -> NDArray[np.int64]:
+    """Return how often each token 0..vocabulary-1 occurs, (vocabulary,), in little memory."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    for i in range(0, len(part), AT_ONCE):
+        counts += np.bincount(part[i : i + AT_ONCE], minlength=vocabulary)
+    return counts
+
+
+def smoothed(counts: NDArray[np.int64]) -> Floats:
+    """Return p(t) = (count(t) + 1) / (number of tokens + vocabulary), (vocabulary,)."""
+    frequencies: Floats = (counts + 1) / (counts.sum() + len(counts))
+    return frequencies

@@ -1,0 +1,98 @@
+"""The values of a run as trackers take them: scalars by step, pictures, settings."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepstack.records import Run
+
+Scalars = dict[str, float]
+
+MOST_TICKS = 8
+
+
+def scalars(run: Run) -> list[tuple[int, Scalars]]:
+    """Return (step, {key: value}) of everything that a run has logged, in the order of steps.
+
+    Keys are `steps/loss`, `evals/loss`, `timing/step_ms`, `attribution/q` and
+    `layers/grad_norm/mean`, the columns of the run's files.  Values that do not exist are left out.
+    """
+    merged: dict[int, Scalars] = {}
+    for table in ("steps", "evals", "timing", "attribution"):
+        rows = getattr(run, table).to_dict("records")
+        for row in rows:
+            step = int(row.pop("step"))
+            values = {f"{table}/{name}": float(value) for name, value in row.items()}
+            kept = {k: v for k, v in values.items() if table == "steps" or not math.isnan(v)}
+            merged.setdefault(step, {}).update(kept)
+    for step, values in layer_summaries(run):
+        merged.setdefault(step, {}).update(values)
+    return sorted(merged.items())
+
+
+def layer_summaries(run: Run, after: int = -1) -> list[tuple[int, Scalars]]:
+    """Return mean, least and largest value over layers of each diagnostic, for steps > `after`.
+
+    Values that are not finite are left out of them.
+    """
+    merged: dict[int, Scalars] = {}
+    for name in run.layer_names():
+        for step, values in zip(*run.layers(name), strict=True):
+            finite = values[np.isfinite(values)].astype(float)
+            if step > after and len(finite):
+                summary = {"mean": finite.mean(), "min": finite.min(), "max": finite.max()}
+                merged.setdefault(int(step), {}).update(
+                    {f"layers/{name}/{key}": float(value) for key, value in summary.items()}
+                )
+    return sorted(merged.items())
+
+
+def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
+    """Yield (key, last step, PNG) of each diagnostic: layers upwards, snapshots to the right."""
+    for name in run.layer_names():
+        steps, values = run.layers(name)
+        if len(steps) and np.isfinite(values).any():
+            yield f"layers/{name}", int(steps[-1]), heat_map(name, steps, values)
+
+
+def heat_map(name: str, steps: NDArray[Any], values: NDArray[Any]) -> bytes:
+    """Return a picture of values (records, depth) as PNG; logarithmic where all are positive."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    finite = values[np.isfinite(values)].astype(float)
+    low, high = float(finite.min()), float(finite.max())
+    scale = LogNorm(low, high) if 0 < low < high else Normalize(low, high)
+    figure = Figure(figsize=(6, 3.5), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.1, 0.15, 0.7, 0.75))
+    depth = values.shape[1]
+    edges = (-0.5, len(steps) - 0.5, 0.5, depth + 0.5)
+    picture = axes.imshow(
+        values.T, aspect="auto", origin="lower", interpolation="nearest", norm=scale, extent=edges
+    )
+    figure.colorbar(picture, cax=figure.add_axes((0.82, 0.15, 0.02, 0.75)))
+    ticks = np.unique(np.linspace(0, len(steps) - 1, MOST_TICKS).round().astype(int))
+    axes.set_xticks(ticks, [str(int(steps[i])) for i in ticks])
+    axes.set_xlabel("step")
+    axes.set_ylabel("layer")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(name, fontsize=10)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """Return the config with dotted keys, with the state of the run and the sha256 of its data."""
+    data = run.meta.get("data", {})
+    facts = {"state": run.state, "data.name": data.get("name"), "data.sha256": data.get("sha256")}
+    return {**run.flat_config, **{key: value for key, value in facts.items() if value is not None}}

@@ -1,0 +1,163 @@
+"""`deepstack serve` answers with one page, to this host alone, and follows the runs."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.browser import CHROMIUM, open_browser
+from helpers.plot_runs import make_run
+
+from deepstack.cli.serve_command import ADDRESS, LivePage, PageServer
+from deepstack.records import RunFolder
+from deepstack.reports.page import build_page
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    make_run(tmp_path / "study", seed=0)
+    return tmp_path / "study"
+
+
+@pytest.fixture
+def server(study: Path) -> Iterator[PageServer]:
+    live = LivePage([study], lambda: build_page([study], None))
+    live.update()
+    with PageServer((ADDRESS, 0), live) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(
+    server: PageServer, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    port = server.server_address[1]
+    connection = http.client.HTTPConnection(ADDRESS, int(port), timeout=30)
+    connection.putrequest(method, path, skip_host=True)
+    sent = {"Host": f"{ADDRESS}:{port}"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    for name, value in sent.items():
+        if value:
+            connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response, body
+
+
+def test_the_page_is_the_report(server: PageServer) -> None:
+    answer, body = ask(server)
+    assert answer.status == 200 and b"<h3>Finding</h3>" in body
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'") and "connect-src 'self'" in policy
+    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert b"deepnorm-d6-s0" in body and b'href="deepnorm' not in body  # no link to a folder
+    head, nothing = ask(server, method="HEAD")
+    assert head.status == 200 and nothing == b"" and head.headers["ETag"] == answer.headers["ETag"]
+    again, nothing = ask(server, If_None_Match=answer.headers["ETag"])
+    assert again.status == 304 and nothing == b""
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{}", 200), ("localhost:{}", 200), ("127.0.0.1", 403), ("evil.example:{}", 403),
+        ("127.0.0.1.evil.example:{}", 403), ("[::1]:{}", 403), ("", 403), ("127.0.0.1:1{}", 403),
+    ],
+)  # fmt: skip
+def test_only_this_host_is_answered(server: PageServer, host: str, status: int) -> None:
+    answer, body = ask(server, Host=host.format(server.server_address[1]))
+    assert answer.status == status and (b"Finding" in body) == (status == 200)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_nothing_but_reading_is_answered(server: PageServer, method: str) -> None:
+    assert ask(server, method=method)[0].status == 501
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/deepnorm-d6-s0-0.001/config.yaml", "/report.html", "/../../etc/passwd", "/etc/passwd",
+        "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/..%2fconfig.yaml", "/.", "/favicon.ico",
+        "file:///etc/passwd", "http://127.0.0.1/etc/passwd", "*",
+    ],
+)  # fmt: skip
+def test_no_file_can_be_read(server: PageServer, path: str) -> None:
+    answer, body = ask(server, path)
+    assert answer.status == 404 and b"root:" not in body and b"model:" not in body
+
+
+def test_it_listens_to_this_host_alone(server: PageServer) -> None:
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    assert server.socket.family == socket.AF_INET
+
+
+def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
+    before = server.live.current[1]
+    assert not server.live.update()
+    folder = RunFolder(make_run(study, seed=1, state="running"))
+    assert server.live.update()
+    assert b"2 runs: " in ask(server)[1] and server.live.current[1] != before
+    with open(folder.steps_path, "a") as file:
+        file.write("6,2.5,0.1,1,0.125,1,1,1\n")
+    assert server.live.update()
+    shutil.rmtree(study)
+    assert server.live.update() and b"No runs below" in ask(server)[1]
+
+
+def test_a_damaged_study_is_told_as_text(server: PageServer, study: Path) -> None:
+    (study / "<b>x").mkdir()
+    shutil.move(study / "deepnorm-d6-s0-0.001", study / "<b>x" / "run")
+    (study / "<b>x" / "run" / "steps.csv").write_text("a,b\n1,2\n")
+    assert server.live.update()
+    answer, body = ask(server)
+    assert answer.status == 200 and b"<b>" not in body and b"is left out" in body
+
+
+def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) -> None:
+    words = [sys.executable, "-m", "deepstack", "serve", str(study), "--port", "0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            lines = [process.stderr.readline() for _ in range(2)]
+            assert lines[0] == "Ctrl-C ends the server\n" and "page drawn in" in lines[1]
+            port = address.rstrip("/").rpartition(":")[2]
+            taken = subprocess.run([*words[:-1], port], capture_output=True, text=True)
+            assert taken.returncode == 5 and "give another one with --port" in taken.stderr
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_path: Path) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        browser.open(f"http://{ADDRESS}:{server.server_address[1]}/")
+        assert browser.run("document.querySelector('.live').textContent") == "live"
+        time_of_load = browser.run("performance.timeOrigin")
+        browser.run("new Promise(done => setTimeout(done, 3500))")  # the first tag is known
+        make_run(study, seed=1)
+        server.live.update()
+        browser.wait_for(f"performance.timeOrigin > {time_of_load}")
+        browser.wait_for("document.body.textContent.includes('2 runs: ')")
+        refused = [text for text in browser.errors if "favicon" not in text and "404" not in text]
+        assert refused == [] and os.path.isdir(tmp_path / "profile")

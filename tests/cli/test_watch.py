@@ -1,0 +1,148 @@
+"""`deepstack watch` shows the runs of any process, and ends with Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.plot_runs import make_run, update
+from typer.testing import CliRunner
+
+from deepstack.cli import app, sweep_display
+from deepstack.cli.run_table import RunRow
+from deepstack.cli.streams import PrintableStream
+from deepstack.cli.watch_command import Watcher, caption_of
+from deepstack.config import Config
+from deepstack.records import RunFolder
+from deepstack.sweeps import Cell, Progress
+
+WATCH = [sys.executable, "-m", "deepstack", "watch", "--interval", "0.1"]
+
+
+def add_steps(path: Path, *steps: int) -> None:
+    with open(path / "steps.csv", "a") as file:
+        file.writelines(f"{step},2.5,0.1,1,0.125,1,1,1\n" for step in steps)
+
+
+def make_running(root: Path, seed: int = 0) -> RunFolder:
+    """A run of 50 steps that is at step 5; each of its steps took 200 ms."""
+    folder = RunFolder(make_run(root, seed=seed, config={"train.steps": 50}))
+    folder.write_status("running", 5)
+    folder.timing_path.write_text(
+        "step,step_ms,peak_memory_mb\n" + "".join(f"{step},200,1\n" for step in range(1, 6))
+    )
+    return folder
+
+
+def test_a_running_run_has_speed_and_time_left(tmp_path: Path) -> None:
+    make_run(tmp_path, scheme="post_ln", state="diverged")
+    folder = make_running(tmp_path)
+    watcher = Watcher(tmp_path)
+    with folder.lock():
+        running, diverged = watcher.read()
+        assert running == RunRow(
+            folder.name, "running", 5, 50, 3.5, pytest.approx(update(6, 5)), 200.0, 9.0
+        )
+        assert (diverged.state, diverged.step) == ("diverged", 5)
+        assert caption_of([running, diverged], tmp_path) == (
+            "0 of 2 done, 1 diverged, 1 running; the last of these in about 0:00:09"
+        )
+        add_steps(folder.path, 6)
+        assert watcher.read()[0].step == 6
+    os.utime(folder.steps_path, (0, 0))
+    assert watcher.read()[0].state == "interrupted"  # no process holds it, and nothing grows
+
+
+def test_a_log_that_grows_belongs_to_a_process_on_another_machine(tmp_path: Path) -> None:
+    folder = make_running(tmp_path)
+    assert Watcher(tmp_path).read()[0].state == "running"
+    add_steps(folder.path, 6)
+    assert Watcher(tmp_path).read()[0].step == 6
+
+
+def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    watcher = Watcher(tmp_path)
+    before = watcher.read()
+    monkeypatch.setattr(Watcher, "_read", lambda *_: pytest.fail("read again"))
+    assert watcher.read() == before
+    monkeypatch.undo()
+    (run / "status.json").write_text("{")
+    assert watcher.read()[0].state == "damaged"
+
+
+def test_the_table_is_printed_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "one"), make_run(tmp_path / "two\x1b[2J")
+    found = CliRunner().invoke(app, ["watch", str(tmp_path), "--once"], env={"COLUMNS": "120"})
+    assert found.exit_code == 0 and "2 of 2 done" in found.stdout
+    assert "one/" in found.stdout and "two\\u001b[2J/" in found.stdout
+    nothing = CliRunner().invoke(app, ["watch", str(tmp_path / "none"), "--once"])
+    assert nothing.exit_code == 7
+
+
+def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:
+    """It may begin before the first run does."""
+    root = tmp_path / "results"
+    words = [*WATCH, str(root)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "no runs below" in process.stdout.readline()
+            folder = make_running(tmp_path / "later")
+            root.mkdir()
+            folder.path.parent.rename(root / "study")
+            assert process.stdout.readline().startswith("running      deepnorm-d6-s0")
+            RunFolder(root / "study" / folder.name).write_status("failed", 5)
+            assert process.stdout.readline().startswith("failed       deepnorm-d6-s0")
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+
+
+def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
+    folder = make_running(tmp_path)
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    process = subprocess.Popen([*WATCH, str(tmp_path)], stdout=theirs, env=environment)
+    os.close(theirs)
+
+    def read_until(words: str) -> str:
+        text, end = "", time.monotonic() + 60
+        while words not in text:
+            assert time.monotonic() < end, text
+            if select.select([ours], [], [], 1)[0]:
+                part = os.read(ours, 1 << 16).decode("utf-8", "replace")
+                text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part)
+        return text
+
+    try:
+        text = read_until("about")
+        assert "0 of 1 done, 1 running" in text and "u001b" not in text
+        add_steps(folder.path, 7)
+        read_until("7/50")
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        os.close(ours)
+
+
+def test_the_display_of_a_sweep_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell(Config(), RunFolder("run\x1b[2J"), "new", parameters=1, memory=1)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", PrintableStream(terminal))
+        with sweep_display.watch(False, [cell], 1) as show:
+            show([Progress(cell, "running", step=7)])
+        terminal.flush()
+        text = os.read(ours, 1 << 16).decode("utf-8", "replace")
+    os.close(ours)
+    assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 1 done" in text
+    assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0

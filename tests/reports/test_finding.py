@@ -1,0 +1,109 @@
+"""The finding of a report is computed from its runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from helpers.plot_runs import make_chart, make_run
+from helpers.report_pages import Page
+from scipy.stats import t
+
+from deepstack.records import find_runs
+from deepstack.reports import report
+from deepstack.reports.finding import best_of_depths, finding_of
+
+LOSSES = {
+    ("deepnorm", 6): (2.0, 2.1, 2.2), ("pre_ln", 6): (2.1, 2.2, 2.31), ("post_ln", 6): (2.6,) * 3,
+    ("deepnorm", 48): (2.4, 2.2, 2.5), ("pre_ln", 48): (2.3, 2.4, 2.2), ("post_ln", 48): (1.0,) * 3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """At depth 48 Post-LN has the least losses, but one of its seeds diverged."""
+    for (scheme, depth), losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            gone = (scheme, depth, seed) == ("post_ln", 48, 2)
+            make_run(
+                tmp_path / "study",
+                scheme=scheme,
+                depth=depth,
+                seed=seed,
+                masked=loss,
+                state="diverged" if gone else "done",
+            )
+    return tmp_path / "study"
+
+
+def test_the_margin_is_taken_seed_by_seed(study: Path) -> None:
+    first, second = best_of_depths(find_runs(study))
+    pairs = zip(LOSSES["deepnorm", 6], LOSSES["pre_ln", 6], strict=True)
+    gaps = [other - own for own, other in pairs]
+    half = t.ppf(0.975, 2) * statistics.stdev(gaps) / math.sqrt(3)
+    assert (first["leader"], first["second"], first["pairs"]) == ("DeepNorm", "Pre-LN", 3)
+    assert first["margin"] == pytest.approx(statistics.fmean(gaps))
+    assert first["low"] == pytest.approx(statistics.fmean(gaps) - half)
+    assert first["high"] == pytest.approx(statistics.fmean(gaps) + half)
+    assert first["below"] == pytest.approx(3.26 - 2.1) and first["verdict"] == "clear"
+    # Post-LN lacks a seed at depth 48 and cannot be the best.
+    assert (second["leader"], second["second"], second["settings"]) == ("Pre-LN", "DeepNorm", 2)
+    assert second["low"] < 0 < second["high"] and second["verdict"].startswith("not clear")
+
+
+def test_the_page_begins_with_the_finding(study: Path) -> None:
+    page = Page(report(study))
+    text = page.text
+    assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text
+    assert "The interval includes 0, so no difference is shown." in text
+    assert "1 of 18 runs diverged: Post-LN, N = 48 (1 of 3, at step 5)." in text
+    assert "with exponent 0.500 ± 0.000 (DeepNorm), 0.500 ± 0.000 (Pre-LN)" in text
+    assert text.index("Finding") < text.index("Settings and depths compared")
+    assert ["6", "DeepNorm", "2.100", "1.160", "Pre-LN", "0.103"] in [r[:6] for r in page.rows]
+
+
+def test_exponents_are_those_of_the_chart(study: Path) -> None:
+    chart = make_chart("update_vs_depth", study)
+    finding = finding_of(find_runs(study), (), chart.data)
+    fits = chart.data[chart.data["kind"] == "fit"]
+    assert {entry["name"] for entry in finding["exponents"]} == set(fits["series"])
+    for entry in finding["exponents"]:
+        for step, words in entry["steps"].items():
+            row = fits[(fits["series"] == entry["name"]) & (fits["panel"] == step)]
+            assert float(words.split()[0]) == pytest.approx(
+                float(row["exponent"].iloc[0]), abs=1e-2
+            )
+
+
+def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None:
+    for scheme, lr, loss in (
+        ("deepnorm", 0.1, 2.0), ("deepnorm", 0.2, 2.1), ("pre_ln", 0.1, 2.5), ("pre_ln", 0.2, 2.4)
+    ):  # fmt: skip
+        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
+    (row,) = best_of_depths(find_runs(tmp_path))
+    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+    assert row["low"] is None and row["verdict"] == "no interval: one seed"
+    (row,) = best_of_depths(find_runs(tmp_path), ["train.lr"])
+    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+
+
+def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> None:
+    for scheme, loss in (("deepnorm", 3.2), ("pre_ln", 3.3)):
+        make_run(tmp_path, scheme=scheme, masked=loss)
+    sentences = finding_of(find_runs(tmp_path), (), None)["sentences"]
+    assert sentences == [
+        "At N = 6, no setting is more than 0.1 nats below a predictor without context; the lowest "
+        "loss is 3.200 (DeepNorm).",
+        "No better than a predictor without context: DeepNorm, N = 6 (1 of 1); Pre-LN, N = 6 "
+        "(1 of 1).",
+        "No run diverged.",
+    ]
+
+
+def test_losses_of_several_tasks_are_not_compared(tmp_path: Path) -> None:
+    for task in ("text", "markov"):
+        make_run(tmp_path / task, config={"task.name": task})
+    runs = [*find_runs(tmp_path / "text"), *find_runs(tmp_path / "markov")]
+    assert best_of_depths(runs) == []

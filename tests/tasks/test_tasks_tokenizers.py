@@ -1,0 +1,188 @@
+"""Text through a tokenizer, and data sets saved by Hugging Face datasets (extras)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deepstack
+from deepstack.config import parse_config
+from deepstack.errors import ConfigError
+from deepstack.tasks import Task, build_task
+
+pytestmark = pytest.mark.slow
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra [text]")
+
+TEXT = "".join(f"Line {i}: the größte of words, and more words.\n" for i in range(3000))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE of 400 tokens, trained on TEXT, with truncation and padding set."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator([TEXT], trainer)
+    library.enable_truncation(10)
+    library.enable_padding(length=20)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    library.save(str(path))
+    return path
+
+
+def encoded(tokenizer: Path, text: str) -> list[int]:
+    library = tokenizers.Tokenizer.from_file(str(tokenizer))
+    library.no_truncation()
+    library.no_padding()
+    ids: list[int] = library.encode(text).ids
+    return ids
+
+
+def build(path: Path | str, family: str = "decoder", **more: Any) -> Task:
+    return build_task("tokens", {"path": str(path), **more}, seq_len=16, seed=0, family=family)
+
+
+def all_tokens(task: Task) -> list[int]:
+    corpus: Any = task.keep
+    return np.concatenate([part.tokens for part in (*corpus.train, *corpus.held)]).tolist()
+
+
+def test_text_becomes_the_tokens_of_the_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    task = build(path, tokenizer=str(tokenizer))
+    assert all_tokens(task) == encoded(tokenizer, TEXT)
+    assert task.vocab_size == 400 and task.memory == 2 * task.data["tokens"]
+    assert task.data["tokenizer"] == {
+        "name": "tokenizer.json",
+        "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+    }
+    held = encoded(tokenizer, TEXT)[-task.data["held_out_tokens"] :]
+    library = tokenizers.Tokenizer.from_file(str(tokenizer))
+    assert task.bytes_per_token == len(library.decode(held).encode()) / len(held)
+    assert TEXT.endswith(library.decode(held))
+    assert build(path, "encoder", tokenizer=str(tokenizer)).bytes_per_token is None
+
+
+def test_a_large_text_is_encoded_in_pieces(tokenizer: Path, tmp_path: Path) -> None:
+    text = TEXT * 17  # more than two pieces of a MiB
+    (tmp_path / "a.txt").write_text(text, encoding="utf-16")
+    task = build(tmp_path / "a.txt", tokenizer=str(tokenizer), encoding="utf-16")
+    assert len(text.encode()) > 2**21 and all_tokens(task) == encoded(tokenizer, text)
+
+
+def test_a_token_may_end_each_document(tokenizer: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(TEXT, encoding="utf-8")
+    more = {"tokenizer": str(tokenizer), "end_token": "<|endoftext|>"}
+    assert all_tokens(build(tmp_path / "*.txt", **more)) == 2 * [*encoded(tokenizer, TEXT), 0]
+    with pytest.raises(ConfigError, match="found '<s>', no token of"):
+        build(tmp_path / "*.txt", **more | {"end_token": "<s>"})
+
+
+def test_bits_per_byte_are_logged(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    np.array(encoded(tokenizer, TEXT), dtype=np.uint16).tofile(tmp_path / "a.bin")
+    runs = []
+    for name in ("a.txt", "a.bin"):
+        settings = {
+            "model.depth": 2, "model.d_model": 16, "model.family": "decoder",
+            "model.scheme": "pre_ln", "task.name": "tokens", "task.path": tmp_path / name,
+            "task.tokenizer": tokenizer, "task.seq_len": 16, "train.steps": 3,
+        }  # fmt: skip
+        config = parse_config("", overrides=[f"{k}={v}" for k, v in settings.items()])
+        runs.append(deepstack.train(config, out=tmp_path / "out"))
+    text, tokens = runs
+    for run in runs:
+        per_token = run.meta["data"]["held_out_bytes_per_token"]
+        assert 1.5 < per_token < 10
+        for row in run.evals.itertuples():
+            assert row.bits_per_byte == pytest.approx(row.bits_per_token / per_token)
+            assert row.bits_per_token == pytest.approx(row.loss / math.log(2))
+        assert run.columns["columns"]["bits_per_byte"]["unit"] == "bits"
+    assert text.evals.equals(tokens.evals)  # the same tokens, stored in another file
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "is no tokenizer.json"),
+        (b"{}", "is no tokenizer.json"),
+        (b"\xff\xfe", "is no tokenizer.json"),
+        (b'{"model": {"type": "BPE"}}', "is no tokenizer.json"),
+        (b"[" * 100_000, "is no tokenizer.json"),
+    ],
+)
+def test_unfit_tokenizers_are_refused(content: bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        build(tmp_path / "a.txt", tokenizer=str(tmp_path / "t.json"))
+    assert raised.value.key == "task.tokenizer" and expected in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_tokens_outside_of_the_tokenizer_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with pytest.raises(ConfigError, match="has tokens 0 to 399; the files have token 999"):
+        build(tmp_path / "a.bin", tokenizer=str(tokenizer), held_out=0.1)
+
+
+def save(folder: Path, **columns: list[Any]) -> Path:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(columns).save_to_disk(folder, num_shards=2)
+    return folder
+
+
+def test_a_saved_data_set_of_tokens_is_mapped(tmp_path: Path) -> None:
+    rows = [list(range(i, i + 30)) for i in range(100)]
+    task = build(save(tmp_path / "d", input_ids=rows))
+    assert all_tokens(task) == [token for row in rows for token in row]
+    assert task.memory == 0 and task.vocab_size == 129
+    other = build(save(tmp_path / "e", input_ids=rows, labels=rows[::-1]), column="labels")
+    assert all_tokens(other) == [token for row in rows[::-1] for token in row]
+
+
+def test_a_saved_data_set_of_text_is_tokenized(tokenizer: Path, tmp_path: Path) -> None:
+    rows = [f"Row {i} of größte words" for i in range(300)]
+    folder = save(tmp_path / "d", text=rows)
+    task = build(folder, tokenizer=str(tokenizer), end_token="<|endoftext|>")
+    assert all_tokens(task) == [t for row in rows for t in (*encoded(tokenizer, row), 0)]
+    with pytest.raises(ConfigError, match=r"the text of 'text' needs task.tokenizer"):
+        build(folder)
+    with pytest.raises(ConfigError, match=r"has no column 'words'; set task.column"):
+        build(folder, column="words")
+
+
+def test_a_split_or_a_damaged_data_set_is_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"input_ids": [list(range(100))], "label": [[0.5]]})
+    datasets.DatasetDict(train=one, test=one).save_to_disk(tmp_path / "d")
+    with pytest.raises(ConfigError, match="has the splits test, train; give one"):
+        build(tmp_path / "d")
+    task = build(tmp_path / "d" / "train", held_out_path=str(tmp_path / "d" / "test"))
+    assert task.data["tokens"] == 200
+    with pytest.raises(ConfigError, match="allowed text or lists of integers"):
+        build(tmp_path / "d" / "train", column="label")
+    (arrow,) = (tmp_path / "d" / "train").glob("*.arrow")
+    content = arrow.read_bytes()
+    for damaged in (b"", b"words", content[:100], content[: len(content) // 2]):
+        arrow.write_bytes(damaged)
+        with pytest.raises(ConfigError) as raised:
+            build(tmp_path / "d" / "train")
+        assert len(str(raised.value).splitlines()) == 1
+    state = json.loads((tmp_path / "d" / "train" / "state.json").read_text())
+    assert state["_data_files"]  # the format that is relied on

@@ -1,0 +1,305 @@
+"""The task tokens: files in published layouts are read back exactly, and unfit ones refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.tasks import IGNORE, Task, build_task
+
+RAMP = np.arange(1000)
+
+
+def build(path: Path | str, *, seq_len: int = 8, family: str = "decoder", **more: Any) -> Task:
+    return build_task("tokens", {"path": str(path), **more}, seq_len=seq_len, seed=0, family=family)
+
+
+def nanogpt(path: Path, tokens: NDArray[Any] = RAMP) -> Path:
+    """As nanoGPT's prepare.py writes it: bare uint16."""
+    tokens.astype(np.uint16).tofile(path)
+    return path
+
+
+def llm_c(
+    path: Path,
+    tokens: NDArray[Any] = RAMP,
+    magic: int = 20240520,
+    version: int = 1,
+    kind: str = "<u2",
+    count: int | None = None,
+) -> Path:
+    """As write_datafile of llm.c/dev/data/data_common.py writes it."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    path.write_bytes(header.tobytes() + tokens.astype(kind).tobytes())
+    return path
+
+
+def npy(path: Path, tokens: NDArray[Any] = RAMP) -> Path:
+    np.save(path, tokens)
+    return path
+
+
+def shown(task: Task, held_out: bool = False) -> set[int]:
+    """All tokens of many windows."""
+    batches = [
+        task.validation_batch(i, 200) if held_out else task.train_batch(i, 200) for i in range(20)
+    ]
+    for batch in batches:
+        assert np.array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    return {int(t) for batch in batches for t in np.unique([batch.inputs, batch.targets])}
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "nanogpt.bin": nanogpt,
+    "llm_c.bin": llm_c,
+    "llama3.bin": lambda path: llm_c(path, RAMP, 20240801, 7, "<u4"),
+    "int64.npy": npy,
+    "uint16.npy": lambda path: npy(path, RAMP.astype(np.uint16)),
+    "big_endian.npy": lambda path: npy(path, RAMP.astype(">i4")),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_tokens_of_each_layout_are_read_back(name: str, tmp_path: Path) -> None:
+    path = LAYOUTS[name](tmp_path / name)
+    task = build(path)
+    assert shown(task) == set(range(900)) and shown(task, held_out=True) == set(range(900, 1000))
+    batch = task.train_batch(3, 50)
+    assert np.array_equal(batch.targets, batch.inputs + 1) and batch.inputs.dtype == np.int64
+    assert task.vocab_size == 1000 and task.memory == 0 and task.bytes_per_token is None
+    assert task.data == {
+        "name": name,
+        "bytes": path.stat().st_size,
+        "tokens": 1000,
+        "held_out_tokens": 100,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "vocab_size": 1000,
+    }
+    # every held-out token is new to the training part
+    assert task.references["unigram_entropy"] == pytest.approx(np.log(900 + 1000))
+    assert task.unigram_loss(task.validation_batch(0, 4)) == pytest.approx(np.log(900 + 1000))
+
+
+def test_bare_uint32_is_read_if_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    (RAMP + 70_000).astype("<u4").tofile(path)
+    assert shown(build(path, layout="uint32")) == set(range(70_000, 70_900))
+
+
+def test_shards_are_a_pattern_and_windows_lie_within_one(tmp_path: Path) -> None:
+    for i in range(4):
+        llm_c(tmp_path / f"fine_train_{i:06}.bin", RAMP[:100] + 100 * i)
+    llm_c(tmp_path / "fine_val_000000.bin", RAMP[:50] + 900)
+    task = build(tmp_path / "fine_train_*.bin", held_out_path=str(tmp_path / "fine_val_*.bin"))
+    assert shown(task) == set(range(400)) and shown(task, held_out=True) == set(range(900, 950))
+    batch = task.train_batch(0, 500)
+    assert (batch.inputs // 100 == batch.inputs[:, :1] // 100).all()
+    assert task.data["name"] == "fine_train_*.bin"
+    assert task.data["held_out_name"] == "fine_val_*.bin"
+    assert str(tmp_path) not in str(task.data)
+    counts = np.unique(batch.inputs[:, 0] // 100, return_counts=True)[1]
+    assert len(counts) == 4 and counts.min() > 80  # all shards alike
+    llm_c(tmp_path / "fine_val_000000.bin", RAMP[:50] + 901)
+    again = build(tmp_path / "fine_train_*.bin", held_out_path=str(tmp_path / "fine_val_*.bin"))
+    assert again.data["sha256"] != task.data["sha256"]
+
+
+def test_the_end_is_held_out_across_shards(tmp_path: Path) -> None:
+    for i in range(3):
+        nanogpt(tmp_path / f"{i}.bin", RAMP[:100] + 100 * i)
+    task = build(tmp_path, held_out=0.5)
+    assert shown(task) == set(range(150)) and shown(task, held_out=True) == set(range(150, 300))
+
+
+def test_encoders_fill_in_masks_and_encoder_decoders_spans(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin")
+    task = build(path, family="encoder", seq_len=40)
+    batch = task.train_batch(0, 200)
+    assert task.vocab_size == 1001 and ((batch.inputs == 1000) == batch.masked).all()
+    assert ((batch.targets != IGNORE).sum(axis=1) == 6).all()
+    spans = build(path, family="encoder_decoder", seq_len=40).train_batch(0, 5)
+    assert ((spans.inputs[:, :40] == 1000).sum(axis=1) == 2).all()
+    assert (spans.inputs[:, 40] == 1000).all()
+
+
+def test_the_vocabulary_may_be_larger_but_not_smaller(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin")
+    task = build(path, vocab_size=50_304)
+    assert task.vocab_size == task.data["vocab_size"] == 50_304
+    with pytest.raises(ConfigError, match="found 999; the files have token 999, so allowed 1,000"):
+        build(path, vocab_size=999)
+
+
+def test_batches_are_equal_for_equal_seed_and_step(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin")
+    one, other = build(path), build(path)
+    assert one.keep is other.keep  # read once
+    assert np.array_equal(one.train_batch(7, 9).inputs, other.train_batch(7, 9).inputs)
+    assert not np.array_equal(one.train_batch(7, 9).inputs, one.train_batch(8, 9).inputs)
+
+
+def pickled(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.array([{}, print], dtype=object), allow_pickle=True)
+    return folder / "a.npy"
+
+
+def raw(name: str, content: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "a.bin")
+    return folder / "a.bin"
+
+
+def truncated(folder: Path) -> Path:
+    path = npy(folder / "a.npy")
+    path.write_bytes(path.read_bytes()[:-8])
+    return path
+
+
+def saved_dataset(state: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / "state.json").write_text(state)
+        return folder
+
+    return make
+
+
+UNFIT: list[tuple[Callable[[Path], Path], str]] = [
+    (lambda folder: folder / "missing.bin", "no such file or folder"),
+    (lambda folder: folder / "*.bin", "no file matches"),
+    (lambda folder: folder, "no files in"),
+    (fifo, "is no regular file"),
+    (lambda folder: Path("/dev/zero"), "is no regular file"),
+    (raw("a.bin", b""), "is empty"),
+    (raw("a.bin", b"abc"), "has 3 bytes, no whole number of uint16 tokens"),
+    (raw("a.bin", b"abcd"), "the training part is too short: 2 tokens"),
+    (raw("a.pkl", b"abcd"), "a.pkl: allowed .bin"),
+    (raw("a.txt", b"words"), "text with task.tokenizer=tokenizer.json"),
+    (lambda f: llm_c(f / "a.bin", count=999), "its header says 999 tokens, and 2,000 bytes"),
+    (lambda f: llm_c(f / "a.bin", count=-1), "its header says -1 tokens"),
+    (lambda f: llm_c(f / "a.bin", version=2), "found version 2; allowed 1"),
+    (lambda f: llm_c(f / "a.bin", magic=20240801), "found version 1; allowed 7"),
+    (lambda f: llm_c(f / "a.bin", magic=20240522), "it is an evaluation file"),
+    (lambda f: npy(f / "a.npy", RAMP * 1.5), "found float64 of shape"),
+    (lambda f: npy(f / "a.npy", RAMP.reshape(10, 100)), "found int64 of shape (10, 100)"),
+    (lambda f: npy(f / "a.npy", RAMP[:0]), "is empty"),
+    (lambda f: npy(f / "a.npy", -RAMP), "found token -"),
+    (lambda f: npy(f / "a.npy", RAMP * 10**12), "is it of another layout?"),
+    (pickled, "found object of shape"),
+    (truncated, "ends before its 1,000 tokens"),
+    (raw("a.npy", b"no npy file at all"), "cannot read"),
+    (raw("a.npy", b"\x93NUMPY\x01\x00\xff\xff" + b"{" * 65_535), "cannot read"),
+    (saved_dataset("{"), "cannot read"),
+    (saved_dataset("[]"), "is no state of a saved data set"),
+    (saved_dataset('{"_data_files": [{"filename": "../a.arrow"}]}'), "is no state of a saved"),
+    (saved_dataset('{"_data_files": [{"filename": "a.arrow"}]}'), "no such file or folder"),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), UNFIT)
+def test_unfit_files_are_refused(
+    make: Callable[[Path], Path], expected: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as raised:
+        build(path)
+    assert time.monotonic() - began < 1
+    message = str(raised.value)
+    assert raised.value.key == "task.path" and expected in message
+    assert message.startswith("task.path: ") and len(message.splitlines()) == 1
+    assert len(message) < 1000
+
+
+def test_a_wrong_magic_number_is_refused_where_llm_c_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its magic number is 131073"):
+        build(nanogpt(tmp_path / "a.bin", RAMP + 1), layout="llm.c", held_out=0.4)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"held_out_path": "/missing"}, "task.held_out_path: no such file"),
+        ({"end_token": "<s>"}, "task.end_token: found '<s>' without task.tokenizer"),
+        ({"layout": "int8"}, "task.layout: found"),
+        ({"vocab_size": 2**23}, "task.vocab_size: found"),
+    ],
+)
+def test_unfit_options_are_refused(more: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build(nanogpt(tmp_path / "a.bin"), **more)
+    assert str(raised.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nanoGPT", "task.name=tokens, with your file in task.path"),
+        ("causal-lm", "with model.family=decoder"),
+        ("mlm", "task.name=text, with model.family=encoder"),
+    ],
+)
+def test_names_of_other_programs_are_understood(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown task '{name}'.* write .*{expected}"):
+        build_task(name, {}, seq_len=8, seed=0)
+
+
+def test_a_path_is_needed() -> None:
+    with pytest.raises(ConfigError, match="found null; give a file"):
+        build_task("tokens", {}, seq_len=8, seed=0)
+
+
+def test_a_file_that_is_written_to_during_a_run_ends_it(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin", np.arange(50_000))
+    task = build(path)
+    os.truncate(path, 10)  # reading the mapped file would now end the process
+    with pytest.raises(ResourceError, match="was written to while a run read it"):
+        task.train_batch(1, 4)
+
+
+def test_a_file_that_is_replaced_during_a_run_stays_as_it_was(tmp_path: Path) -> None:
+    task = build(nanogpt(tmp_path / "a.bin"))
+    nanogpt(tmp_path / "b.bin", RAMP + 5000)
+    os.replace(tmp_path / "b.bin", tmp_path / "a.bin")
+    assert shown(task) == set(range(900))
+    (tmp_path / "a.bin").unlink()
+    assert shown(task) == set(range(900))
+
+
+def test_large_files_cost_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    block = np.random.default_rng(0).integers(0, 50_000, 10**6).astype("<u2").tobytes()
+    with path.open("wb") as file:
+        for _ in range(200):
+            file.write(block)
+    program = f"""if True:
+        from deepstack.tasks import build_task
+        def peak():
+            lines = open("/proc/self/status").read().splitlines()
+            return int(next(l for l in lines if l.startswith("VmHWM")).split()[1]) * 1024
+        before = peak()
+        task = build_task("tokens", {{"path": {str(path)!r}}}, seq_len=64, seed=0)
+        task.train_batch(0, 64), task.validation_batch(0, 64)
+        print(peak() - before)"""
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(out.stdout) < 120_000_000  # the file has 400 MB

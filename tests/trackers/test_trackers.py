@@ -1,0 +1,333 @@
+"""Logs for trackers: equal to those of the run, read back by each tracker's own reader (slow)."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+from helpers.small_runs import stop_at
+from typer.testing import CliRunner
+
+import deepstack
+from deepstack.cli import app
+from deepstack.config import config_hash, parse_config, to_yaml
+from deepstack.errors import ConfigError, Interrupted, ResourceError
+from deepstack.records import Run
+from deepstack.trackers import export_logs, heat_maps, require_tensorboard, scalars
+from deepstack.trackers.values import heat_map
+
+SETTINGS = (
+    "model.depth=3 model.d_model=8 task.seq_len=8 train.batch_size=2 train.steps=12 "
+    "train.eval_every=4 train.eval_batches=1 log.probe_sequences=1 log.attribution_every=6"
+).split()
+
+
+def settings(*more: str) -> Any:
+    return parse_config("", overrides=[*SETTINGS, *more])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run that is done, and one that diverged."""
+    out = tmp_path_factory.mktemp("runs")
+    done = deepstack.train(settings(), study="study", out=out)
+    diverged = deepstack.train(settings("train.max_loss=1e-3", "seed=1"), study="study", out=out)
+    assert diverged.state == "diverged"
+    return {"done": done, "diverged": diverged}
+
+
+def test_scalars_are_those_of_the_run(runs: dict[str, Run]) -> None:
+    run = runs["done"]
+    values = dict(scalars(run))
+    assert list(values) == list(range(13))
+    for row in run.steps.to_dict("records"):
+        assert {k: values[int(row["step"])][f"steps/{k}"] for k in row if k != "step"} == {
+            k: v for k, v in row.items() if k != "step"
+        }
+    assert values[12]["evals/loss"] == run.evals.loss.iloc[-1]
+    assert values[12]["attribution/q"] == run.attribution.q.iloc[-1]
+    steps, norms = run.layers("grad_norm")
+    for step, norm in zip(steps, norms, strict=True):
+        assert values[step]["layers/grad_norm/mean"] == pytest.approx(norm.mean())
+        assert values[step]["layers/grad_norm/max"] == norm.max()
+    # no key for each layer: as many keys for any depth
+    keys = {key for each in values.values() for key in each if key.startswith("layers/")}
+    assert len(keys) <= 3 * len(run.layer_names())
+
+
+def test_heat_maps_show_values_of_layers_and_steps(runs: dict[str, Run]) -> None:
+    maps = {key: (step, png) for key, step, png in heat_maps(runs["done"])}
+    assert f"layers/{runs['done'].layer_names()[0]}" in maps
+    step, png = maps["layers/grad_norm"]
+    assert step == 12 and matplotlib.image.imread(io.BytesIO(png)).shape == (350, 600, 4)
+    values = np.array([[1.0, 10.0], [math.nan, 1000.0]])
+    pixels = matplotlib.image.imread(io.BytesIO(heat_map("x", np.array([0, 5]), values)))
+    top, bottom = pixels[80, [150, 400], :3], pixels[250, [150, 400], :3]
+    assert (bottom[1] == 1).all()  # no value: white
+    colours = np.vstack([bottom[:1], top])  # 1, 10, 1000
+    assert (np.diff(colours[:, 0] + colours[:, 1]) > 0.1).all()  # brighter for larger values
+
+
+def test_constant_and_negative_values_have_heat_maps() -> None:
+    for values in (np.zeros((3, 2)), np.full((1, 1), 2.0), np.array([[-1.0, 3.0]])):
+        assert heat_map("x", np.arange(len(values)), values).startswith(b"\x89PNG")
+
+
+def test_trackers_are_no_part_of_the_experiment() -> None:
+    assert config_hash(settings("log.to=[tensorboard]")) == config_hash(settings())
+    with pytest.raises(ConfigError, match=r"log.to"):
+        settings("log.to=[tensorbord]")
+
+
+def test_a_missing_package_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepstack.trackers.tensorboard.find_spec", lambda name: None)
+    (tmp_path / "c.yaml").write_text(to_yaml(settings("log.to=[tensorboard]")))
+    words = ["train", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert "log.to: tensorboard needs the package tensorboard" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def export(run: Run, *more: str) -> Any:
+    return CliRunner().invoke(app, ["export", str(run.path.parent), *more])
+
+
+def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    for more, expected in [
+        (["--logs", "tensorbord", "--to", str(tmp_path / "x")], "did you mean 'tensorboard'?"),
+        (["--logs", "wandb", "--to", str(tmp_path)], "exists already; give another folder"),
+        ([], "--to is missing"),
+    ]:
+        result = export(runs["done"], *more)
+        assert result.exit_code == 2 and expected in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    result = CliRunner().invoke(app, ["export", str(tmp_path), "--logs", "wandb"])
+    assert result.exit_code == 7 and "holds no runs" in result.stderr
+
+
+needs_tensorboard = pytest.mark.skipif(
+    find_spec("tensorboard") is None, reason="needs the extra [tensorboard]"
+)
+
+
+def events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0})
+    return accumulator.Reload()
+
+
+def same(read: float, value: float) -> bool:
+    return math.isclose(read, value, rel_tol=1e-6) or (math.isnan(read) and math.isnan(value))
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_tensorboard_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
+    require_tensorboard("")
+    result = export(runs["done"], "--logs", "tensorboard", "--to", str(tmp_path / "tb"), "--json")
+    assert json.loads(result.stdout)[0]["runs"] == 2
+    for run in runs.values():
+        read = events(tmp_path / "tb" / "study" / run.name)
+        compare_events(run, read)
+        assert run.name in str(read.path) and read.Tags()["tensors"] == ["settings"]
+        text = read.Tensors("settings")[0].tensor_proto.string_val[0].decode()
+        assert '"model.depth": 3' in text and f'"state": "{run.state}"' in text
+
+
+def compare_events(run: Run, read: Any, *, timing: bool = True) -> None:
+    written = scalars(run)
+    keys = {key for _, values in written for key in values}
+    keys = {k for k in keys if timing or not k.startswith(("timing/", "attribution/"))}
+    assert keys <= set(read.Tags()["scalars"])
+    for key in keys:
+        wanted = [(step, values[key]) for step, values in written if key in values]
+        found = [(event.step, event.value) for event in read.Scalars(key)]
+        assert [step for step, _ in found] == [step for step, _ in wanted], key
+        assert all(same(a, b) for (_, a), (_, b) in zip(found, wanted, strict=True)), key
+    maps = {key: png for key, _, png in heat_maps(run)}
+    assert set(read.Tags()["images"]) == set(maps)
+    for key, png in maps.items():
+        (image,) = read.Images(key)
+        assert image.encoded_image_string == png and (image.width, image.height) == (600, 350)
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
+    config = settings("log.to=[tensorboard]")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, study="a", out=tmp_path, stop=stop_at(6))
+    (folder,) = tmp_path.glob("a/*/tensorboard")
+    assert [event.step for event in events(folder).Scalars("steps/loss")] == list(range(1, 7))
+    assert not events(folder).Tags()["images"]
+    run = deepstack.train(config, study="a", out=tmp_path)
+    compare_events(run, events(folder), timing=False)
+    plain = deepstack.train(settings(), study="b", out=tmp_path)
+    for name in ("steps.csv", "evals.csv"):
+        assert (run.path / name).read_bytes() == (plain.path / name).read_bytes()
+    result = CliRunner().invoke(app, ["verify", str(run.path)])
+    assert result.exit_code == 0, result.output
+    again = deepstack.train(settings(), study="a", out=tmp_path)
+    assert again.path == run.path  # not trained anew without its tracker
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    config = settings("log.to=[tensorboard]")
+    with pytest.raises(Interrupted):
+        deepstack.train(config, study="a", out=tmp_path, stop=stop_at(6))
+    (folder,) = tmp_path.glob("a/*/tensorboard")
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(
+        ResourceError, match="tensorboard is a link, and training would write to it"
+    ):
+        deepstack.train(config, study="a", out=tmp_path)
+    assert sorted((tmp_path / "elsewhere").iterdir()) == before
+
+
+@pytest.mark.slow
+@needs_tensorboard
+def test_steps_that_are_trained_again_are_shown_once(tmp_path: Path) -> None:
+    from deepstack.trackers import EventLog
+
+    for first, last in ((0, 10), (6, 12)):  # killed at 10, resumed after the checkpoint of step 5
+        log = EventLog(tmp_path, first)
+        for step in range(first, last + 1):
+            log.scalars(step, {"x": step + first / 100, "none": None})
+        log.close()
+    read = [(event.step, round(event.value, 2)) for event in events(tmp_path).Scalars("x")]
+    assert read == [(s, float(s)) for s in range(6)] + [(s, s + 0.06) for s in range(6, 13)]
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format after seven bytes of identification."""
+    block, at, parts = 32_768, 7, b""
+    while at + 7 <= len(content):
+        left = block - at % block
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            yield parts
+            parts = b""
+
+
+@pytest.mark.slow
+def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    result = export(runs["done"], "--logs", "wandb", "--to", str(tmp_path / "w"))
+    assert result.exit_code == 0, result.output
+    from wandb.proto import wandb_internal_pb2
+
+    read = {}
+    for file in (tmp_path / "w").glob("wandb/offline-run-*/*.wandb"):
+        rows: dict[int, dict[str, Any]] = {}
+        name, config = "", {}
+        for data in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                name = record.run.display_name
+                config = {each.key: each.value_json for each in record.run.config.update}
+            if record.HasField("history"):
+                row = {
+                    (each.key or "/".join(each.nested_key)): json.loads(each.value_json)
+                    for each in record.history.item
+                }
+                rows[row["_step"]] = row
+        read[name] = rows, config
+    assert set(read) == {run.name for run in runs.values()}
+    for run in runs.values():
+        rows, config = read[run.name]
+        assert config["model.depth"] == "3" and config["state"] == f'"{run.state}"'
+        for step, values in scalars(run):
+            for key, value in values.items():
+                assert same(float(rows[step][key]), value)
+        last = rows[max(rows)]
+        for key, _, _ in heat_maps(run):
+            assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] == 600
+            assert list((tmp_path / "w").glob(f"wandb/*/files/{last[f'{key}/path']}"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    result = export(runs["done"], "--logs", "mlflow", "--to", str(tmp_path / "m"))
+    assert result.exit_code == 0, result.output
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/m/mlflow.db")
+    experiment = client.get_experiment_by_name("study")
+    read = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(read) == {run.name for run in runs.values()}
+    for run in runs.values():
+        one = read[run.name]
+        assert one.data.params["model.depth"] == "3"
+        assert one.data.params["state"] == run.state
+        written = scalars(run)
+        for key in ("steps/loss", "evals/loss", "layers/grad_norm/max", "timing/step_ms"):
+            wanted = [(step, values[key]) for step, values in written if key in values]
+            history = client.get_metric_history(one.info.run_id, key)
+            assert sorted((m.step, m.value) for m in history) == wanted
+        assert set(one.data.metrics) == {key for _, values in written for key in values}
+        paths = {item.path for item in client.list_artifacts(one.info.run_id, "layers")}
+        assert paths == {f"{key}.png" for key, _, _ in heat_maps(run)}
+
+
+@pytest.mark.slow
+def test_trackio_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    # trackio keeps the folder of its first import: use another process
+    words = ["export", runs["done"].path.parent, "--logs", "trackio", "--to", tmp_path / "t"]
+    command = [sys.executable, "-m", "deepstack", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["runs"] == 2  # and nothing else on stdout
+    with sqlite3.connect(tmp_path / "t" / "study.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics").fetchall()
+    for run in runs.values():
+        read: dict[int, dict[str, Any]] = {}
+        for name, step, metrics in rows:
+            if name == run.name:
+                read.setdefault(step, {}).update(json.loads(metrics))
+        for step, values in scalars(run):
+            for key, value in values.items():
+                assert same(float(read[step][key]), value), key
+        pictures = {key for key in read[max(read)] if isinstance(read[max(read)][key], dict)}
+        assert pictures == {key for key, _, _ in heat_maps(run)}
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])
+def test_an_export_without_its_package_names_the_extra(
+    tracker: str, runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wandb", "mlflow", "mlflow.entities", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"of the extra \[{tracker}\]"):
+        export_logs(list(runs.values()), tracker, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
