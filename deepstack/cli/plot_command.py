@@ -91,10 +91,7 @@ def plot_command(
     ] = "pdf,png,svg,csv",
     plugin: Plugins = [],
 ) -> None:
-    """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values.
-
-    Example: deepstack plot metric results/quick --x depth --y val_loss --by scheme
-    """
+    """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
     load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
 

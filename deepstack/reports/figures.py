@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepstack.analysis.outcomes import OUTCOME_WORDS
 from deepstack.plots.chart import Chart
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
             for series, part in rows.groupby("series", sort=False):
                 if style := next((drawn[index].get(key) for key in keys_of(part)), None):
                     styles[str(series)] = style
-        kinds = [str(kind) for kind in rows["kind"].unique()] if "kind" in rows else []
+        kinds = [word(kind) for kind in rows["kind"].unique()] if "kind" in rows else []
         described = describe_axes(axes, index)
         panels.append({"name": name, "kinds": kinds, "styles": styles, **described})
     legend = {
@@ -45,7 +46,12 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
         for text, handle in zip(one.get_texts(), one.legend_handles, strict=True)
         if isinstance(handle, Patch)
     }
-    return {"panels": panels, "legend": legend}
+    return {"panels": panels, "legend": legend, "words": OUTCOME_WORDS}
+
+
+def word(kind: object) -> str:
+    """Return the word that readers see for the kind of a row, such as an outcome."""
+    return OUTCOME_WORDS.get(str(kind), str(kind))
 
 
 def split_panels(

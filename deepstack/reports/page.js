@@ -165,11 +165,13 @@
     return rows.map((cells) => Object.fromEntries(names.map((name, i) => [name, cells[i]])));
   }
 
-  function readRows(link) {
+  // words: kind of a row -> the word that readers see, for outcomes.
+  function readRows(link, words) {
     const bytes = Uint8Array.from(atob(link.href.split(",")[1]), (c) => c.charCodeAt(0));
     const number = (cell) => cell === undefined || cell === "" ? NaN : Number(cell);
     return parseCsv(new TextDecoder().decode(bytes)).map((row) => ({
-      panel: row.panel || "", series: clean(row.series || ""), kind: row.kind, mark: row.mark || "",
+      panel: row.panel || "", series: clean(row.series || ""), kind: words[row.kind] || row.kind,
+      mark: row.mark || "",
       x: number(row.x), y: number(row.y), low: number(row.low), high: number(row.high),
       n: number(row.n), value: number(row.value)}));
   }
@@ -232,7 +234,7 @@
   class Figure {
     constructor(figure, description) {
       this.figure = figure;
-      this.rows = readRows(figure.querySelector("figcaption a"));
+      this.rows = readRows(figure.querySelector("figcaption a"), description.words);
       this.panels = description.panels.map((panel) => ({...panel,
         rows: this.rows.filter((row) => row.panel === panel.name &&
           (panel.kinds.includes(row.kind) || row.kind === "level" || row.kind === "reference" ||
