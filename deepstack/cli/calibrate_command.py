@@ -129,6 +129,6 @@ def draw_figures(measured: Calibration) -> list[str]:
     lines = []
     for runs in (measured.before, measured.after):
         if runs:
-            paths = draw(runs[0].path.parent, ["attribution_vs_depth"], at_step=min(measured.steps))
+            paths = draw(runs[0].path.parent, ["update_by_role"], at_step=min(measured.steps))
             lines += [f"figure: {path}" for path in paths if path.suffix == ".png"]
     return lines
