@@ -18,6 +18,7 @@ from deepstack.cli.options import (
     load_plugins,
     located,
 )
+from deepstack.cli.streams import log
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Calibration
@@ -107,7 +108,7 @@ def calibrate_command(
     if not quiet:
         figures = draw_figures(measured)
         for line in (*figures, f"config: {target}"):
-            typer.echo(line, err=True)
+            log(line)
 
 
 def rows_of(measured: Calibration) -> list[dict[str, Any]]:

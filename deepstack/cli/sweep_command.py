@@ -14,6 +14,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.streams import log
 from deepstack.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def sweep_command(
     emit(result_rows(progress, nested=json), json)
     if not quiet and any(entry.state == "done" for entry in progress):
         for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
-            typer.echo(line, err=True)
+            log(line)
         folder = shlex.quote(str(out / name))
         opt.note(
             f"for one page: deepstack report {folder}; compare and plot also accept the folder"

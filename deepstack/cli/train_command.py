@@ -12,6 +12,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.progress import show_work
+from deepstack.cli.streams import log
 from deepstack.gc_control import gc_paused
 
 
@@ -79,6 +80,6 @@ def train_command(
         return
     typer.echo(run.path)
     if not quiet and (sentence := run_finding(run)):
-        typer.echo(f"{sentence}\nnext: {next_command(run, sys.argv[1:])}", err=True)
+        log(f"{sentence}\nnext: {next_command(run, sys.argv[1:])}")
     if fail_on_divergence and run.state == "diverged":
         raise typer.Exit(4)

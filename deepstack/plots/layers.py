@@ -250,7 +250,7 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     cells = [(s, symbol) for s in shown for symbol in WORDS]
     panels = drawing.add_panels(
         [f"{labels[s]}: {symbol}" for s, symbol in cells],
-        titles=[f"{labels[s]}: " * several + in_braces(symbol) for s, symbol in cells],
+        titles=[labels[s] if several else in_braces(symbol) for s, symbol in cells],
         columns=len(WORDS),
         height=1.25,
     )

@@ -82,5 +82,5 @@ def role_style(role: str, roles: list[str]) -> dict[str, Any]:
     return {
         "color": colours[index % len(colours)],
         "linestyle": "-",
-        "marker": MARKERS[index % len(MARKERS)],
+        "marker": MARKERS[(index + index // len(colours)) % len(MARKERS)],
     }

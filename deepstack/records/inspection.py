@@ -112,6 +112,10 @@ class Inspection:
                 self._add(STATUS, f"found state {state!r} at step {step!r}; allowed {allowed}")
                 return status
             self.state = str(state)
+            if "error" not in status or (state == "done" and status["error"] is not None):
+                self._add(
+                    STATUS, f"found {state} with the error {status.get('error', 'missing')!r}"
+                )
             reaches_step = step <= last
             if state in ENDED:
                 with contextlib.suppress(DeepstackError):

@@ -250,7 +250,7 @@ def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-NEEDING_RATES = {"frontier", "loss_vs_lr"}
+NEEDING_RATES = {"frontier", "loss_vs_lr", "best_lr_vs_depth"}
 
 
 @pytest.mark.slow

@@ -108,7 +108,9 @@ def panels(chart: Chart, name: str) -> list[tuple[Axes, pd.DataFrame]]:
     assert len(axes) == len(parts)
     for one, panel in zip(axes, names, strict=False):
         title = flat(one.get_title(loc="left"))
-        assert not title or name == "bound_vs_depth" or flat(str(panel)).endswith(title), title
+        words = flat(str(panel))
+        starts = name == "gradient_ratios" and words.startswith(f"{title}:")  # symbols: on the axis
+        assert not title or name == "bound_vs_depth" or words.endswith(title) or starts, title
     return list(zip(axes, parts, strict=True))
 
 
