@@ -30,6 +30,7 @@ from deepstack.analysis.statistics import (
     final_value,
     loss_column,
     mean_of,
+    training_flops,
     update_column,
     value_at,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     "val_loss", "val_sd", "val_low", "val_high", "unigram", "difference", "se", "diff_low",
-    "diff_high", "update_first", "update_last", "step_ms"
+    "diff_high", "update_first", "update_last", "step_ms", "flops"
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def compare(
     | update_last      |      | the same after the last step; both of the seeds that are done      |
     | update_measure   |      | of these two columns: ‖ΔF‖ or ‖ΔF‖/‖F_0‖                           |
     | step_ms          | ms   | median wall-clock time of a step                                   |
+    | flops            |      | FLOPs of all training steps, forward and backward; mean over seeds |
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
@@ -187,6 +189,7 @@ def comparison(
         row["update_measure"] = "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"
         times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
         row["step_ms"] = median(times) if times else math.nan
+        row["flops"] = mean_of([training_flops(run) for run in there]).value
         rows.append({key: None if value != value else value for key, value in row.items()})
     return rows
 

@@ -18,7 +18,7 @@ from deepstack.registry import unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP, LAYER = "step", "layer"
+STEP, LAYER, FLOPS = "step", "layer", "flops"
 Layers = str | int
 REDUCTIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
 TABLES = ("steps", "evals", "timing", "attribution")
@@ -30,8 +30,9 @@ VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 class Quantity:
     """A logged column or a per-layer diagnostic of runs.
 
-    source: the table that has it, or `layers`.  column: its name there.  layers: how the layers of
-    a diagnostic become one value.  words: of an axis.
+    source: the table that has it, `layers`, or `flops`, of which meta.json has those of a step.
+    column: its name there.  layers: how the layers of a diagnostic become one value.  words: of an
+    axis.
     """
 
     name: str
@@ -48,6 +49,10 @@ class Quantity:
         """Return step and value of a run."""
         import pandas as pd
 
+        if self.source == FLOPS:
+            last = int(run.steps["step"].max()) if len(run.steps) else -1
+            made, flops = np.arange(last + 1), run.meta.get("flops", {}).get("step", math.nan)
+            return pd.DataFrame({"step": made, "value": made * float(flops)}).dropna()
         if self.source != "layers":
             logged = getattr(run, self.source)
             if self.column not in logged:
@@ -79,6 +84,8 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     """
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
+    if name == FLOPS and any("flops" in run.meta for run in runs):
+        return Quantity(name, FLOPS, name, "training FLOPs")
     words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
     words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
     if name in VALIDATION and any(VALIDATION[name] in run.evals for run in runs):
@@ -98,12 +105,12 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
         return Quantity(name, "layers", name, f"{words}, {of}", layers)
     for run in runs:
         known |= dict.fromkeys(run.layer_names())
-    raise ConfigError(unknown("column", name, [*known, *VALIDATION]))
+    raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))
 
 
 def setting_or_column(word: str, runs: Sequence[Run]) -> str:
     """Return `step`, `layer`, a dotted setting, or a logged column for the word of an axis."""
-    if word in (STEP, LAYER):
+    if word in (STEP, LAYER, FLOPS):
         return word
     try:
         return find_key(word, runs)

@@ -84,7 +84,7 @@ def width_inside(config: Config) -> int:
 
 
 class StackSizes(NamedTuple):
-    """The sizes of a stack from which a scheme computes the memory that it adds.
+    """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
 
     sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
     which keeps the gradients of activations as well.
@@ -99,9 +99,14 @@ class StackSizes(NamedTuple):
     replayed: bool
 
     @property
+    def numbers(self) -> int:
+        """The numbers of one stream, (batch, seq, d_model)."""
+        return self.batch * self.seq * self.d_model
+
+    @property
     def stream(self) -> int:
-        """The bytes of one stream (batch, seq, d_model) in fp32."""
-        return self.batch * self.seq * self.d_model * _FP32
+        """The bytes of one stream in fp32."""
+        return self.numbers * _FP32
 
 
 SchemeMemory = Callable[[StackSizes], int]
@@ -245,11 +250,17 @@ def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> 
     depth, beside = depths(config)
     crossing = sublayers(config) - 2 * (depth + beside)  # each keeps as much as a self-attention
     saved = (depth + beside) * (attention + feed_forward) + crossing * attention
-    common = batch, n, model.n_heads, model.d_model, _replayed(config)
-    saved += scheme_memory(StackSizes(depth, 2 * depth, *common))
-    return saved + (
-        scheme_memory(StackSizes(beside, 2 * beside + crossing, *common)) if beside else 0
-    )
+    return saved + sum(map(scheme_memory, stack_sizes(config, batch)))
+
+
+def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
+    """Return the sizes of the stack of a configuration, or of both, for a batch."""
+    model, (depth, beside) = config.model, depths(config)
+    common = batch, config.task.seq_len, model.n_heads, model.d_model, _replayed(config)
+    sizes = [StackSizes(depth, 2 * depth, *common)]
+    if beside:
+        sizes.append(StackSizes(beside, sublayers(config) - 2 * depth, *common))
+    return sizes
 
 
 def _held_out(config: Config) -> int:

@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
 
 from deepstack.analysis.quantities import (
+    FLOPS,
     LAYER,
     STEP,
     Layers,
@@ -284,7 +285,7 @@ def line_label(key: str | None, group: Any, runs: Sequence[Run]) -> str:
 def name_of(across: str) -> str:
     """Return the words of an axis: `depth N (layers)`, `learning rate`, `step t`."""
     words = {DEPTH: "depth N (layers)", "train.lr": "learning rate", STEP: "step t",
-             LAYER: "layer l", SCHEME: "scheme"}  # fmt: skip
+             LAYER: "layer l", SCHEME: "scheme", FLOPS: "training FLOPs"}  # fmt: skip
     return words.get(across, short_key(across).replace("_", " "))
 
 

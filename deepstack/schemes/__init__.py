@@ -20,6 +20,7 @@ from deepstack.schemes.scheme import (
 )
 from deepstack.schemes.stack_scheme import (
     StackScheme,
+    scheme_flops,
     scheme_memory,
     scheme_options,
     stack_positions,
@@ -50,6 +51,7 @@ __all__ = [
     "defined_at",
     "has_role",
     "parameter",
+    "scheme_flops",
     "scheme_memory",
     "scheme_options",
     "stack_positions",

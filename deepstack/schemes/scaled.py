@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
 from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
@@ -186,6 +187,11 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
         self.register_buffer("begin", ones / (rank * d) ** 0.5, persistent=False)
         self.add_per_sublayer("down", lambda: parameter(rank, d, role="scheme", start="zero"))
         self.add_per_sublayer("up", lambda: parameter(d, rank, role="scheme", start="zero"))
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of B A x."""
+        return 2 * 2 * cls.rank * sizes.sublayers * sizes.numbers
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, down: Tensor, up: Tensor) -> Tensor:
         return x + F.linear(F.linear(x, self.begin + down), up) + G(norm(x))

@@ -155,6 +155,7 @@ class Scheme(nn.Module):
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
     - `extra_streams`, `extra_memory`: the memory of a training step beyond Pre-LN's.
+    - `extra_flops`: the FLOPs of a forward pass beyond those of the sublayers.
     - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
     - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
     - `enter`, `leave`: convert x to several streams and back.
@@ -330,6 +331,14 @@ class Scheme(nn.Module):
     def extra_memory(cls, sizes: StackSizes) -> int:
         """Return the bytes that a stack keeps for its gradients, in addition to Pre-LN's."""
         return cls.extra_streams * sizes.sublayers * sizes.stream
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of a stack's forward pass in products of the scheme's own.
+
+        A multiply-add of a matrix product, or of a weighted sum over streams or layers, counts two.
+        """
+        return 0
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
         """Join one sublayer to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""

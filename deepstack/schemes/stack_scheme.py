@@ -158,7 +158,15 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    model = config.model
-    options = option_values(model.scheme, model.scheme_options)
-    scheme = SCHEMES[model.scheme]
-    return (scheme.configure(options) if model.scheme_options else scheme).extra_memory
+    return scheme_with_options(config.model).extra_memory
+
+
+def scheme_flops(config: Config) -> Callable[[StackSizes], int]:
+    """Return the FLOPs that the scheme of a configuration adds, for `config.step_flops`."""
+    return scheme_with_options(config.model).extra_flops
+
+
+def scheme_with_options(model: Model) -> type[Scheme]:
+    """Return the scheme's class with the options of a configuration."""
+    options, scheme = option_values(model.scheme, model.scheme_options), SCHEMES[model.scheme]
+    return scheme.configure(options) if model.scheme_options else scheme

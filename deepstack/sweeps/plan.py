@@ -17,7 +17,7 @@ from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
-from deepstack.schemes import scheme_memory
+from deepstack.schemes import scheme_flops, scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
@@ -29,6 +29,7 @@ class Cell:
     """One cell of a sweep's grid: its configuration, its folder and its estimated size.
 
     state: 'new', or the state of the folder's run; parameters: a number; memory: bytes.
+    flops: of all training steps, without the probe.
     values: of the swept keys; overridden: further keys that an override of the sweep's file set.
     """
 
@@ -39,6 +40,7 @@ class Cell:
     memory: int
     values: dict[str, Any] = field(default_factory=dict)
     overridden: dict[str, Any] = field(default_factory=dict)
+    flops: int = 0
 
     @property
     def work(self) -> int:
@@ -188,6 +190,8 @@ def plan(
                 ),
                 values=combination.values,
                 overridden=combination.overridden,
+                flops=config.train.steps
+                * conf.step_flops(config, vocab_size, scheme_flops(config)).step,
             )
         )
     return sorted(cells, key=lambda cell: cell.work)

@@ -84,10 +84,13 @@ def test_a_mistake_is_answered_in_a_few_lines(words: list[str], code: int, said:
     assert "Traceback" not in result.stderr
 
 
-def test_check_counts_parameters_exactly(tmp_path: Path) -> None:
+def test_check_counts_parameters_and_flops_exactly(tmp_path: Path) -> None:
     described = json.loads(deepstack("check", QUICK, *TINY, "--json").stdout)[0]
     run = deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip()
     assert described["parameters"] == Run(run).meta["parameters"]["total"]
+    assert described["FLOPs a step"] == Run(run).meta["flops"]["step"]
+    plan = json.loads(deepstack("sweep", QUICK, *TINY, "--dry-run", "--json").stdout)
+    assert plan[0]["flops"] == pytest.approx(described["FLOPs of the training"], rel=1e-3)
     assert described["run"] == Path(run).name
     assert deepstack("check", QUICK).exit_code == 0
 

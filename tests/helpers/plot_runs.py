@@ -46,10 +46,12 @@ def make_run(
     optimal: float | None = None,
     config: dict[str, Any] | None = None,
     defaults: dict[str, Any] | None = None,
+    flops: int | None = None,
 ) -> Path:
     """A run folder as training leaves it; updates[t-1] is the model update after step t.
 
     config: more keys of it, dotted.  defaults: those of options, as columns.json has them.
+    flops: of a step.
     """
     folder = RunFolder(root / "-".join(map(str, (scheme, f"d{depth}", f"s{seed}", lr))))
     sections: dict[str, Any] = {
@@ -101,6 +103,8 @@ def make_run(
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
                 log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
+    if flops is not None:
+        folder.write_meta({"flops": {"step": flops}})
     folder.write_status(state, len(values))
     return folder.path
 
