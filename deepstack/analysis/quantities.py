@@ -84,7 +84,7 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     """
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
-    if name == FLOPS and any("flops" in run.meta for run in runs):
+    if name == FLOPS:
         return Quantity(name, FLOPS, name, "training FLOPs")
     words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
     words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
