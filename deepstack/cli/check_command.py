@@ -32,7 +32,7 @@ def check_command(
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack import config as conf
-    from deepstack.model import build_model, check_scheme
+    from deepstack.model import build_model, check_scheme, with_steps
     from deepstack.schemes import scheme_flops, scheme_memory, stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
@@ -43,6 +43,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         run_name,
     )
 
+    settings = with_steps(settings)
     model = settings.model
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()

@@ -43,6 +43,13 @@ def sweep_command(
             autocompletion=complete_names("schemes", ""),
         ),
     ] = None,
+    widths: Annotated[
+        str | None, typer.Option(help="Values of model.d_model, as in 32,64.")
+    ] = None,
+    flops: Annotated[
+        str | None,
+        typer.Option(help="Values of train.flops instead of train.steps, as in 1e12,1e13."),
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Values of seed, as in 0,1,2.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time (default: by cores, memory, GPUs).")
@@ -137,6 +144,7 @@ def sweep_command(
     path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
+    lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)

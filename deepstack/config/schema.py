@@ -50,6 +50,9 @@ Distribution = Literal[
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
+# Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
+LENGTHS = ("steps", "tokens", "flops")
+
 # The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
@@ -203,6 +206,10 @@ class Train(Section):
 
     steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
     """The number of optimizer steps."""
+    tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
+    """Instead of steps: the tokens of all batches, batch_size * seq_len each, rounded to steps."""
+    flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
+    """Instead of steps: the FLOPs of all steps, as `deepstack check` prints, rounded to steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
     shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
@@ -269,6 +276,22 @@ class Train(Section):
         muon={"train.optimizer": ("muon",)},
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        given = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
+        if len(given) > 1:
+            raise PydanticCustomError(
+                "relation",
+                "found {given}; allowed one of {lengths}",
+                {"given": " and ".join(given), "lengths": ", ".join(LENGTHS)},
+            )
+        return self
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether tokens or flops are given, from which the steps are yet to be computed."""
+        return self.tokens is not None or self.flops is not None
 
     @field_validator("shards")
     @classmethod

@@ -17,7 +17,7 @@ from deepstack.config.explain import (
     suggest_inner_key,
     validate,
 )
-from deepstack.config.load import put
+from deepstack.config.load import put, rival_lengths
 from deepstack.config.schema import Config
 from deepstack.registry import nearest
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
@@ -183,6 +183,8 @@ def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Probl
             text = wrong_key(key, node)
             if key in seen:
                 text = text or "found the key twice among grid and zip; allowed once"
+            elif other := next((o for o in seen if o[6:] in rival_lengths(key)), ""):
+                text = text or f"found this key and {other}; allowed one of them"
             elif any(other.startswith(key + ".") for other in keys):
                 text = text or "found this key and another below it; allowed one of them"
             seen.add(key)

@@ -14,7 +14,7 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError, ResourceError
-from deepstack.model import build_model, with_defaults, without_defaults
+from deepstack.model import build_model, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
 from deepstack.schemes import scheme_flops, scheme_memory
@@ -127,6 +127,7 @@ def _cells(
         with named_in_errors(combination):
             config = conf.with_overrides(base.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
+            config = with_steps(config, cache.vocab_size)
         plain = cache.without_defaults(config)
         name = conf.run_name(plain)
         same_name = by_name.setdefault(name, [])
