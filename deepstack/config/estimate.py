@@ -160,6 +160,9 @@ def memory_terms(
             # sublayers at a time, with the stream of all layers once more
             seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
             states = seen * probe * positions(config) * d * _FP32
+            if config.log.stream_update:  # x_l at θ_0, kept, and a difference
+                start = depth * probe * positions(config) * d * _FP32
+                copies, states = copies + start, states + start
             saved = saved_by_layers(config, probe, scheme_memory)
             after = 2 * weights + saved + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part

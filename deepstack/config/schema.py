@@ -319,6 +319,8 @@ class Log(Section):
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
+    stream_update: bool = False
+    """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
@@ -326,16 +328,17 @@ class Log(Section):
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 
-    @field_validator("first_order")
+    @field_validator("first_order", "stream_update")
     @classmethod
-    def _first_order_is_of_attribution(cls, first_order: bool, info: Any) -> bool:
-        if first_order and info.data.get("attribution_every") == 0:
+    def _is_of_a_record(cls, chosen: bool, info: Any) -> bool:
+        every = {"first_order": "attribution_every", "stream_update": "layers_every"}
+        key = every[info.field_name]
+        if chosen and info.data.get(key) == 0:
             raise PydanticCustomError(
                 "relation",
-                "found true, unused under log.attribution_every=0; allowed false, or another "
-                "log.attribution_every",
+                f"found true, unused under log.{key}=0; allowed false, or another log.{key}",
             )
-        return first_order
+        return chosen
 
 
 class Runtime(Section):

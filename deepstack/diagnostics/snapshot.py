@@ -43,7 +43,8 @@ class Snapshot:
     grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
     norm of the weight matrices alone;
     loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
-    None if not requested; shared: values that diagnostics share.
+    None if not requested; initial_states: `states` at θ_0, None if not requested; shared: values
+    that diagnostics share.
     """
 
     sublayers: tuple[str, ...]
@@ -71,6 +72,7 @@ class Snapshot:
     param_update_norm: Tensor
     loss: Tensor
     skip_loss: Tensor | None = None
+    initial_states: Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
 
 
@@ -109,6 +111,18 @@ def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Te
     return Pass(seen, value, tuple(lengths))
 
 
+def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
+    states: dict[str, Tensor] = {}
+    memory = None
+    with torch.no_grad(), evaluating(model), model.unfused():
+        for (side, stack), x0 in zip(model.stacks.items(), model.inputs(tokens), strict=True):
+            streams = list(stack.stream(x0, memory))
+            states[side] = torch.stack([visible(x) for x in streams])
+            memory = stack.leave(streams[-1])
+    return states
+
+
 def take(
     model: Transformer,
     layer_banks: Sequence[Bank],
@@ -119,13 +133,15 @@ def take(
     initial: Sequence[Tensor],
     skipped: int = 0,
     passed: Callable[[], Pass] | None = None,
+    initial_states: Mapping[str, Tensor] | None = None,
 ) -> list[Snapshot]:
     """Take a snapshot of each stack of the model at its current parameters.
 
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
     before: values of these banks before the last step, None at initialisation; initial: at θ_0.
     skipped: how many layers are left out in turn, one forward pass each.  passed: a faster
-    equivalent of `pass_through` with these arguments; its result is not cleared.
+    equivalent of `pass_through` with these arguments; its result is not cleared.  initial_states:
+    those of `stream_states` at θ_0.
     """
     seen, value, lengths = passed() if passed else pass_through(model, tokens, loss)
     grad_norm = length_by_layer(model, lengths, lambda p: True)
@@ -165,6 +181,7 @@ def take(
                 param_update_norm=changes,
                 loss=value,
                 skip_loss=without[side] if without else None,
+                initial_states=initial_states[side] if initial_states else None,
             )
         )
     return snapshots

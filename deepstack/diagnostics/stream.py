@@ -34,6 +34,15 @@ def angular_distance(snapshot: Snapshot) -> Tensor:
     return in_chunks(snapshot.states, angle, overlap=1)
 
 
+@diagnostic("stream_update", "‖x_l,t − x_l,0‖", parts=())
+def stream_update(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
+    """Mean over probe tokens of ‖x_l,t − x_l,0‖₂, the change of the stream (log.stream_update)."""
+    if snapshot.initial_states is None:
+        return {}
+    change = snapshot.states[1:] - snapshot.initial_states[1:]
+    return change.norm(dim=-1).flatten(1).mean(dim=1)
+
+
 @diagnostic("effective_rank", "erank X_l", parts=())
 def effective_rank(snapshot: Snapshot) -> Tensor:
     """exp(−Σ p_i ln p_i), p_i = σ_i/Σσ, σ the singular values of the centred tokens of x_l.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 
 
 class LNScaling(
@@ -99,46 +99,6 @@ class DeepScaleLM(
         return self.skip * x + self.branch * G(norm(x))
 
 
-class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244", static=True):
-    """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
-
-    Learning rates and epsilon inside the layers are multiplied by (N/base)^(-1/2) (Adam and AdamW;
-    SGD's rates are unchanged).  This is the rule for depth.  The rule for width changes nothing at
-    d_model = its base, except attention's logits: here divided by sqrt(d_head) and not d_head.
-    """
-
-    final_norm = True
-    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
-    power: ClassVar[float] = 0.5
-
-    def setup(self, parts: Parts) -> None:
-        self.factor = (self.depth / self.base) ** -0.5
-
-    @classmethod
-    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / cls.base, cls.power, optimizer)
-
-    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
-        return torch.add(x, G(norm(x)), alpha=self.factor)
-
-
-class CompleteP(
-    DepthMuP, name="complete_p", label="CompleteP", paper="arXiv:2505.01618", static=True
-):
-    """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
-
-    Learning rates are unchanged; epsilon inside the layers is multiplied by (N/base)^(-1) (Adam and
-    AdamW; SGD's learning rates by N/base).  This is the rule for depth.  The rule for width changes
-    nothing at d_model = its base, except attention's logits: here divided by sqrt(d_head) and not
-    d_head.
-    """
-
-    power = 1.0
-
-    def setup(self, parts: Parts) -> None:
-        self.factor = self.base / self.depth
-
-
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):
     """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
 
@@ -195,19 +155,6 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, down: Tensor, up: Tensor) -> Tensor:
         return x + F.linear(F.linear(x, self.begin + down), up) + G(norm(x))
-
-
-def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
-    """Return the factors inside the layers: m^(a - 1) for the learning rate, m^(-a) for epsilon.
-
-    m = N/base; outside the layers the factors are 1.  arXiv:2505.01618, Table 1, for AdamW: a = 1/2
-    is depth-µP, a = 1 CompleteP.  For SGD the learning rate's power is 2 a - 1.
-    """
-    if role in ("embedding", "position", "head", "final_norm"):
-        return Optim()
-    if optimizer == "sgd":
-        return Optim(lr=multiple ** (2 * power - 1))
-    return Optim(lr=multiple ** (power - 1), eps=multiple**-power)
 
 
 class WithoutNorm(Scheme, registered=False):

@@ -151,7 +151,8 @@ class Scheme(nn.Module):
 
     - `setup`: makes parameters, `slots` and buffers.
     - `alpha` and `beta`: its coefficients at a depth; None if it has none.
-    - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training.
+    - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training;
+      `head_factor`: the factor on F in the head.
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
     - `extra_streams`, `extra_memory`: the memory of a training step beyond Pre-LN's.
@@ -164,8 +165,8 @@ class Scheme(nn.Module):
     - `project`: constrains matrices, at the start and after every step.
 
     A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
-    `gain`, `project` and `optim` receive each option that they name as an argument, and `place`,
-    `qkv` (of 'model.init') and `optimizer` (of 'train').
+    `gain`, `optim`, `head_factor` and `project` receive each option that they name as an argument,
+    and `place`, `config` (the whole one), `qkv` (of 'model.init') and `optimizer` (of 'train').
     """
 
     name: ClassVar[str]
@@ -316,6 +317,11 @@ class Scheme(nn.Module):
     def optim(cls, role: str, depth: int) -> Optim:
         """Return the factors on the learning rate, weight decay and epsilon of a role."""
         return Optim()
+
+    @classmethod
+    def head_factor(cls) -> float:
+        """Return the constant by which the head multiplies F before its first matrix."""
+        return 1.0
 
     @classmethod
     def project(cls, role: str, matrices: Tensor) -> None:

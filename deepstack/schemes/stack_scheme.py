@@ -26,11 +26,11 @@ class StackScheme:
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: str
+        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: Any
     ) -> None:
         """Validate the options, and bind the arguments that class methods name.
 
-        settings: `qkv` and `optimizer`, of the configuration.
+        settings: `config`, and its `qkv` and `optimizer`.
         """
         self.options = option_values(name, options)
         self.place, self.depth = place, place.depth
@@ -44,7 +44,7 @@ class StackScheme:
         scheme = self.scheme_class
         self._alpha, self._beta = bind(scheme.alpha), bind(scheme.beta)
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
-        self._project = bind(scheme.project)
+        self._head_factor, self._project = bind(scheme.head_factor), bind(scheme.project)
 
     @property
     def alpha(self) -> float | None:
@@ -55,6 +55,11 @@ class StackScheme:
     def beta(self) -> float | None:
         """The initialisation gain of this stack, or None."""
         return self._beta(self.depth)
+
+    @property
+    def head_factor(self) -> float:
+        """The constant by which the head multiplies F."""
+        return self._head_factor()
 
     def gain(self, role: str, layer: int) -> float:
         """Return the factor on a role's initial matrix; layer is 1..N, 0 outside the layers.
@@ -149,7 +154,7 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
     """Return the scheme of each stack of a configuration, by side."""
     model = config.model
     name, options = model.scheme, model.scheme_options
-    more = {"qkv": model.init.qkv, "optimizer": config.train.optimizer}
+    more = {"config": config, "qkv": model.init.qkv, "optimizer": config.train.optimizer}
     return {
         side: StackScheme(name, options, place, **more)
         for side, place in stack_positions(model).items()

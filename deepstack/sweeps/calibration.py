@@ -162,6 +162,7 @@ def short_settings(config: conf.Config, steps: Sequence[int]) -> dict[str, Any]:
         "train.eval_batches": 1,
         "model.dropout": 0.0,
         "log.layers_every": 0,
+        "log.stream_update": False,
         "log.skipped_layers": 0,
         "log.attribution_every": math.gcd(*steps),
         "log.first_order": False,
