@@ -82,19 +82,21 @@ def columns_of(
     prepared: Prepared,
     built: Built,
     update: ModelUpdate,
+    evals: dict[str, tuple[str, str, str]],
     attribution: dict[str, tuple[str, str, str]],
 ) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
-    attribution: the columns of attribution.csv, empty for a run without it.  The result has the
-    default options of scheme and task, so that a chart names those that were set, and under
-    below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
+    evals: more columns of evals.csv.  attribution: those of attribution.csv, empty for a run
+    without it.  The result has the default options of scheme and task, so that a chart names those
+    that were set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such
+    steps.
     """
     config = prepared.config
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, built)
     return {
-        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING),
+        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING),
         "layers": entries(describe()),
         "attribution": entries(attribution),
         "scheme": {

@@ -124,7 +124,13 @@ class TrainingRun:
         before = self.folder.read_meta()
         meta = meta_of(prepared, before, self.built.banks.count())
         self.folder.write_meta(meta)
-        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
+        columns = columns_of(
+            prepared,
+            self.built,
+            self.update,
+            self.evaluation.answers.columns(),
+            self.snapshots.columns(),
+        )
         self.folder.write_columns(columns)
         if not before and (notice := resolution_notice(columns)):
             self.observer.notify(notice)
