@@ -23,6 +23,9 @@ def hops(
     family: OneStack = "encoder",
     n: Annotated[int, Field(ge=2, le=4096, description="number of elements")] = 8,
     max_k: Annotated[int, Field(ge=1, le=1024, description="largest k of a query")] = 8,
+    one_cycle: Annotated[
+        bool, Field(description="whether p is one cycle, so that p^k(s) is not s for k < n")
+    ] = False,
 ) -> Task:
     """target = p^k(s) for queries (s, k) on a permutation p: k look-ups, one after the other.
 
@@ -42,6 +45,9 @@ def hops(
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
         elements = np.tile(np.arange(n), (batch_size, 1))
         image = random.permuted(elements, axis=1)
+        if one_cycle:  # the order of the elements along it
+            order, image = image, elements.copy()
+            np.put_along_axis(image, order, np.roll(order, -1, axis=1), axis=1)
         first = random.permuted(elements, axis=1)
         pairs = np.stack([first, np.take_along_axis(image, first, axis=1)], axis=2)
         start = random.integers(0, n, (batch_size, queries))

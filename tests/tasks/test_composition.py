@@ -37,6 +37,15 @@ def test_hops_follow_the_pairs_of_their_own_sequence(n: int, max_k: int, seq_len
     assert not (batch.inputs[0, : 2 * n] == batch.inputs[1, : 2 * n]).all() or n == 2
 
 
+def test_one_cycle_comes_back_after_all_elements() -> None:
+    options = {"n": 7, "max_k": 8, "one_cycle": True}
+    built = build_task("hops", options, seq_len=94, seed=0)
+    batch = built.train_batch(1, 50)
+    k = built.level_of(batch)[:, 15::2]
+    start, answer = batch.inputs[:, 14::2], batch.targets[:, 15::2]
+    assert ((answer == start) == (k == 7)).all() and (k == 7).any()
+
+
 @pytest.mark.parametrize("degree", [2, 3, 5])
 def test_group_targets_are_the_products_so_far(degree: int) -> None:
     batch = build_task("group", {"degree": degree}, seq_len=9, seed=1).train_batch(1, 20)
