@@ -144,11 +144,26 @@ class Model(Section):
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a separate matrix, or BERT's masked-token head."""
+    start: Annotated[str, Field(min_length=1)] | None = None
+    """The folder of a finished run with whose weights it begins; null: drawn from the seed."""
+    grow: Literal["stack", "interleave", "middle", "identity"] | None = None
+    """start: how a deeper stack begins: 1212, 1122, the middle twice, or new layers that add 0."""
 
     _check_use = unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
         decoder_attention={"model.family": ("encoder_decoder",)},
     )
+
+    @field_validator("grow")
+    @classmethod
+    def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
+        if grow and info.data.get("start") is None:
+            raise PydanticCustomError(
+                "relation",
+                "found {grow}, unused under model.start=null; allowed null, or a model.start",
+                {"grow": grow},
+            )
+        return grow
 
     @field_validator("n_heads")
     @classmethod

@@ -56,6 +56,7 @@ def meta_of(
         "seed": prepared.config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
         "data": task.data,
+        **({"start": prepared.start.record()} if prepared.start else {}),
         "references": task.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }

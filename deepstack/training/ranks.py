@@ -18,6 +18,7 @@ from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training.checkpoint import Checkpoint
+from deepstack.training.start import Start
 
 
 def common_checkpoint(ranks: RankGroup, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
@@ -79,9 +80,16 @@ def parameters_of(model: Transformer, bank: Bank) -> list[nn.Parameter]:
 
 
 def build_for_ranks(
-    config: conf.Config, task: Task, device: torch.device, ranks: RankGroup
+    config: conf.Config,
+    task: Task,
+    device: torch.device,
+    ranks: RankGroup,
+    start: Start | None = None,
 ) -> Built:
-    """Return the model of a run, whole on each rank, or sharded if that is configured."""
+    """Return the model of a run, whole on each rank, or sharded if that is configured.
+
+    start: the run whose weights it begins with.
+    """
     sharded = parallelism(config, ranks) == "fully_sharded"
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
@@ -91,6 +99,8 @@ def build_for_ranks(
         if config.model.dropout:  # the same masks on every rank
             torch.manual_seed(dropout_seed(config.seed, 0))
         built.calibrate(torch.from_numpy(first.inputs).to(device))
+    if start:
+        start.load_into(built, config.model.grow)
     return shard(built, ranks, device) if sharded else built
 
 
