@@ -122,6 +122,8 @@ class Model(Section):
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
     decoder_attention: Literal["separate", "merged"] = "separate"
     """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
+    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The number of layers with parameters of their own, which the others repeat; null: all."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
@@ -164,6 +166,19 @@ class Model(Section):
                 {"grow": grow},
             )
         return grow
+
+    @field_validator("unique_layers")
+    @classmethod
+    def _unique_layers_divide_depth(cls, unique: int | None, info: Any) -> int | None:
+        for key in ("depth", "decoder_depth"):
+            depth = info.data.get(key)
+            if unique and depth and depth % unique:
+                raise PydanticCustomError(
+                    "relation",
+                    "found {unique}; allowed a divisor of model.{key} = {depth}",
+                    {"unique": unique, "key": key, "depth": depth},
+                )
+        return unique
 
     @field_validator("n_heads")
     @classmethod

@@ -98,6 +98,25 @@ class DeepScaleLM(
         return self.skip * x + self.branch * G(norm(x))
 
 
+class Looped(Scheme, name="looped", label="Looped", paper="arXiv:2606.18524", static=True):
+    """x <- x + lambda / (n sqrt(L)) G(LN(x)).  Wang et al. 2026, arXiv:2606.18524.
+
+    L layers have parameters of their own (`model.unique_layers`) and are run n = N/L times.  Sums
+    of n equal updates grow as n, sums over L different ones as sqrt(L).  Without repeated layers
+    n = 1, L = N.  The paper's step is one residual block; here it is each sublayer.
+    """
+
+    final_norm = True
+    scale: Annotated[float, Field(gt=0, description="lambda")] = 1.0
+
+    def setup(self, parts: Parts) -> None:
+        unique = self.place.unique_layers or self.depth
+        self.factor = self.scale * unique**0.5 / self.depth
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return torch.add(x, G(norm(x)), alpha=self.factor)
+
+
 class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244", static=True):
     """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
 

@@ -167,6 +167,10 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     if config.model.norm.kind == "batch" and needs_whole:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs {needs_whole}; or use rms", key=key)
+    if config.model.unique_layers and (mode == "fully_sharded" or config.train.spectral_penalty):
+        key = "model.unique_layers"
+        excluded = "runtime.parallel=fully_sharded and train.spectral_penalty"
+        raise ConfigError(f"{key}: it excludes {excluded}; allowed null", key=key)
     needs = {
         "train.optimizer": config.train.optimizer == "muon",
         "train.spectral_penalty": config.train.spectral_penalty > 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,10 +129,22 @@ def share_of(batch: Batch, built: Built, ranks: RankGroup) -> tuple[Batch, float
 def reductions(
     built: Built, ranks: RankGroup
 ) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Sequence[Bank]], Tensor]]:
-    """Return the all-reduce of gradients and loss (None for one rank) and the global norm."""
+    """Return the all-reduce of gradients and loss (None for one rank) and the global norm.
+
+    With repeated layers (`model.unique_layers`) the first also sums gradients over repetitions.
+    """
     if isinstance(built.banks, ShardedBanks):
         return sharded_sum(built.trained, ranks), sharded_norm
-    return ranks.gradient_sum(built.trained), global_norm
+    share, banks = ranks.gradient_sum(built.trained), built.banks
+    if not banks.unique:
+        return share, global_norm
+
+    def share_and_sum(loss: Tensor) -> Tensor:
+        loss = share(loss) if share else loss
+        banks.sum_repeats()
+        return loss
+
+    return share_and_sum, partial(global_norm, unique=banks.unique)
 
 
 def whole_copy(

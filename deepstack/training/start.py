@@ -118,6 +118,7 @@ class Start:
                 values.zero_()
             values[: len(there)] = there
             bank.copy_(values)
+        built.banks.tie()
         if not grow and any(name.startswith("running.") for name in self.weights):
             built.model.load_averages(dict(self.weights))
 
