@@ -125,6 +125,8 @@ class Model(Section):
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
     decoder_attention: Literal["separate", "merged"] = "separate"
     """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
+    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The number of layers with parameters of their own, which the others repeat; null: all."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
@@ -147,11 +149,39 @@ class Model(Section):
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a separate matrix, or BERT's masked-token head."""
+    start: Annotated[str, Field(min_length=1)] | None = None
+    """The folder of a finished run with whose weights it begins; null: drawn from the seed."""
+    grow: Literal["stack", "interleave", "middle", "identity"] | None = None
+    """start: how a deeper stack begins: 1212, 1122, the middle twice, or new layers that add 0."""
 
     _check_use = unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
         decoder_attention={"model.family": ("encoder_decoder",)},
     )
+
+    @field_validator("grow")
+    @classmethod
+    def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
+        if grow and info.data.get("start") is None:
+            raise PydanticCustomError(
+                "relation",
+                "found {grow}, unused under model.start=null; allowed null, or a model.start",
+                {"grow": grow},
+            )
+        return grow
+
+    @field_validator("unique_layers")
+    @classmethod
+    def _unique_layers_divide_depth(cls, unique: int | None, info: Any) -> int | None:
+        for key in ("depth", "decoder_depth"):
+            depth = info.data.get(key)
+            if unique and depth and depth % unique:
+                raise PydanticCustomError(
+                    "relation",
+                    "found {unique}; allowed a divisor of model.{key} = {depth}",
+                    {"unique": unique, "key": key, "depth": depth},
+                )
+        return unique
 
     @field_validator("n_heads")
     @classmethod

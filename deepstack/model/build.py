@@ -59,6 +59,7 @@ class Built:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
         with torch.no_grad():
             self.model.calibrate(tokens)
+        self.banks.tie()
         self.at_step(0)
 
 
@@ -88,11 +89,14 @@ def build_model(
     seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
-    banks = Banks(model, layers, device, stacked=config.runtime.banks)
+    banks = Banks(
+        model, layers, device, stacked=config.runtime.banks, unique=config.model.unique_layers
+    )
     if draw and device.type != "meta":
         initialise(banks, config.model, schemes, config.seed)
         if first.scheme_class.constrains:
             constrain(banks, schemes)
+        banks.tie()
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
     if not trained:

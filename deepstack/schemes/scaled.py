@@ -99,6 +99,25 @@ class DeepScaleLM(
         return self.skip * x + self.branch * G(norm(x))
 
 
+class Looped(Scheme, name="looped", label="Looped", paper="arXiv:2606.18524", static=True):
+    """x <- x + lambda / (n sqrt(L)) G(LN(x)).  Wang et al. 2026, arXiv:2606.18524.
+
+    L layers have parameters of their own (`model.unique_layers`) and are run n = N/L times.  Sums
+    of n equal updates grow as n, sums over L different ones as sqrt(L).  Without repeated layers
+    n = 1, L = N.  The paper's step is one residual block; here it is each sublayer.
+    """
+
+    final_norm = True
+    scale: Annotated[float, Field(gt=0, description="lambda")] = 1.0
+
+    def setup(self, parts: Parts) -> None:
+        unique = self.place.unique_layers or self.depth
+        self.factor = self.scale * unique**0.5 / self.depth
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return torch.add(x, G(norm(x)), alpha=self.factor)
+
+
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):
     """x <- x + a_t G(LN(x)), a_t = min(1, t/(l ramp_steps)).  Chen et al. 2026, arXiv:2603.05369.
 

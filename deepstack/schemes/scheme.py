@@ -34,7 +34,8 @@ class StackPosition(NamedTuple):
 
     encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
     decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if
-    one merged attention replaces two sublayers.
+    one merged attention replaces two sublayers.  unique_layers: how many layers of a side have
+    parameters of their own; 0: all.
     """
 
     family: Family = "encoder"
@@ -42,6 +43,7 @@ class StackPosition(NamedTuple):
     encoder_depth: int = 0
     decoder_depth: int = 0
     decoder_sublayers: int = 3
+    unique_layers: int = 0
 
     @property
     def depth(self) -> int:

@@ -142,7 +142,8 @@ def stack_positions(model: Model) -> dict[str, StackPosition]:
     both = model.family == "encoder_decoder"
     encoder = model.depth if model.family != "decoder" else 0
     decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
-    counts = encoder, decoder, 2 if model.decoder_attention == "merged" else 3
+    sublayers = 2 if model.decoder_attention == "merged" else 3
+    counts = encoder, decoder, sublayers, model.unique_layers or 0
     positions = {
         "encoder": StackPosition(model.family, "encoder", *counts),
         "decoder": StackPosition(model.family, "decoder", *counts),

@@ -61,6 +61,7 @@ def meta_of(
         "parameters": parameters | {"total": sum(parameters.values())},
         "flops": {"step": flops.step, "with_probe": flops.total, **flops._asdict()},
         "data": task.data,
+        **({"start": prepared.start.record()} if prepared.start else {}),
         "references": task.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
@@ -87,19 +88,21 @@ def columns_of(
     prepared: Prepared,
     built: Built,
     update: ModelUpdate,
+    evals: dict[str, tuple[str, str, str]],
     attribution: dict[str, tuple[str, str, str]],
 ) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
-    attribution: the columns of attribution.csv, empty for a run without it.  The result has the
-    default options of scheme and task, so that a chart names those that were set, and under
-    below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
+    evals: more columns of evals.csv.  attribution: those of attribution.csv, empty for a run
+    without it.  The result has the default options of scheme and task, so that a chart names those
+    that were set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such
+    steps.
     """
     config = prepared.config
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, built)
     return {
-        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING | COMPUTE),
+        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE),
         "layers": entries(describe()),
         "attribution": entries(attribution),
         "scheme": {

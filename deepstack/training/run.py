@@ -84,7 +84,7 @@ class TrainingRun:
         self.observer, self.progress = prepared.observer, progress
         config, train = self.config, self.config.train
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
-        self.built = build_for_ranks(config, self.task, self.device, self.ranks)
+        self.built = build_for_ranks(config, self.task, self.device, self.ranks, prepared.start)
         self.model = self.built.model
         self.model.train(config.model.dropout > 0)
         self.penalised = SpectralPenalty(config, self.built, self.ranks)
@@ -124,7 +124,13 @@ class TrainingRun:
         before = self.folder.read_meta()
         meta = meta_of(prepared, before, self.built.banks.count())
         self.folder.write_meta(meta)
-        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
+        columns = columns_of(
+            prepared,
+            self.built,
+            self.update,
+            self.evaluation.answers.columns(),
+            self.snapshots.columns(),
+        )
         self.folder.write_columns(columns)
         if not before and (notice := resolution_notice(columns)):
             self.observer.notify(notice)

@@ -253,7 +253,7 @@ def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-NEEDING_RATES = {"frontier", "loss_vs_lr", "best_lr_vs_depth"}
+NEEDING_MORE = {"frontier", "loss_vs_lr", "best_lr_vs_depth", "solved_vs_depth"}
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     assert all(path.stat().st_size > 5000 for path in written if path.suffix != ".csv")
     names = {path.stem for path in written}
     charts = {row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)}
-    assert names == charts - NEEDING_RATES
+    assert names == charts - NEEDING_MORE
     assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
     chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
     assert len(chosen.stdout.splitlines()) == 4

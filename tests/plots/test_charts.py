@@ -215,7 +215,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for depth in DEPTHS:
             for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
                 layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
-                make_run(root, scheme=scheme, depth=depth, seed=seed, lr=lr, layers=layers)
+                numbers = {"depth": depth, "seed": seed, "lr": lr, "solved": depth / 2}
+                make_run(root, scheme=scheme, layers=layers, **numbers)
     return root
 
 

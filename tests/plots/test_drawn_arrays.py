@@ -42,6 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                         updates=growth.tolist(), losses=(4 - growth).tolist(),
                         masked=float(random.uniform(2, 3)) + 0.5 * i + 200 * lr * i,
                         layers=np.ones((5, depth)), state="diverged" if diverges else "done",
+                        solved=float(random.uniform(1, 8)),
                     )  # fmt: skip
                     folder = RunFolder(path)
                     names = folder.layer_names()
