@@ -201,8 +201,8 @@ class Muon(Section):
 class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
-    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
-    """The number of optimizer steps."""
+    steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
+    """The number of optimizer steps; 0: measure the start and write no weights."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
     shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
@@ -296,6 +296,8 @@ class Log(Section):
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
+    jacobian: bool = False
+    """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
