@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
     from deepstack.sweeps import calibrate as calibrate
+    from deepstack.sweeps import signal as signal
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.external import Probe as probe  # noqa: F401
@@ -48,6 +49,7 @@ _PUBLIC = {
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),
+    "signal": ("deepstack.sweeps", "signal"),
     "sweep": ("deepstack.sweeps", "sweep"),
     "train": ("deepstack.training", "train"),
 }

@@ -20,7 +20,24 @@ if TYPE_CHECKING:
 
 STEP, LAYER, FLOPS = "step", "layer", "flops"
 Layers = str | int
-REDUCTIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Return the least-squares slope of ln value on the layer: the growth rate per layer.
+
+    values: (snapshots, layers), axis 1.  NaN unless all values are finite and above 0, and for a
+    single layer.
+    """
+    layers = np.arange(values.shape[axis]) - (values.shape[axis] - 1) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(values)
+        slopes: np.ndarray = logs @ layers / (layers @ layers)
+    return np.where(np.isfinite(slopes), slopes, math.nan)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
+}  # fmt: skip
 TABLES = ("steps", "evals", "timing", "attribution")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
@@ -79,8 +96,8 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     layers: how the layers of a diagnostic become one value, by default the mean; if given, a
     diagnostic goes before a logged column with the same name (`grad_norm`).
 
-    Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, last or a
-    number.
+    Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, growth,
+    last or a number.
     """
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
@@ -101,6 +118,7 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     if is_diagnostic:
         layers = layers or "mean"
         of = f"{layers} of layers" if layers in REDUCTIONS else f"layer {layers}"
+        of = "growth per layer" if layers == "growth" else of
         of = "last layer" if layers == "last" else of
         return Quantity(name, "layers", name, f"{words}, {of}", layers)
     for run in runs:

@@ -61,7 +61,8 @@ def plot_command(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="metric, map: mean (default), max, min or last of the layers, or one's number."
+            help="metric, map: mean (default), max, min, last or growth (rate per layer) of the "
+            "layers, or one's number."
         ),
     ] = None,
     schemes: Annotated[

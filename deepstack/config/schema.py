@@ -234,8 +234,8 @@ class Muon(Section):
 class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
-    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
-    """The number of optimizer steps."""
+    steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
+    """The number of optimizer steps; 0: measure the start and write no weights."""
     tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Instead of steps: the tokens of all batches, batch_size * seq_len each, rounded to steps."""
     flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -351,6 +351,8 @@ class Log(Section):
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
     stream_update: bool = False
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
+    jacobian: bool = False
+    """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()

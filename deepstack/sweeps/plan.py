@@ -47,8 +47,8 @@ class Cell:
         """Layers times tokens times steps: cells are ordered by it, cheap first."""
         train, model = self.config.train, self.config.model
         per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
-        layers = sum(conf.depths(self.config))
-        return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
+        layers, steps = sum(conf.depths(self.config)), max(train.steps, 1)
+        return layers * train.batch_size * self.config.task.seq_len * steps * per_layer
 
     def claim(self) -> None:
         """Write the configuration to a folder with a numbered name, so that `train` finds it.

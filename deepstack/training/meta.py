@@ -138,7 +138,7 @@ def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
         steps = train.steps
         if rate >= RESOLUTION:
             steps = min(steps, math.ceil(max(train.warmup_steps, 1) * RESOLUTION / rate) - 1)
-        if rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
+        if train.steps and rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
             counts[role] = steps
     return counts
 

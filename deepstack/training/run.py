@@ -316,10 +316,12 @@ class TrainingRun:
         if divergence is None:
             state, step = "done", self.config.train.steps
             kept = self.config.runtime.keep_optimizer
-            self._write_checkpoint(step, self._resumable_parts() if kept else {})
+            saves = step > 0 or kept  # config and seed determine the initial weights
+            if saves:
+                self._write_checkpoint(step, self._resumable_parts() if kept else {})
             if self.ranks.is_rank0:
                 ckpt.keep_only(self.folder, step)
-                write_end(self.folder, state, step, logs=logs)
+                write_end(self.folder, state, step, checkpoints=saves, logs=logs)
         else:
             state, step = "diverged", divergence.step
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")

@@ -170,6 +170,7 @@ class SnapshotWriter:
                 before=before,
                 initial=[self._initial[bank.key] for bank in banks],
                 skipped=self.config.log.skipped_layers,
+                jacobian=self.config.log.jacobian,
                 passed=self._passed,
                 initial_states=self._initial_states,
             )
