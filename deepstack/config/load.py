@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from deepstack.config import too_large
-from deepstack.config.explain import raise_problems, suggest_full_key, validate
+from deepstack.config.explain import raise_problems, validate
 from deepstack.config.schema import LENGTHS, Config
+from deepstack.config.suggestions import suggest_full_key
 from deepstack.config.walk import keys
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest

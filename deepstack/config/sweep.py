@@ -10,15 +10,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepstack.config import walk
-from deepstack.config.explain import (
-    distinct_errors,
-    hint_for,
-    suggest_full_key,
-    suggest_inner_key,
-    validate,
-)
+from deepstack.config.explain import distinct_errors, validate
 from deepstack.config.load import put, rival_lengths
 from deepstack.config.schema import Config
+from deepstack.config.suggestions import hint_for, suggest_full_key, suggest_inner_key
 from deepstack.registry import nearest
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
 

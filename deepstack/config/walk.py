@@ -7,6 +7,7 @@ from typing import Any
 
 from deepstack.allowed import Schema, alternatives, schema_of
 from deepstack.config.schema import Config
+from deepstack.yaml_reader import quote_key
 
 Path = tuple[str | int, ...]
 
@@ -42,6 +43,12 @@ def at(path: Path) -> Schema:
         inside = (_inside(option, part) for option in alternatives(schema))
         schema = next((inner for inner in inside if isinstance(inner, dict)), {})
     return schema
+
+
+def dotted(path: Path) -> str:
+    """Return a path as it is written in messages: 'train.betas[0]'."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return quote_key(text.removeprefix("."))
 
 
 def _inside(option: Schema, part: str | int) -> Any:

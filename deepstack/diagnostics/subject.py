@@ -51,59 +51,37 @@ class Subject:
             kind = type(model).__name__
             raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
         self.modules = dict(model.named_modules())
-        self.layers_name, self.layers = self._layers(layers)
-        self._watched = [last_module(layer) for layer in self.layers]
-        self._source = self._module(hidden) if isinstance(hidden, str) else hidden
+        self.layers_name, self.layers = self._find_layers(layers)
+        self._source = self._find_module(hidden) if isinstance(hidden, str) else hidden
         self.f_name = hidden if isinstance(hidden, str) else "given" if hidden else "output"
         # before F: the width of the stream says whether an output is a hidden state
-        self.width: int | None = self._stream()[-1][1] if self.layers else None
+        self.width: int | None = self._streams()[-1][1] if self.layers else None
         self.initial = self.hidden()
-        self.normalised = self._leaves_a_norm()
+        self.normalised = self._ends_with_norm()
 
     def hidden(self) -> Tensor:
         """Return F on the probe batch, (…, width), detached."""
-        with undisturbed(self.model):
-            return self._hidden()
-
-    def _hidden(self) -> Tensor:
         source = self._source
-        if isinstance(source, nn.Module):
-            with outputs_of([source], lambda x: x) as outputs:
-                self._run()
-            F = outputs[0]
-            if F is None:
-                raise ConfigError(f"hidden: {self.f_name} gives no tensor in model(batch)")
-        elif source is not None:
-            F = source(self.model, self.batch)
-            if not isinstance(F, Tensor):
-                kind = type(F).__name__
-                raise ConfigError(f"hidden: the function gave {kind}; it must give a tensor")
-        else:
-            returned = self._run()
-            F = tensor_of(returned)
-            if F is None or F.ndim < 2 or self.width not in (None, F.shape[-1]):
-                raise ConfigError(self._no_hidden_state(returned, F))
+        with undisturbed(self.model):
+            if isinstance(source, nn.Module):
+                F = self._outputs([source], lambda x: x)[0]
+                if F is None:
+                    raise ConfigError(f"hidden: {self.f_name} gives no tensor in model(batch)")
+            elif source is not None:
+                F = source(self.model, self.batch)
+                if not isinstance(F, Tensor):
+                    kind = type(F).__name__
+                    raise ConfigError(f"hidden: the function gave {kind}; it must give a tensor")
+            else:
+                returned = self._run()
+                F = tensor_of(returned)
+                if F is None or not self._is_hidden_state(F.shape):
+                    raise ConfigError(self._no_hidden_state(returned))
         return as_float(F).clone()  # a model may give the same storage twice
 
     def stream_norm(self) -> Tensor:
         """Return the mean over tokens of ‖x_l‖₂, the stream after each layer, (layers,)."""
-        return torch.stack([norm for norm, _ in self._stream()]).float()
-
-    def _stream(self) -> list[tuple[Tensor, int]]:
-        """Return mean ‖x_l‖₂ and width of the stream after each layer."""
-
-        def size(x: Tensor) -> tuple[Tensor, int]:
-            return as_float(x).norm(dim=-1).mean(), x.shape[-1]
-
-        with undisturbed(self.model), outputs_of(self._watched, size) as sizes:
-            self._run()
-        if None in sizes:
-            raise ConfigError(
-                f"layers: number {sizes.index(None) + 1} of {self.layers_name} gives no tensor in "
-                "model(batch); name what holds the layers, as in layers='encoder.layers', or "
-                "layers=() for no values by layer"
-            )
-        return [size for size in sizes if size is not None]
+        return torch.stack([norm for norm, _ in self._streams()]).float()
 
     def by_layer(self, tensors: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
         """Return the norm over the tensors of each layer's parameters, (layers,); NaN for none.
@@ -146,46 +124,23 @@ class Subject:
         buffers = {n: b for n, b in self.model.named_buffers() if n in keys}
         return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
 
-    def groups(self, wanted: Groups | None) -> dict[str, list[str]]:
+    def groups(self, patterns: Groups | None) -> dict[str, list[str]]:
         """Return group -> names of parameters; every trained parameter is in one group.
 
         None: one group per child of a layer (`self_attn`, `linear1`, …), and per child of the
         model elsewhere.  Parameters that match no pattern are the group `rest`.  Raises
         ConfigError for a pattern without a match and for a parameter in two groups.
         """
-        if wanted is None:
-            by_child: dict[str, list[str]] = {}
-            for name in self.parameters:
-                by_child.setdefault(self._child(name), []).append(name)
-            return by_child
-        owner: dict[str, str] = {}
-        for group, patterns in wanted.items():
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
-                raise ConfigError(
-                    f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
-                    f"step, {REST}, {', '.join(WHOLE)}"
-                )
-            for pattern in [patterns] if isinstance(patterns, str) else patterns:
-                names = [name for name in self.parameters if fnmatchcase(name, pattern)]
-                if not names:
-                    near = nearest(pattern, list(self.parameters)) or next(iter(self.parameters))
-                    raise ConfigError(
-                        f"groups: {group}: no trained parameter is named {pattern!r}; "
-                        f"one is named {near!r}"
-                    )
-                for name in names:
-                    if owner.setdefault(name, group) != group:
-                        raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
-        rest = [name for name in self.parameters if name not in owner]
-        groups = {g: [n for n, of in owner.items() if of == g] for g in wanted}
-        return groups | ({REST: rest} if rest else {})
-
-    def _child(self, name: str) -> str:
-        """Return the default group of a parameter."""
-        for key, module in self.modules.items():
-            if any(module is layer for layer in self.layers) and name.startswith(f"{key}."):
-                return name[len(key) + 1 :].split(".")[0]
-        return name.split(".")[0]
+        if patterns is not None:
+            return groups_by_pattern(list(self.parameters), patterns)
+        layers = set(self.layers)
+        prefixes = [f"{name}." for name, module in self.modules.items() if module in layers]
+        groups: dict[str, list[str]] = {}
+        for name in self.parameters:
+            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+            child = name.removeprefix(prefix).split(".")[0]
+            groups.setdefault(child, []).append(name)
+        return groups
 
     def _run(self) -> Any:
         """Call the model with the batch unpacked according to its type."""
@@ -194,16 +149,69 @@ class Subject:
             return self.model(**batch)
         return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
 
-    def _module(self, name: str) -> nn.Module:
+    def _outputs(self, modules: Sequence[nn.Module], take: Callable[[Tensor], T]) -> list[T | None]:
+        """Return `take(output)` of each module in a forward pass on the probe batch."""
+        with undisturbed(self.model), outputs_of(modules, take) as outputs:
+            self._run()
+        return outputs
+
+    def _streams(self) -> list[tuple[Tensor, int]]:
+        """Return mean ‖x_l‖₂ and width of the stream after each layer."""
+
+        def size(x: Tensor) -> tuple[Tensor, int]:
+            return as_float(x).norm(dim=-1).mean(), x.shape[-1]
+
+        sizes = self._outputs([last_module(layer) for layer in self.layers], size)
+        if None in sizes:
+            raise ConfigError(
+                f"layers: number {sizes.index(None) + 1} of {self.layers_name} gives no tensor in "
+                "model(batch); name what holds the layers, as in layers='encoder.layers', or "
+                "layers=() for no values by layer"
+            )
+        return [size for size in sizes if size is not None]
+
+    def _ends_with_norm(self) -> bool:
+        """Return whether F is the output of a norm module, which fixes its scale."""
+        norms = [m for m in self.modules.values() if "norm" in type(m).__name__.lower()]
+        # hooks may change the kernel (nn.TransformerEncoder), so both passes have them
+        with outputs_of(norms, lambda x: None):
+            F = self.hidden()
+        with outputs_of(norms, lambda x: torch.equal(as_float(x), F)) as equal:
+            self.hidden()
+        return any(equal)
+
+    def _is_hidden_state(self, shape: torch.Size) -> bool:
+        return len(shape) > 1 and self.width in (None, shape[-1])
+
+    def _no_hidden_state(self, returned: Any) -> str:
+        """Return the error message for a model whose output is not F."""
+        names, calls = [name for name in self.modules if name], count()
+        outputs = self._outputs(
+            [self.modules[name] for name in names], lambda x: (next(calls), x.shape)
+        )
+        ran = sorted((*output, name) for output, name in zip(outputs, names, strict=True) if output)
+        fits = [name for _, shape, name in ran if self._is_hidden_state(shape)]
+        F = tensor_of(returned)
+        text = type(returned).__name__ if F is None else f"of shape {tuple(F.shape)}"
+        width = f" of width {self.width}" if self.width else ""
+        return (
+            f"hidden: what model(batch) returns is {text}, no hidden state{width}; name the module "
+            f"whose output is F, as in hidden={(fits or ['encoder'])[-1]!r}\n"
+            f"modules with such an output: {', '.join(fits[-6:]) or 'none'}; or give a function of "
+            "model and batch"
+        )
+
+    def _find_module(self, name: str) -> nn.Module:
         if name not in self.modules:
             near = nearest(name, list(self.modules))
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(f"the model has no module {name!r}{hint}")
         return self.modules[name]
 
-    def _layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
+    def _find_layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
+        """Return the name of the layers' container, and the layers."""
         if isinstance(layers, str):
-            children = list(self._module(layers).children())
+            children = list(self._find_module(layers).children())
             if not children:
                 raise ConfigError(f"layers: {layers!r} holds no modules")
             return layers, children
@@ -218,35 +226,30 @@ class Subject:
         name = max(lists, key=lambda n: len(lists[n]))
         return name, list(lists[name])
 
-    def _no_hidden_state(self, returned: Any, F: Tensor | None) -> str:
-        """Return the error message for a model whose output is not F."""
-        names = {m: n for n, m in self.modules.items() if n}
-        order = count()
-        with undisturbed(self.model):
-            with outputs_of(list(names), lambda x: (next(order), x.shape)) as outputs:
-                self._run()
-        called = zip(outputs, names.values(), strict=True)
-        ran = sorted((*output, name) for output, name in called if output)
-        fits = [n for _, shape, n in ran if len(shape) > 1 and self.width in (None, shape[-1])]
-        text = type(returned).__name__ if F is None else f"of shape {tuple(F.shape)}"
-        width = f" of width {self.width}" if self.width else ""
-        return (
-            f"hidden: what model(batch) returns is {text}, no hidden state{width}; name the module "
-            f"whose output is F, as in hidden={(fits or ['encoder'])[-1]!r}\n"
-            f"modules with such an output: {', '.join(fits[-6:]) or 'none'}; or give a function of "
-            "model and batch"
-        )
 
-    def _leaves_a_norm(self) -> bool:
-        """Return whether F is the output of a norm module, which fixes its scale."""
-        norms = [m for m in self.modules.values() if "norm" in type(m).__name__.lower()]
-        with undisturbed(self.model):
-            # hooks may change the kernel (nn.TransformerEncoder), so both passes have them
-            with outputs_of(norms, lambda x: None):
-                F = self._hidden()
-            with outputs_of(norms, lambda x: torch.equal(as_float(x), F)) as equal:
-                self._hidden()
-        return any(equal)
+def groups_by_pattern(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
+    """Return group -> names of the parameters that match its patterns, and those of the rest."""
+    groups: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for group, own in patterns.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
+            raise ConfigError(
+                f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
+                f"step, {REST}, {', '.join(WHOLE)}"
+            )
+        for pattern in [own] if isinstance(own, str) else own:
+            matches = [name for name in names if fnmatchcase(name, pattern)]
+            if not matches:
+                raise ConfigError(
+                    f"groups: {group}: no trained parameter is named {pattern!r}; "
+                    f"one is named {nearest(pattern, names) or names[0]!r}"
+                )
+            for name in matches:
+                if owner.setdefault(name, group) != group:
+                    raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
+        groups[group] = [name for name, of in owner.items() if of == group]
+    rest = [name for name in names if name not in owner]
+    return groups | ({REST: rest} if rest else {})
 
 
 def last_module(layer: nn.Module) -> nn.Module:
@@ -346,20 +349,18 @@ def outputs_of(
     its calls, in their order.  None where a module returns no tensor.
     """
     outputs: list[T | None] = [None] * len(modules)
-    places: dict[nn.Module, list[int]] = {}
+    indices: dict[nn.Module, list[int]] = {}
     for index, module in enumerate(modules):
-        places.setdefault(module, []).append(index)
+        indices.setdefault(module, []).append(index)
+    turns = {module: cycle(entries) for module, entries in indices.items()}
 
-    def hook(indices: Iterator[int]) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, output: Any) -> None:
-            x = tensor_of(output)
-            outputs[next(indices)] = None if x is None else take(x)
-
-        return record
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        x = tensor_of(output)
+        outputs[next(turns[module])] = None if x is None else take(x)
 
     with ExitStack() as hooks:
-        for module, indices in places.items():
-            hooks.callback(module.register_forward_hook(hook(cycle(indices))).remove)
+        for module in turns:
+            hooks.callback(module.register_forward_hook(record).remove)
         yield outputs
 
 

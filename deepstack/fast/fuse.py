@@ -23,8 +23,9 @@ from deepstack.fast.fused_sublayers import (
     Operation,
     Product,
 )
-from deepstack.fast.gpu.nodes import DeviceAttention, DeviceSublayer, heads_fit
+from deepstack.fast.gpu.attention import DeviceAttention, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
+from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.fast.products import Library
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer

@@ -17,8 +17,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
-from deepstack.fast.gpu.nodes import prepared_weights
 from deepstack.fast.gpu.norm import FusedLayer
+from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.half_weights import half_weights, products_of
 from deepstack.fast.rule import FastPaths
 from deepstack.model.stack import Layers, Through, run_layers

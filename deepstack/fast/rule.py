@@ -45,7 +45,7 @@ def choose_fast_paths(
     static: bool,
     recompute: bool,
     inside: bool,
-    nodes: bool,
+    fusible: bool,
     fused: Choice,
     compiled: Choice,
     captured: Choice,
@@ -56,7 +56,7 @@ def choose_fast_paths(
     | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
     | fused    | no dropout, nothing sharded; GPU:                  | see benchmarks/log.md       |
-    |          | nothing inside of sublayers, and small or all nodes |                             |
+    |          | no operation inside sublayers, and fusible         |                             |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
     | captured | GPU, one process, static, dropout not recomputed   | launches cost more than work |
@@ -64,7 +64,7 @@ def choose_fast_paths(
     |          | dropout not recomputed, 50 steps or more           |                             |
 
     inside: whether the scheme adds operations inside sublayers.
-    nodes: whether a fused layer is small, or consists of fused GPU sublayers except for a few sums.
+    fusible: whether a layer is small, or consists of fused GPU sublayers except for a few sums.
     uniform: whether all layers compile to the same code (DLCL's do not).
     static: whether the scheme declares itself static (see `Scheme`).
     Raises ConfigError for settings that exclude each other.
@@ -104,7 +104,7 @@ def choose_fast_paths(
         ):
             needs = " and ".join(missing)
             raise ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
-    can_fuse = not gpu or (nodes and not inside)
+    can_fuse = not gpu or (fusible and not inside)
     fuse_it = can_fuse and not (dropout or sharded or compiled is True)
     if fused != "auto":
         fuse_it = fused

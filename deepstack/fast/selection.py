@@ -11,7 +11,7 @@ from torch import nn
 from deepstack import config as conf
 from deepstack.distributed import ALONE, RankGroup, parallelism
 from deepstack.errors import ConfigError
-from deepstack.fast.gpu.nodes import heads_fit
+from deepstack.fast.gpu.attention import heads_fit
 from deepstack.fast.products import choose_library
 from deepstack.fast.rule import FastPaths, choose_fast_paths, has_triton
 from deepstack.model import Transformer, build_model, shallow
@@ -48,7 +48,7 @@ def fast_paths_of(
         static=SCHEMES[config.model.scheme].static,
         recompute=runtime.recompute_every > 0,
         inside=gpu and model is not None and has_more_inside(model),
-        nodes=gpu and model is not None and (layer <= SMALL_LAYER or is_nodes(model)),
+        fusible=gpu and model is not None and (layer <= SMALL_LAYER or is_fully_fused(model)),
         fused=runtime.fused,
         compiled=runtime.compile,
         captured=runtime.cuda_graph,
@@ -83,13 +83,13 @@ def has_more_inside(model: Transformer) -> bool:
     return turned or any(len(scheme.slots) for scheme in model.schemes)
 
 
-def is_nodes(model: Transformer) -> bool:
+def is_fully_fused(model: Transformer) -> bool:
     """Return whether every sublayer and norm has a fused GPU kernel and there is one stream.
 
     Operations between fused sublayers are launched one by one.
     """
 
-    def has_node(module: nn.Module) -> bool:
+    def is_fusible(module: nn.Module) -> bool:
         if isinstance(module, Attention):
             return is_bare(module) and heads_fit(module.o.shape[1] // module.n_heads)
         return isinstance(module, FeedForward) and module.fused
@@ -97,7 +97,7 @@ def is_nodes(model: Transformer) -> bool:
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
     return (
-        all(has_node(module) for module in sublayers)
+        all(is_fusible(module) for module in sublayers)
         and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
         and not model.schemes[0].maps_stream
     )

@@ -17,7 +17,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
 from deepstack.fast.layers import in_parts
-from deepstack.fast.selection import is_nodes, two_layers
+from deepstack.fast.selection import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -167,7 +167,7 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 AUTO = {
     "steps": 50, "gpu": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "static": True, "recompute": False, "inside": False, "nodes": True,
+    "uniform": True, "static": True, "recompute": False, "inside": False, "fusible": True,
     "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
 }  # fmt: skip
 
@@ -188,9 +188,9 @@ AUTO = {
         ({"fused": False}, FastPaths(False, False, False, True)),
         ({"gpu": True}, FastPaths(True, False, True)),
         ({"gpu": True, "inside": True, "compiled": False}, FastPaths(False, False, True)),
-        ({"gpu": True, "nodes": False, "compiled": False}, FastPaths(False, False, True)),
-        ({"gpu": True, "nodes": False, "fused": True}, FastPaths(True, False, True)),
-        ({"nodes": False}, FastPaths(True, False, False, True)),
+        ({"gpu": True, "fusible": False, "compiled": False}, FastPaths(False, False, True)),
+        ({"gpu": True, "fusible": False, "fused": True}, FastPaths(True, False, True)),
+        ({"fusible": False}, FastPaths(True, False, False, True)),
         ({"inside": True}, FastPaths(True, False, False, True)),
         ({"gpu": True, "captured": False}, FastPaths(True, False, False)),
         ({"gpu": True, "processes": 2}, FastPaths(True, False, False)),
@@ -233,7 +233,7 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "nodes"),
+    ("changes", "fusible"),
     [
         ({}, True),
         ({"model.scheme": "pre_ln"}, True),
@@ -249,10 +249,10 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
     ],
     ids=str,
 )
-def test_which_layers_are_nodes_of_a_gpu_but_for_a_few_sums(
-    changes: dict[str, Any], nodes: bool
+def test_which_layers_are_fused_on_a_gpu_except_for_a_few_sums(
+    changes: dict[str, Any], fusible: bool
 ) -> None:
-    assert is_nodes(two_layers(with_overrides(Config(), changes))) is nodes
+    assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
 
 
 def test_the_probe_s_pass_is_the_same_in_parts() -> None:

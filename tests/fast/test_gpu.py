@@ -13,7 +13,7 @@ from torch import nn
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted, ResourceError
-from deepstack.fast.gpu.nodes import DeviceProduct
+from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN

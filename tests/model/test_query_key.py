@@ -19,7 +19,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
-from deepstack.fast.selection import has_more_inside, is_nodes, two_layers
+from deepstack.fast.selection import has_more_inside, is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
 from deepstack.schemes import SCHEMES
@@ -188,9 +188,9 @@ def test_training_learns_and_is_the_same_replayed_and_on_plain_parameters(
 
 @pytest.mark.parametrize("changes", [{"model.positions": "rotary"}, {"model.qk_norm": True}])
 def test_a_gpu_has_no_node_for_it(changes: dict[str, Any]) -> None:
-    assert is_nodes(two_layers(Config())) and not has_more_inside(two_layers(Config()))
+    assert is_fully_fused(two_layers(Config())) and not has_more_inside(two_layers(Config()))
     model = two_layers(with_overrides(Config(), changes))
-    assert has_more_inside(model) and not is_nodes(model)
+    assert has_more_inside(model) and not is_fully_fused(model)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deepstack.fast.fused_sublayers import gradient_of
 from deepstack.fast.gpu.available import kernels
 from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
-from deepstack.fast.gpu.nodes import DeviceSublayer
+from deepstack.fast.gpu.sublayer import DeviceSublayer
 
 
 class DeviceNorm:
@@ -119,33 +119,33 @@ class FusedSum:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, half: Tensor | None, node: FusedSum
+        ctx: Any, x: Tensor, half: Tensor | None, fused_sum: FusedSum
     ) -> tuple[Tensor, Tensor | None]:
         saved: list[Tensor] = []
-        normed = node.forward(x, half, saved, True)
+        normed = fused_sum.forward(x, half, saved, True)
         ctx.save_for_backward(*saved, *normed.saved)
         ctx.set_materialize_grads(False)  # no zeros as the gradient of the copy
-        ctx.node, ctx.dtype = node, x.dtype if normed.copy is None else normed.copy.dtype
+        ctx.fused_sum, ctx.dtype = fused_sum, x.dtype if normed.copy is None else normed.copy.dtype
         if normed.copy is not None:
             ctx.mark_non_differentiable(normed.copy)
         return normed.out, normed.copy
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor, None, None]:
-        return ctx.node.backward(dout, list(ctx.saved_tensors), ctx.dtype), None, None
+        return ctx.fused_sum.backward(dout, list(ctx.saved_tensors), ctx.dtype), None, None
 
 
 class FusedLayer:
     """A layer as one node for each sublayer with its sum and norm: (batch, seq, d) -> the same."""
 
-    def __init__(self, nodes: Sequence[FusedSum]) -> None:
-        self.nodes = nodes
+    def __init__(self, sums: Sequence[FusedSum]) -> None:
+        self.sums = sums
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.run(x, None)[0]
 
     def run(self, x: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the new x and its copy in half precision, as `FusedSum` does."""
-        for node in self.nodes:
-            x, half = node(x, half)
+        for fused_sum in self.sums:
+            x, half = fused_sum(x, half)
         return x, half

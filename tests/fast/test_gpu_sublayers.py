@@ -1,4 +1,4 @@
-"""The nodes of a GPU's sublayers, on a CPU: the modules' gradients, at once or together later."""
+"""Fused GPU sublayers on a CPU: the modules' gradients, immediate or deferred."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from deepstack.fast import make_step
 from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS
+from deepstack.fast.gpu import attention as gpu_attention
 from deepstack.fast.gpu import available, deferred_gradients
-from deepstack.fast.gpu import nodes as gpu_nodes
 from deepstack.fast.gpu import norm as gpu_norm
-from deepstack.fast.gpu.nodes import DeviceSublayer, prepared_weights, products_of
+from deepstack.fast.gpu import products as gpu_products
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
+from deepstack.fast.gpu.products import prepared_weights
+from deepstack.fast.gpu.sublayer import DeviceSublayer
+from deepstack.fast.half_weights import products_of, stacked
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
@@ -26,7 +29,7 @@ DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
 
 class Layer(nn.Module):
-    """x <- LN(x + G(x)), by modules or by a GPU's nodes."""
+    """x <- LN(x + G(x)), by modules or by fused GPU sublayers."""
 
     def __init__(self, bias: bool, activation: str, linear: Linear, gain: bool) -> None:
         super().__init__()
@@ -37,7 +40,7 @@ class Layer(nn.Module):
         self.whole: Any = None
 
     def fuse(self) -> None:
-        """Take the nodes."""
+        """Fuse the sublayer and the norm."""
         G = self.inner
         activation, scaled = ACTIVATIONS[G.activation_name], G.linear is scaled_linear
         weights = (G.w1, G.w1_bias), (G.w2, G.w2_bias)
@@ -49,7 +52,7 @@ class Layer(nn.Module):
         return y
 
     def fuse_all(self) -> None:
-        """Take one node for all of it."""
+        """Fuse the whole layer."""
         self.fuse()
         self.whole = FusedLayer([FusedSum(self.running[0], self.norms[0], lambda: 1.0)])
 
@@ -62,7 +65,7 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
             return None
         return import_module(f"deepstack.fast.gpu.{module}")
 
-    for user in (gpu_nodes, gpu_norm):
+    for user in (gpu_products, gpu_attention, gpu_norm):
         monkeypatch.setattr(user, "kernels", kernels)
 
 
@@ -131,7 +134,7 @@ def test_gradients_are_those_of_the_modules(
             pytest.skip("the interpreter takes long: once a kind of operation")
     else:
         with_kernels(monkeypatch)
-    monkeypatch.setattr(gpu_nodes, "SMALL", small)
+    monkeypatch.setattr(gpu_products, "SMALL", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
         assert isinstance(each, Layer)
@@ -152,7 +155,7 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
         return Layer(True, "relu", F.linear, True)
 
     with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
-    monkeypatch.setattr(gpu_nodes, "SMALL", small)
+    monkeypatch.setattr(gpu_products, "SMALL", small)
     plain, fused = built(layer), built(layer)
     for each in fused:
         assert isinstance(each, Layer)
@@ -169,12 +172,12 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
 def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
     bank = torch.randn(5, 16)
     rows = [bank[i, :12].view(3, 4) for i in range(5)]
-    whole = gpu_nodes.stacked(rows)
+    whole = stacked(rows)
     assert whole.data_ptr() == bank.data_ptr() and torch.equal(whole, torch.stack(rows))
     for apart in ([rows[0], rows[1], rows[4]], rows[::-1], [rows[0], torch.randn(3, 4)], rows[:1]):
-        assert torch.equal(gpu_nodes.stacked(apart), torch.stack(apart))
+        assert torch.equal(stacked(apart), torch.stack(apart))
     turned = [torch.randn(4, 3).t() for _ in range(2)]
-    assert torch.equal(gpu_nodes.stacked(turned), torch.stack(turned))
+    assert torch.equal(stacked(turned), torch.stack(turned))
 
 
 def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +237,8 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     for each in layers:
         assert isinstance(each, Layer)
         each.fuse()
-    monkeypatch.setattr(gpu_nodes, "kernels", lambda module: object())
-    most = gpu_nodes.SMALLER // (WIDTH * INSIDE)
+    monkeypatch.setattr(gpu_products, "kernels", lambda module: object())
+    most = gpu_products.SMALLER // (WIDTH * INSIDE)
     assert len(small_products(layers, most)) == 2 * DEPTH
     assert not small_products(layers, most + 1)
     with_kernels(monkeypatch)
@@ -262,14 +265,14 @@ def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(gpu_nodes, "relu_keeps_nan", lambda *size: asked.append(size) or kept)
+    monkeypatch.setattr(gpu_products, "relu_keeps_nan", lambda *size: asked.append(size) or kept)
     with_kernels(monkeypatch)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     weight[1, 2] = float("nan")
     parameters = nn.Parameter(weight), nn.Parameter(torch.randn(5))
-    product = gpu_nodes.DeviceProduct(*parameters, relu=True)
+    product = gpu_products.DeviceProduct(*parameters, relu=True)
     right = torch.relu(nn.functional.linear(x, weight, product.bias)).bfloat16()
     found = product.forward(x, 3, [])
     assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()
