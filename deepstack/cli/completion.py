@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import deepstack
+from deepstack.cli.declarations import registered
 from deepstack.config.examples import example_paths
 
 Complete = Callable[[str], list[str]]
@@ -93,32 +90,6 @@ def values_of(key: str) -> list[str]:
     if default not in values and isinstance(default, bool | int | float | str):
         values.insert(0, default)
     return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-
-
-@cache
-def registered(package: str, kind: str) -> list[str]:
-    """Return the names that the files of a package register, read without running them.
-
-    kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
-    """
-    folder = Path(deepstack.__file__).parent / package
-    names: set[str] = set()
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names.update(_class_names(node) if not kind else _decorator_names(node, kind))
-    return sorted(names)
-
-
-def _class_names(node: ast.AST) -> Iterator[str]:
-    for keyword in node.keywords if isinstance(node, ast.ClassDef) else ():
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-            yield str(keyword.value.value)
-
-
-def _decorator_names(node: ast.AST, kind: str) -> Iterator[str]:
-    for call in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == kind:
-            yield from (str(a.value) for a in call.args[:1] if isinstance(a, ast.Constant))
 
 
 def _names_in(folder: str) -> list[str]:
