@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins
+from deepstack.cli.options import AtStep, Best, Diagnostic, Last, Plugins, Sort, Where, load_plugins
 from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
@@ -34,6 +34,7 @@ def plot_command(
     where: Where = [],
     sort: Sort = None,
     last: Last = None,
+    best: Best = [],
     to: Annotated[
         Path | None,
         typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
@@ -132,6 +133,7 @@ def plot_command(
                 where=where,
                 sort=sort,
                 last=last,
+                best=best,
             )
     except BrokenChartError as error:
         paths = error.written
