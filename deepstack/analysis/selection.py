@@ -238,18 +238,23 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     for value in values if choices else ():
         if not any(fnmatchcase(name, str(value)) for name in choices):
             raise ConfigError(f"where: {unknown(key, value, choices)}")
+    values = tuple(choices.get(value, value) for value in values) if choices else values
     return Condition(key, sign, values)
 
 
-def names_of(key: str) -> list[str]:
-    """Return the names of states or outcomes, [] for other keys."""
-    if key == "state":
-        return [*STATES, "damaged"]
-    if key != "outcome":
-        return []
-    from deepstack.analysis.outcomes import OUTCOMES  # imports numpy
+def names_of(key: str) -> dict[str, str]:
+    """Return the values of states or outcomes by name; an outcome has its word as a further name.
 
-    return list(dict.fromkeys([*OUTCOMES, *STATES, "damaged"]))
+    Empty for other keys.
+    """
+    if key == "state":
+        return {name: name for name in (*STATES, "damaged")}
+    if key != "outcome":
+        return {}
+    from deepstack.analysis.outcomes import OUTCOME_WORDS  # imports numpy
+
+    names = [*OUTCOME_WORDS, *STATES, "damaged"]
+    return {name: name for name in names} | {word: v for v, word in OUTCOME_WORDS.items()}
 
 
 def parse_values(text: str) -> tuple[Any, ...]:
