@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 import deepstack
+from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
@@ -56,6 +57,7 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        cut_word_at_equals()
         with printable_streams():
             return super().main(*args, **kwargs)
 

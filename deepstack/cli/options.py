@@ -16,6 +16,8 @@ from deepstack.cli.completion import (
     complete_key,
     complete_names,
     complete_setting,
+    complete_sort,
+    complete_where,
 )
 from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
@@ -77,13 +79,18 @@ Where = Annotated[
     list[str],
     typer.Option(
         metavar="KEY=A,B",
+        autocompletion=complete_where,
         help="Only runs with these values, as in depth=6,48, lr<0.01, state!=failed, "
         "outcome=trained or tag=good; repeatable.",
     ),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Order by a column or setting; descending with -COLUMN."),
+    typer.Option(
+        metavar="COLUMN",
+        autocompletion=complete_sort,
+        help="Order by a column or setting; descending with -COLUMN.",
+    ),
 ]
 Last = Annotated[int | None, typer.Option(min=1, help="Only so many runs, those created last.")]
 AtStep = Annotated[

@@ -60,6 +60,13 @@ def completed(line: str) -> list[str]:
         ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
         ("deepstack list sch", {"schemes"}),
         ("deepstack compare --best train.l", {"train.lr"}),
+        ("deepstack ls --where val", {"val_loss=", "val_loss_masked="}),
+        ("deepstack ls --where dept", {"depth="}),
+        ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
+        ("deepstack compare --where state=do", {"done"}),
+        ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),
+        ("deepstack ls --where tags=", set()),
+        ("deepstack ls --sort model.dep", {"model.depth"}),
         ("deepstack train quick nothing.", set()),
     ],
 )
