@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import deepstack
 from deepstack.cli.completion import cut_word_at_equals
@@ -102,6 +102,22 @@ class Group(TyperGroup):
             raise typer.Exit(DeepstackError.exit_code) from None
 
 
+class Command(TyperCommand):
+    """A command whose help lists options below the heading of their group."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[Any]] = {"Arguments": []}
+        for one in self.get_params(ctx):
+            heading = "Arguments" if one.param_type_name == "argument" else "Options"
+            heading = getattr(one, "rich_help_panel", None) or heading
+            if (row := one.get_help_record(ctx)) is not None:
+                groups.setdefault(heading, []).append(row)
+        for heading in sorted(groups, key="Options".__eq__):  # the ungrouped ones last
+            if groups[heading]:
+                with formatter.section(heading):
+                    formatter.write_dl(groups[heading])
+
+
 def suggest_choice(error: Any) -> None:
     """Add the nearest name to the message of an argument that is none of several names."""
     match = re.search(r"'([^']*)' is not one of (.*)", error.message, re.DOTALL)
@@ -156,7 +172,8 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
+    _function = getattr(_module, f"{_name}_command")
+    app.command(_name, cls=Command, epilog=f"Example: {EXAMPLES[_name]}")(_function)
 
 
 @app.callback(invoke_without_command=True)
