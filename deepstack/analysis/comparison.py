@@ -131,13 +131,10 @@ def comparisons(
 
     Raises ConfigError if every study lacks them.
     """
-    vary = {study: varying_settings(runs) for study, runs in studies.items()}
-    every = [run for runs in studies.values() for run in runs]
-    keys = list(dict.fromkeys(key for keys in vary.values() for key in keys))
-    best = [varying_key(word, keys, every, "best") for word in best]
+    keys = best_keys(studies, best)
     found, missing = {}, []
     for study, runs in studies.items():
-        varying = [key for key in best if key in vary[study]]
+        varying = keys[study]
         try:
             found[study] = comparison(runs, against, varying)
         except ConfigError as error:
@@ -148,16 +145,46 @@ def comparisons(
     return found
 
 
+def best_keys(studies: Mapping[Path, Sequence[Run]], best: Sequence[str]) -> dict[Path, list[str]]:
+    """Return the settings that `best` names, full, for each study in which they vary.
+
+    Raises ConfigError for a key that varies in no study.
+    """
+    vary = {study: varying_settings(runs) for study, runs in studies.items()}
+    every = [run for runs in studies.values() for run in runs]
+    varying = list(dict.fromkeys(key for keys in vary.values() for key in keys))
+    keys = [varying_key(word, varying, every, "best") for word in best]
+    return {study: [key for key in keys if key in vary[study]] for study in studies}
+
+
+def choose_best(
+    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
+) -> dict[Path, list[Run]]:
+    """Return the runs of each study that `compare` with `best` compares, in their order."""
+    best = [best] if isinstance(best, str) else best
+    if not best:
+        return {study: list(runs) for study, runs in studies.items()}
+    chosen = {}
+    for study, keys in best_keys(studies, best).items():
+        kept = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
+        chosen[study] = [run for run in studies[study] if run in kept]
+    return chosen
+
+
+def choices(runs: Sequence[Run], best: Sequence[str]) -> list[tuple[str, Choice]]:
+    """Return label and choice of each setting and depth of the runs of one study."""
+    return [
+        (s.label.replace("\u00a0", " "), choice_of([r for r in s.runs if depth_of(r) == n], best))
+        for s in split_series(runs, but=best)[0]
+        for n in s.depths
+    ]
+
+
 def comparison(
     runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
-    chosen = [
-        (s.label.replace("\u00a0", " "), choice)
-        for s in split_series(runs, but=best)[0]
-        for depth in s.depths
-        for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
-    ]
+    chosen = choices(runs, best)
     chosen_runs = [run for _, choice in chosen for run in choice.runs]
     base = None if against is None else Baseline(chosen_runs, against, best)
     measure = update_column(runs)

@@ -14,9 +14,10 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import deepstack
+from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
@@ -56,6 +57,7 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        cut_word_at_equals()
         with printable_streams():
             return super().main(*args, **kwargs)
 
@@ -98,6 +100,22 @@ class Group(TyperGroup):
                 raise
             log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
+
+
+class Command(TyperCommand):
+    """A command whose help lists options below the heading of their group."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[Any]] = {"Arguments": []}
+        for one in self.get_params(ctx):
+            heading = "Arguments" if one.param_type_name == "argument" else "Options"
+            heading = getattr(one, "rich_help_panel", None) or heading
+            if (row := one.get_help_record(ctx)) is not None:
+                groups.setdefault(heading, []).append(row)
+        for heading in sorted(groups, key="Options".__eq__):  # the ungrouped ones last
+            if groups[heading]:
+                with formatter.section(heading):
+                    formatter.write_dl(groups[heading])
 
 
 def suggest_choice(error: Any) -> None:
@@ -154,7 +172,8 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
+    _function = getattr(_module, f"{_name}_command")
+    app.command(_name, cls=Command, epilog=f"Example: {EXAMPLES[_name]}")(_function)
 
 
 @app.callback(invoke_without_command=True)

@@ -51,7 +51,7 @@ def compare_command(
     95 % interval of the difference over pairs of runs (Student's t).
     """
     from deepstack.analysis.coordinates import coordinate_table
-    from deepstack.analysis.outcomes import OUTCOME_WORDS
+    from deepstack.analysis.outcomes import in_words
     from deepstack.analysis.transfer import transfer_table
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
@@ -68,8 +68,7 @@ def compare_command(
         table = compared(directories, against, best, say=work.note, **selection)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     for row in () if json else rows:
-        for value, word in OUTCOME_WORDS.items():
-            row["outcome"] = str(row["outcome"]).replace(value, word)
+        row["outcome"] = in_words(str(row["outcome"]))
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     chosen = [name for name in table.columns if "." in name]  # by --best
     first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]

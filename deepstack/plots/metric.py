@@ -78,6 +78,9 @@ def metric(
     table = labelled(runs, quantity, across, by_key, panel_keys, options.at_step)
     drawing = Drawing(runs, options)
     groups = sorted_values(table["line"])
+    if options.ordered and by_key is not None:
+        order = [setting_of(run, by_key) for run in runs]
+        groups.sort(key=order.index)
     labels = {group: line_label(by_key, group, runs) for group in groups}
     styles = dict(zip(groups, line_styles(by_key, groups, str(runs[0].get(SCHEME))), strict=True))
     categories = None if is_numeric(table["x"]) else sorted_values(table["x"])

@@ -235,7 +235,7 @@ class Scheme(nn.Module):
             )
         cls.argument_options = options_of_function(cls.__init__, owner)
         check_class(cls, Scheme)
-        cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
+        cls.equation = equation_of(cls)
         SCHEMES.register(name, cls)
 
     def __repr__(self) -> str:
@@ -388,6 +388,11 @@ class Scheme(nn.Module):
         seen: values that earlier layers of the same stack stored for later ones.
         """
         return self.layer(x, *sublayers)
+
+
+def equation_of(cls: type) -> str:
+    """Return the equation that opens the docstring of a scheme."""
+    return (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
 
 
 # method -> the capability that a class declares when it defines the method

@@ -61,6 +61,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("state!=done", "p48 d200"),
         ("outcome=trained", "p6"),
         ("outcome=stalled,diverged", "p48 d6"),
+        ("outcome=at chance,diverged", "p48 d6"),
         ("val_loss<2.6", "p6 p48"),
         ("run=d*", "d6 d48 d200"),
         (["scheme=deepnorm", "depth=6,48"], "d6 d48"),
