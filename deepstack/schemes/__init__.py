@@ -15,7 +15,6 @@ from deepstack.schemes.scheme import (
     StackPosition,
     Stream,
     Sublayer,
-    Tap,
     visible,
 )
 from deepstack.schemes.stack_scheme import (
@@ -26,6 +25,7 @@ from deepstack.schemes.stack_scheme import (
     stack_positions,
     stack_schemes,
 )
+from deepstack.schemes.tap import Tap
 
 import_all(__name__, __path__)
 

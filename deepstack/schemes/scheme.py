@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from deepstack.notebook import html_table
 from deepstack.options import Options, options_of_class, options_of_function
 from deepstack.registry import Registry
 from deepstack.schemes.checks import check_class
+from deepstack.schemes.tap import Tap, with_tap
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
@@ -78,49 +78,6 @@ class Parts:
     def norm(self, width: int | None = None) -> nn.Module:
         """Return a norm of the stack's kind; the default width is d_model."""
         return self.make_norm(width or self.d_model)
-
-
-class Tap:
-    """Receives the values inside each `Scheme.residual` call, in order.
-
-    `branch` and `norm` return the value with which the layer continues, by default its own.  A
-    scheme calls its tap only while `scheme.tap` is set.
-    """
-
-    def enter(self, x: Tensor) -> None:
-        """Receive the stream x before the sublayer, (batch, seq, d_model)."""
-
-    def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-        """Return the output of the sublayer G for the input y."""
-        return G(y)
-
-    def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
-        """Return a norm's output for the input z; last: whether it is its sublayer's last norm."""
-        return norm(z)
-
-    def leave(self, x: Tensor) -> None:
-        """Receive the stream x after the sublayer, (batch, seq, d_model)."""
-
-
-def with_tap(residual: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap `residual` to pass its values through the scheme's tap while one is set."""
-
-    @wraps(residual)
-    def run(self: Any, x: Tensor, G: Callable[..., Tensor], *norms: Any, **more: Any) -> Tensor:
-        tap = self.tap
-        if tap is None:
-            return residual(self, x, G, *norms, **more)
-        tap.enter(x)
-        tapped = [partial(tap.norm, norm, last=norm is norms[-1]) for norm in norms]
-        self.tap = None  # `residual` may call that of its parent class
-        try:
-            out = residual(self, x, partial(tap.branch, G), *tapped, **more)
-        finally:
-            self.tap = tap
-        tap.leave(out)
-        return out
-
-    return run
 
 
 class Optim(NamedTuple):
