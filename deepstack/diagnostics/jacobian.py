@@ -18,12 +18,14 @@ def separated(stream: Stream, boundaries: list[list[Tensor]]) -> Stream:
     """Return the stream as fresh views, and append those of the shape of x to `boundaries`.
 
     A gradient by such a view comes from later layers alone, even if the scheme carries the same
-    tensor past several layers.  Past values, which some schemes keep in a nested tuple, are left.
+    tensor past several layers.  Left out are past values, which some schemes keep in a nested
+    tuple, and constants, with which others begin.
     """
     shape = visible(stream).shape[-3:]
     items: list[Any] = [stream] if isinstance(stream, Tensor) else list(stream)
     views = [item.view_as(item) if isinstance(item, Tensor) else item for item in items]
-    boundaries.append([v for v in views if isinstance(v, Tensor) and v.shape[-3:] == shape])
+    tensors = [view for view in views if isinstance(view, Tensor) and view.requires_grad]
+    boundaries.append([view for view in tensors if view.shape[-3:] == shape])
     return views[0] if isinstance(stream, Tensor) else tuple(views)
 
 
