@@ -25,8 +25,8 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "watch", "serve", "check",
-    "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
+    "train", "sweep", "calibrate", "analyze", "plot", "report", "compare", "ls", "watch", "serve",
+    "check", "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 
 

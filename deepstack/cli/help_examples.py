@@ -4,6 +4,7 @@ EXAMPLES = {
     "train": "deepstack train quick model.scheme=post_ln",
     "sweep": "deepstack sweep --depths 6,48 --seeds 0,1,2",
     "calibrate": "deepstack calibrate quick --depths 6,12,24",
+    "analyze": "deepstack analyze results/quick/RUN --what lens,effects",
     "plot": "deepstack plot metric results/quick --x depth --y val_loss --by scheme",
     "report": "deepstack report results/",
     "compare": "deepstack compare results/depth_sweep --against post_ln",
