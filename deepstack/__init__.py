@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from deepstack import schemes as schemes
     from deepstack.analysis.selection import load_runs as load_runs
     from deepstack.config import load_config as load_config
+    from deepstack.depth_use import analyze_model as analyze_model
+    from deepstack.depth_use import analyze_run as analyze  # noqa: F401
     from deepstack.model import build_model as build_model
     from deepstack.plots.notebook import plot as plot
     from deepstack.plugins import load_plugins as load_plugins
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
 _PUBLIC = {
+    "analyze": ("deepstack.depth_use", "analyze_run"),
+    "analyze_model": ("deepstack.depth_use", "analyze_model"),
     "build_model": ("deepstack.model", "build_model"),
     "calibrate": ("deepstack.sweeps", "calibrate"),
     "compare": ("deepstack.reports", "compare"),

@@ -26,8 +26,8 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "calibrate", "signal", "plot", "report", "compare", "fit", "ls", "watch",
-    "serve",
+    "train", "sweep", "calibrate", "signal", "analyze", "plot", "report", "compare", "fit", "ls",
+    "watch", "serve",
     "check", "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 

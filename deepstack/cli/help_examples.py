@@ -5,6 +5,7 @@ EXAMPLES = {
     "sweep": "deepstack sweep --depths 6,48 --seeds 0,1,2",
     "calibrate": "deepstack calibrate quick --depths 6,12,24",
     "signal": "deepstack signal quick model.scheme=post_ln,deepnorm --depths 6,96",
+    "analyze": "deepstack analyze results/quick/RUN --what lens,effects",
     "plot": "deepstack plot metric results/quick --x depth --y val_loss --by scheme",
     "report": "deepstack report results/",
     "compare": "deepstack compare results/depth_sweep --against post_ln",

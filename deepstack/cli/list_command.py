@@ -1,4 +1,4 @@
-"""The command `deepstack list configs|settings|schemes|tasks|diagnostics|charts|claims`."""
+"""The command `deepstack list KIND`: configs, settings, schemes, tasks, charts, …"""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
 Rows = list[dict[str, Any]]
 Kind = StrEnum(
-    "Kind", ["configs", "settings", "schemes", "tasks", "diagnostics", "charts", "claims"]
+    "Kind",
+    ["configs", "settings", "schemes", "tasks", "diagnostics", "analyses", "charts", "claims"],
 )
 """The kinds of entries that can be listed."""
 
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
+    "columns": lambda columns: ", ".join(columns),
     "families": lambda families: family_cell(families),
     "options": lambda options: ", ".join(f"{o['name']}={o['default']}" for o in options),
     "source": lambda source: str(source["title"]),
@@ -36,7 +38,7 @@ def list_command(
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
-    """List configs, settings, schemes, tasks, diagnostics, charts or claims.
+    """List configs, settings, schemes, tasks, diagnostics, analyses, charts or claims.
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
@@ -50,6 +52,7 @@ def list_command(
         Kind.schemes: lambda: scheme_row(depth),
         Kind.tasks: task_rows,
         Kind.diagnostics: diagnostic_rows,
+        Kind.analyses: analysis_rows,
         Kind.charts: chart_rows,
         Kind.claims: claim_rows,
     }
@@ -192,6 +195,16 @@ def diagnostic_rows() -> Rows:
     ]
     keys = ("name", "symbol", "interval", "description")
     return [dict(zip(keys, entry, strict=True)) | {"beat": entry[2]} for entry in entries]
+
+
+def analysis_rows() -> Rows:
+    """Return name, description and columns of every analysis of `deepstack analyze`."""
+    from deepstack.depth_use import COLUMNS, MEASURES
+
+    return [
+        {"name": name, "description": first_sentence(function), "columns": list(COLUMNS[name])}
+        for name, function in MEASURES.items()
+    ]
 
 
 def chart_rows() -> Rows:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.notebook import html_table
+from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import text
 from deepstack.records.files import read
 from deepstack.records.folder import (
@@ -192,6 +193,13 @@ class Run:
     def layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps (records,), values (records, depth)) of a diagnostic; KeyError if none."""
         return self.folder.read_layers(name)
+
+    def analysis(self, name: str) -> Analysis:
+        """Return what `deepstack analyze` measured on the weights, such as `lens`.
+
+        Raises KeyError if it has not been measured.
+        """
+        return read_analysis(self.folder, name)
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
