@@ -125,8 +125,8 @@ class Model(Section):
     """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
     decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
-    decoder_attention: Literal["separate", "merged"] = "separate"
-    """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
+    decoder_attention: Literal["separate", "merged", "average"] = "separate"
+    """encoder_decoder: self- and cross-attention, merged, or an average and cross-attention."""
     unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """The number of layers with parameters of their own, which the others repeat; null: all."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
