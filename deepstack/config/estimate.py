@@ -36,15 +36,17 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     d, d_ff = model.d_model, width_inside(config)
     every, merged = depth + beside, model.decoder_attention == "merged"
     crossing = 0 if merged else beside  # layers with a separate cross-attention
+    averaged = beside * (model.decoder_attention == "average")  # gates read two streams
     sublayers = 2 * every + crossing
     scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
-    of_heads, d_head = 2 * (every + crossing) * model.qk_norm, d // model.n_heads
+    of_heads, d_head = 2 * (every + crossing - averaged) * model.qk_norm, d // model.n_heads
     has_gain = model.norm.final_gain
     final_gain = gain if has_gain is None else gain + d * (has_gain - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
-        **dict.fromkeys(("q", "k", "v", "o"), every * d * d),
+        **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
+        **dict.fromkeys(("v", "o"), every * d * d),
         **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * d * d),
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
@@ -70,7 +72,7 @@ def depths(config: Config) -> tuple[int, int]:
 def sublayers(config: Config) -> int:
     """The sublayers of all layers: cross-attention is one where it is not merged."""
     every, (_, beside) = sum(depths(config)), depths(config)
-    return 2 * every + (beside if config.model.decoder_attention == "separate" else 0)
+    return 2 * every + (beside if config.model.decoder_attention != "merged" else 0)
 
 
 def positions(config: Config) -> int:

@@ -46,7 +46,10 @@ def _in_order(roles: tuple[str, ...]) -> tuple[str, ...]:
 Family = Literal["encoder", "decoder", "encoder_decoder"]
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
-    "truncated_normal", "normal", "zero_identity", "ntk",
+    "truncated_normal", "normal", "zero_identity", "ntk", "torch_linear",
+]  # fmt: skip
+Activation = Literal[
+    "relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2", "scaled_sigmoid", "scaled_tanh",
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
@@ -69,14 +72,15 @@ NORM_KINDS = {
     "rms": NormKind(keeps_output=True),
     "batch": NormKind(),
     "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
+    "dynamic_erf": NormKind(scalars=2, keeps_output=True),
 }
 
 
 class Norm(Section):
     """The norms of a stack, in the place of LN in a scheme's equation."""
 
-    kind: Literal["layer", "rms", "batch", "dynamic_tanh"] = "layer"
-    """LayerNorm; RMSNorm; BatchNorm; or DyT, gain * tanh(a z) + bias, which has no statistics."""
+    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf"] = "layer"
+    """LayerNorm; RMSNorm; BatchNorm; without statistics: DyT, gain * tanh(a z) + bias, or Derf."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True
@@ -86,16 +90,17 @@ class Norm(Section):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """The number that is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    """dynamic_tanh: the scalar a at the start."""
+    """dynamic_tanh, dynamic_erf: the scalar a at the start."""
 
-    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh",)})
+    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh", "dynamic_erf")})
 
 
 class Init(Section):
     """How weight matrices start, before the scheme's own gain."""
 
     distribution: Distribution = "xavier_normal"
-    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in)."""
+    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in);
+    torch_linear: nn.Linear's own, U(-gain/sqrt(n_in), gain/sqrt(n_in)), also of biases."""
     fan: Literal["in_out", "in"] = "in_out"
     """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
     qkv: Literal["separate", "packed"] = "separate"
@@ -123,8 +128,8 @@ class Model(Section):
     """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
     decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
-    decoder_attention: Literal["separate", "merged"] = "separate"
-    """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
+    decoder_attention: Literal["separate", "merged", "average"] = "separate"
+    """encoder_decoder: self- and cross-attention, merged, or an average and cross-attention."""
     unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """The number of layers with parameters of their own, which the others repeat; null: all."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
@@ -133,8 +138,8 @@ class Model(Section):
     """The number of attention heads; it divides d_model."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
-    activation: Literal["relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2"] = "relu"
-    """The nonlinearity of the feed-forward; relu2: relu's square."""
+    activation: Activation = "relu"
+    """The nonlinearity of the feed-forward; relu2: relu's square; scaled_…: of unit mean square."""
     gated: bool = False
     """Whether a third matrix, w3, gates the feed-forward's hidden values; with silu: SwiGLU."""
     bias: bool = True
@@ -265,6 +270,8 @@ class Train(Section):
     """Decay of matrices and embeddings; biases, gains and scalars never decay."""
     spectral_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """eps in the training loss (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p."""
     clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: Annotated[

@@ -171,8 +171,10 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
             f"the decoder; allowed with {chosen}: separate",
         )
     d_head = model.d_model // model.n_heads
-    if model.positions == "rotary" and (d_head % 2 or merged):
-        why = "a merged attention, which turns nothing" if merged else f"heads of {d_head}"
+    apart = model.decoder_attention == "separate"
+    if model.positions == "rotary" and (d_head % 2 or not apart):
+        kind = f"{model.decoder_attention} attention"
+        why = f"heads of {d_head}" if apart else f"{kind}, which turns nothing"
         refuse(
             "positions",
             f"rotary with {why}; allowed with an even model.d_model / model.n_heads and "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
-from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, Joins, scaled_linear
 from deepstack.registry import unknown
@@ -148,6 +148,8 @@ class Stack(nn.Module):
             modules: dict[str, nn.Module] = {}
             if merged:
                 modules["attention"] = MergedAttention(*sizes, qk=qk(None), **common)
+            elif causal and model.decoder_attention == "average":
+                modules["attention"] = AverageAttention(d, model.dropout, **common)
             else:
                 modules["attention"] = Attention(*sizes, causal=causal, qk=qk(rotation), **common)
             if "cross_attention" in chosen:

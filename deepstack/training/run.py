@@ -232,7 +232,9 @@ class TrainingRun:
         """
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
-        return self.penalised(mean_loss(logits, targets, self.count if count is None else count))
+        divisor = self.count if count is None else count
+        smoothing = self.config.train.label_smoothing
+        return self.penalised(mean_loss(logits, targets, divisor, smoothing=smoothing))
 
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
