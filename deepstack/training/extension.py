@@ -91,8 +91,8 @@ class Parent:
     def _kept_rows(self, path: Path) -> bytes:
         """Return a log without a last row that the new run would not have written."""
         header, *rows = (read(path) or b"").splitlines(keepends=True) or [b""]
-        kept = [row for row in rows if self._is_kept(path.stem, int(row.split(b",")[0]))]
-        return b"".join([header, *kept])
+        remaining = [row for row in rows if self._is_kept(path.stem, int(row.split(b",")[0]))]
+        return b"".join([header, *remaining])
 
     def _kept_records(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the records of layers/ without a last one that would not have been due."""
@@ -144,14 +144,14 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
             f"--extend: found {wrong[0]}={after[wrong[0]]}; an extension allows "
             f"{', '.join(CHANGEABLE[1:])} and runtime settings"
         )
-    given = {override.partition("=")[0].strip() for override in overrides}
-    if depends_on_steps(old.train) and "train.schedule" not in given:
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    if depends_on_steps(old.train) and "train.schedule" not in overridden:
         raise ConfigError(schedule_choice(old, new))
     if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():
-        again = f"deepstack train {folder.config_path} runtime.keep_optimizer=true --study NAME"
+        command = f"deepstack train {folder.config_path} runtime.keep_optimizer=true --study NAME"
         raise ConfigError(
             f"--extend: {folder.path} keeps only its weights, and further steps need the state of "
-            f"its optimizer; train a run that keeps it: {again}"
+            f"its optimizer; train a run that keeps it: {command}"
         )
     if damage := problems(folder):
         raise DifferenceError(f"--extend: {folder.path} is damaged: {damage[0]}")
