@@ -104,8 +104,8 @@ def compare(
     for line in skipped:
         say(line)
     rows = []
-    for study, study_rows in comparisons(readable, against, best).items():
-        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
+    for study, found in comparisons(readable, against, best).items():
+        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in found]
     if sort is not None:
         rows = sort_rows(rows, sort, list(rows[0]), number_of)
     # Of several studies one may lack columns, and it may be the first.
@@ -133,17 +133,17 @@ def comparisons(
     every = [run for runs in studies.values() for run in runs]
     keys = list(dict.fromkeys(key for keys in vary.values() for key in keys))
     best = [varying_key(word, keys, every, "best") for word in best]
-    compared, missing = {}, []
+    found, missing = {}, []
     for study, runs in studies.items():
         varying = [key for key in best if key in vary[study]]
         try:
-            compared[study] = comparison(runs, against, varying)
+            found[study] = comparison(runs, against, varying)
         except ConfigError as error:
             missing.append(error)
-            compared[study] = comparison(runs, None, varying)
+            found[study] = comparison(runs, None, varying)
     if len(missing) == len(studies):
         raise missing[0]
-    return compared
+    return found
 
 
 def comparison(
@@ -214,14 +214,12 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
     column = loss_column(runs)
-    complete = [
-        members for members in groups.values() if all(run.state == "done" for run in members)
-    ]
-    losses = [mean_of([final_value(run, column) for run in members]).value for members in complete]
+    whole = [members for members in groups.values() if all(run.state == "done" for run in members)]
+    losses = [mean_of([final_value(run, column) for run in members]).value for members in whole]
     known = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if not known:
         return Choice(list(runs), dict.fromkeys(keys), whole=False)
-    best = complete[min(known, key=lambda i: losses[i])]
+    best = whole[min(known, key=lambda i: losses[i])]
     values = {key: setting_value(best[0], key) for key in keys}
     edges = []
     for key, value in values.items():
@@ -232,7 +230,7 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
 
 
 def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
-    """Return the varying setting that a word names (see `full_key`).
+    """Return the varying setting that a word stands for (see `full_key`).
 
     Raises ConfigError for an unknown key, and for one of which all runs have the same value.
     """

@@ -143,12 +143,12 @@ def parse_study(
     tree, problems = read_tree(text, source, single)
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
     sweep = sweep or Node(None, source, "nothing")
-    overridden = [override.partition("=")[0].strip() for override in overrides]
-    problems += form_problems(sweep, overridden)
+    given = [override.partition("=")[0].strip() for override in overrides]
+    problems += form_problems(sweep, given)
     groups = read_groups(sweep)
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    for key, axis in zip(overridden, axes, strict=True):
+    for key, axis in zip(given, axes, strict=True):
         if axis is None:
             groups = [{k: node for k, node in group.items() if k != key} for group in groups]
             groups = [group for group in groups if group]
@@ -163,7 +163,7 @@ def parse_study(
     problems = merge_problems(problems, more)
     problems += axis_problems(groups, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
-    rules, more = ([], []) if problems else read_rules(sweep, declared, overridden)
+    rules, more = ([], []) if problems else read_rules(sweep, declared, given)
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
@@ -174,7 +174,7 @@ def parse_study(
         {
             key: node.plain()
             for key, node in rule.settings.items()
-            if not any(are_nested(key, other) for other in overridden)
+            if not any(are_nested(key, other) for other in given)
         }
         for rule in rules
     ]
@@ -186,7 +186,7 @@ def parse_study(
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
         tuple(Override(r.where, more) for r, more in zip(rules, settings, strict=True) if more),
     )
-    if rules and not set(overridden) & declared.keys():
+    if rules and not set(given) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -213,5 +213,5 @@ def _refuse_absurd(study: Study, groups: Sequence[Group], tree: Node) -> None:
         for cell in study.combinations()
     }
     configs = (too_large.resized(study.base, dict(each)) for each in sizes)
-    heaviest = max(configs, key=memory_estimate)
-    refuse_absurd_tree(heaviest, tree, {k: node for group in groups for k, node in group.items()})
+    largest = max(configs, key=memory_estimate)
+    refuse_absurd_tree(largest, tree, {k: node for group in groups for k, node in group.items()})

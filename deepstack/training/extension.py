@@ -22,7 +22,7 @@ from deepstack.config.identity import values
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.plugins import require_plugins
-from deepstack.records import Run, RunFolder, no_run, problems
+from deepstack.records import Run, RunFolder, existing_run, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.intervals import is_due
@@ -119,9 +119,7 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
     not finished or keeps only its weights, DifferenceError for a damaged one.
     """
     path = Path(run)
-    folder = RunFolder(path.parent if path.name == "config.yaml" else path)
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
+    folder = existing_run(path.parent if path.name == "config.yaml" else path)
     if steps < 1:
         raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
     state = Run(folder.path).state

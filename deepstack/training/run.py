@@ -309,8 +309,8 @@ class TrainingRun:
         divergence = self.recorder.divergence
         if divergence is None:
             state, step = "done", self.config.train.steps
-            resumable = self.config.runtime.keep_optimizer
-            self._write_checkpoint(step, self._resumable_parts() if resumable else {})
+            kept = self.config.runtime.keep_optimizer
+            self._write_checkpoint(step, self._resumable_parts() if kept else {})
             if self.ranks.is_rank0:
                 ckpt.keep_only(self.folder, step)
                 write_end(self.folder, state, step, logs=logs)
