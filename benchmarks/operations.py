@@ -82,16 +82,16 @@ def main() -> None:
                 for index, operation in enumerate(part.operations):
                     times[index] = min(times[index], seconds(*operation))
         for number, (part, times) in enumerate(zip(parts, least, strict=True)):
-            for (function, args, kwargs), taken in zip(part.operations, times, strict=True):
+            for (function, args, kwargs), elapsed in zip(part.operations, times, strict=True):
                 row = sums[number, label(function, args)]
                 row[0] += 1
-                row[1] += taken
+                row[1] += elapsed
                 row[2] += sum(t.nbytes for t in tensors_in([args, kwargs]))
     print(f"parts, ms: {[round(1e3 * sum(t), 1) for t in least]}; memory {rate:.1f} GB/s")
     print(f"{'part':>4}{'count':>8}{'us a layer':>12}{'GB/s':>8}  operation")
-    for (number, name), (count, taken, size) in sorted(sums.items(), key=lambda row: -row[1][1]):
-        if taken > 1e-6 * depth:
-            figures = f"{count:8}{1e6 * taken / depth:12.1f}{1e-9 * size / taken:8.1f}"
+    for (number, name), (count, elapsed, size) in sorted(sums.items(), key=lambda row: -row[1][1]):
+        if elapsed > 1e-6 * depth:
+            figures = f"{count:8}{1e6 * elapsed / depth:12.1f}{1e-9 * size / elapsed:8.1f}"
             print(f"{number:4}{figures}  {name}")
 
 

@@ -18,6 +18,7 @@ from deepstack.cli.signals import SIGNALS
 from deepstack.registry import restored_registries
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -136,5 +136,5 @@ def map_table(runs: Sequence[Run], *, by_lr: bool = False) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows).astype({"margin": float})
     cells = table.groupby(["name", "depth", *(["lr"] if by_lr else [])])
-    kept = {run for _, cell in cells for run in one_run_per_seed(cell["run"].tolist())}
-    return table[table["run"].isin(kept)]
+    chosen = {run for _, cell in cells for run in one_run_per_seed(cell["run"].tolist())}
+    return table[table["run"].isin(chosen)]

@@ -177,10 +177,10 @@ def select(
     rows = [Row(run) for run in runs]
     for text in texts:
         condition = parse_condition(text, rows)
-        kept = [row for row in rows if condition.holds(row.value(condition.key))]
-        if not kept:
+        matching = [row for row in rows if condition.holds(row.value(condition.key))]
+        if not matching:
             raise NothingMatchedError(f"where: no run has {text}; {values_there(rows, condition)}")
-        rows = kept
+        rows = matching
     if last is not None:
         newest = sorted(rows, key=lambda row: row.summary.created)[-last:]
         rows = [row for row in rows if row in newest]
@@ -229,11 +229,11 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
             f"where: found {text!r}; allowed KEY=A,B, or one of !=, <, <=, >, >= for =, such as "
             "depth=6,48 or 'lr<0.01'"
         )
-    word, sign, written = match[1], match[2], match[3].strip()
+    word, sign, values_text = match[1], match[2], match[3].strip()
     key = full_key(word, list_keys(rows), "where")
-    values = parse_values(written)
+    values = parse_values(values_text)
     if sign in ORDERS and not (len(values) == 1 and is_number(values[0])):
-        raise ConfigError(f"where: found {written!r} after {word}{sign}; allowed one number")
+        raise ConfigError(f"where: found {values_text!r} after {word}{sign}; allowed one number")
     choices = names_of(key)
     for value in values if choices else ():
         if not any(fnmatchcase(name, str(value)) for name in choices):
@@ -279,7 +279,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_equal(value: Any, wanted: Any) -> bool:
-    """Return whether values are equal; `*` and `?` in a wanted text stand for any characters."""
+    """Return whether values are equal; `*` and `?` in a wanted text match any characters."""
     if isinstance(value, bool) or isinstance(wanted, bool):
         return value is wanted
     if isinstance(value, str):
@@ -293,7 +293,7 @@ def list_keys(rows: Iterable[Row]) -> list[str]:
 
 
 def full_key(word: str, keys: Sequence[str], option: str, prefer: Sequence[str] = ()) -> str:
-    """Return the key that a word stands for: all of it, its last parts, or their beginning.
+    """Return the key that a word names: all of it, its last parts, or their beginning.
 
     Of several such keys, it is the only one in `prefer`, else the only one with the fewest parts.
     Raises ConfigError, starting with the option's name, for an unknown or ambiguous word.

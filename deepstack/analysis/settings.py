@@ -99,11 +99,11 @@ def determines(keys: Sequence[str], key: str, runs: Sequence[Run]) -> bool:
 
 def undetermined(keys: Sequence[str], known: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Return `keys` without those that `known` and the others determine, from the last one on."""
-    kept = list(keys)
+    undetermined_keys = list(keys)
     for key in reversed(keys):
-        if determines([*known, *(k for k in kept if k != key)], key, runs):
-            kept.remove(key)
-    return kept
+        if determines([*known, *(k for k in undetermined_keys if k != key)], key, runs):
+            undetermined_keys.remove(key)
+    return undetermined_keys
 
 
 def order_of(value: Any) -> tuple[int, float, str]:

@@ -61,8 +61,8 @@ def points_of(
     for x, there in members.items():
         converged = [run for run in there if not gone(run)]
         every = {run: value(run) for run in converged or there}
-        kept = {run: v for run, v in every.items() if v is not None and math.isfinite(v)}
-        values = pd.Series(list(kept.values()), dtype=float)
+        finite = {run: v for run, v in every.items() if v is not None and math.isfinite(v)}
+        values = pd.Series(list(finite.values()), dtype=float)
         if values.empty:
             continue
         mean, deviation, mark = float(values.mean()), float(values.std()), ""
@@ -70,9 +70,9 @@ def points_of(
             deviation, mark = math.nan, "diverged"
         elif len(converged) < len(there):
             mark = SOME_DIVERGED
-        elif mean > float(np.mean([ceiling(run) for run in kept])):
+        elif mean > float(np.mean([ceiling(run) for run in finite])):
             mark = "saturated"
-        by_seed = {int(run.get("seed", 0)): v for run, v in kept.items()}
+        by_seed = {int(run.get("seed", 0)): v for run, v in finite.items()}
         points.append((x, mean, mean - deviation, mean + deviation, len(values), mark, by_seed))
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 

@@ -77,7 +77,7 @@ class Row:
         """Return the seconds and flops of all matrix products of a step."""
         with torch_settings(self.config, self.device):
             if self.products is None:
-                whole = conf.with_overrides(self.config, {"train.shards": 1})
+                unsharded = conf.with_overrides(self.config, {"train.shards": 1})
                 half = self.config.train.precision == "bf16"
                 dtype = torch.bfloat16 if half else torch.float32
                 self.products = Products(
@@ -85,7 +85,7 @@ class Row:
                     self.config.train.batch_size,
                     self.device,
                     dtype,
-                    fast_paths_of(whole, self.device).products,
+                    fast_paths_of(unsharded, self.device).products,
                 )
                 self.products.seconds()  # touches the fresh memory
             return {"seconds": self.products.seconds(), "flops": self.products.flops()}

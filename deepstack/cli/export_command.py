@@ -66,7 +66,7 @@ def export_command(
     from deepstack.model.fold import compare, forward_times
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
-    from deepstack.records import RunFolder, no_run
+    from deepstack.records import existing_run
     from deepstack.training import load_trained, torch_settings
 
     if to is None:
@@ -74,9 +74,7 @@ def export_command(
     if untie and not fold:
         raise ConfigError("found --untie without --fold; add --fold, which --untie changes")
     load_plugins(plugin)
-    folder = RunFolder(run)
-    if not folder.exists():
-        raise ConfigError(no_run(run))
+    folder = existing_run(run)
     for path in export_paths(to):
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")

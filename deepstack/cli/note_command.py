@@ -21,12 +21,10 @@ def note_command(
 
     Prints the note of the run. It is no part of its verified files.
     """
-    from deepstack.records import RunFolder, change_note, no_run, read_labels
+    from deepstack.records import change_note, existing_run, read_labels
     from deepstack.records.cells import printable
 
-    folder = RunFolder(run)
-    if not folder.exists():
-        raise ConfigError(no_run(run))
+    folder = existing_run(run)
     if remove and text is not None:
         raise ConfigError("note: found --remove and a text; allowed one of them")
     change = remove or text is not None

@@ -212,18 +212,18 @@ def axis_options(
     charts: Sequence[str], axes: dict[str, str | None], layers: str | None
 ) -> dict[str, Any]:
     """Return the options of `metric` or `map`.  Raises ConfigError for missing and extra ones."""
-    given = {name: word for name, word in axes.items() if word is not None}
+    chosen = {name: word for name, word in axes.items() if word is not None}
     worded = [name for name in charts if name in WORDED]
     if not worded:
-        if given:
-            raise ConfigError(f"plot: --{next(iter(given))} belongs to the charts metric and map")
+        if chosen:
+            raise ConfigError(f"plot: --{next(iter(chosen))} belongs to the charts metric and map")
         return {}
     if len(charts) > 1:
         raise ConfigError(f"plot: {worded[0]} is drawn alone; name no other chart beside it")
     (name,) = worded
     allowed = {*WORDED[name], *(["by"] if name == "metric" else [])}
-    missing = [f"--{option}" for option in WORDED[name] if option not in given]
-    extra = [f"--{option}" for option in given if option not in allowed]
+    missing = [f"--{option}" for option in WORDED[name] if option not in chosen]
+    extra = [f"--{option}" for option in chosen if option not in allowed]
     if missing or extra:
         problem = f"needs {' and '.join(missing)}" if missing else f"has no {extra[0]}"
         example = {
@@ -231,4 +231,4 @@ def axis_options(
             "map": "--x depth --y lr --value val_loss",
         }[name]
         raise ConfigError(f"plot {name}: {problem}; as in: deepstack plot {name} DIR {example}")
-    return given | {"layers": layers}
+    return chosen | {"layers": layers}

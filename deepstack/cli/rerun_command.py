@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.errors import ConfigError, DifferenceError
+from deepstack.errors import DifferenceError
 
 if TYPE_CHECKING:
     from deepstack.training.rerun import Comparison
@@ -34,10 +34,9 @@ def rerun_command(
     --check trains in a temporary folder and stops at the first value that differs from the record.
     A run that has not ended is compared up to its last step.
     """
-    from deepstack.records import Run, RunFolder, no_run
+    from deepstack.records import Run, existing_run
 
-    if not RunFolder(run).exists():
-        raise ConfigError(no_run(run))
+    existing_run(run)
     opt.load_plugins(plugin)
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal

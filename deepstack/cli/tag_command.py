@@ -19,11 +19,9 @@ def tag_command(
 
     Prints the tags of the run. They are no part of its verified files.
     """
-    from deepstack.records import RunFolder, change_tags, no_run, read_labels
+    from deepstack.records import change_tags, existing_run, read_labels
 
-    folder = RunFolder(run)
-    if not folder.exists():
-        raise ConfigError(no_run(run))
+    folder = existing_run(run)
     if remove and not words:
         raise ConfigError("tag: found --remove without a word; allowed the tags to remove")
     labels = change_tags(folder, words, remove=remove) if words else read_labels(folder)

@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """A group of parameters: one role in all layers and outside of them, or a range of layers.
 
     role: the role, None for a range.  All roles cover each parameter once, and so do all ranges.
-    stack, layers: the range; stack None stands for the parameters outside of the layers.
+    stack, layers: the range; stack None: parameters outside of the layers.
     """
 
     name: str

@@ -33,8 +33,8 @@ def beta_ln_predicted(snapshot: Snapshot) -> Tensor:
     """1/sqrt(α² + Var G), what β_LN is where x has variance 1, is independent of G(x), and gains 1.
 
     Var G: over the coordinates, mean over probe tokens.  NaN where the last norm of a sublayer does
-    not read α x + G(x), or is neither LayerNorm nor RMSNorm, since the Jacobian of LN divides by
-    the standard deviation of that sum.
+    not read α x + G(x), or is neither LayerNorm nor RMSNorm.  The Jacobian of LN divides by the
+    standard deviation of that sum.
     """
     expected = (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
     return expected.masked_fill(snapshot.norm_slope.isnan().all(dim=-1), float("nan"))
@@ -69,9 +69,9 @@ def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     Effective gains of the current weights, E[W²] the mean square of the entries: attention w² =
     d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
     below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
-    sublayer above is not LN(α x + G(x)), in a decoder with cross-attention, whose branch hardly
-    depends on x, and where the derivation does not cover norm or activation (`not_said_of`).  It is
-    DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
+    sublayer above is not LN(α x + G(x)), and where the derivation does not cover norm or activation
+    (`not_said_of`).  NaN in a decoder with cross-attention, whose branch hardly depends on x.  This
+    is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
     matrix_grad_norm.
     """
     if snapshot.sublayers != ("attention", "feed_forward"):

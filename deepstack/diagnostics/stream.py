@@ -69,7 +69,7 @@ def effective_rank(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("rank_collapse", "‖X_l − 1x̄ᵀ‖/‖X_l‖", parts=())
 def rank_collapse(snapshot: Snapshot) -> Tensor:
-    """‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of a sequence's tokens, mean over sequences: 0 where all are alike.
+    """‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of a sequence's tokens, mean over sequences: 0 where all are equal.
 
     X: (seq, d), x_l of one sequence; x̄ its mean over the tokens; ‖X‖_{1,∞} = sqrt(‖X‖_1 ‖X‖_∞),
     the largest sums of absolute values in a column and in a row.  Dong et al. 2021,

@@ -202,13 +202,13 @@ def groups_by_pattern(names: Sequence[str], patterns: Groups) -> dict[str, list[
     """Return group -> names of the parameters that match its patterns, and those of the rest."""
     groups: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
-    for group, own in patterns.items():
+    for group, wanted in patterns.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
             raise ConfigError(
                 f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
                 f"step, {REST}, {', '.join(WHOLE)}"
             )
-        for pattern in [own] if isinstance(own, str) else own:
+        for pattern in [wanted] if isinstance(wanted, str) else wanted:
             matches = [name for name in names if fnmatchcase(name, pattern)]
             if not matches:
                 raise ConfigError(

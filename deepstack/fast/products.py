@@ -1,9 +1,9 @@
 """Chooses the library that multiplies fp32 matrices on a CPU: MKL or oneDNN.
 
-torch calls MKL, which runs AVX2 code on AMD processors.  oneDNN's AVX-512 kernels multiply the same
-fp32 numbers in half of the time from 1.5 million multiplications on, and are slower for smaller
-products.  So each product of a fused sublayer takes the faster library by its size.  This halves a
-step at 24 layers of width 256.
+Torch calls MKL, which runs AVX2 code on AMD processors.  From 1.5 million multiplications on,
+oneDNN's AVX-512 kernels multiply the same fp32 numbers in half of the time.  Smaller products are
+slower with them.  So each product of a fused sublayer takes the faster library by its size.  This
+halves a step at 24 layers of width 256.
 """
 
 from __future__ import annotations

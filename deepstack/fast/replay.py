@@ -125,7 +125,7 @@ class _Replayed:
         self.recorded = []
         with torch.inference_mode():
             self.bound = [
-                bind_recording(recording, zip(shard.gradients, shard.kept, strict=False))
+                bind_recording(recording, zip(shard.gradients, shard.copies, strict=False))
                 for recording, shard in zip(shards, self.update.shards, strict=True)
             ]
             self.bound.append(bind_recording(rest))

@@ -30,13 +30,13 @@ class Shard(NamedTuple):
     """One part of a batch.
 
     compute: (inputs, targets) of the whole batch -> None; computes gradients and loss of the part.
-    gradients: the tensors that it fills.  kept: those to which it then copies them; none for the
+    gradients: the tensors that it fills.  copies: those to which it then copies them; none for the
     last part.
     """
 
     compute: Callable[[Tensor, Tensor], None]
     gradients: list[Tensor]
-    kept: list[Tensor]
+    copies: list[Tensor]
 
 
 class ShardedBatch:
@@ -48,11 +48,11 @@ class ShardedBatch:
     def __init__(self, loss: Loss, banks: Banks, count: int, device: torch.device) -> None:
         self.loss, self.banks = loss, banks
         gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
-        kept = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)]
+        gradient_copies = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)]
         self.losses = [torch.zeros((), device=device) for _ in range(count)]
         self.shards = [
             Shard(partial(self.compute, index), gradients, copies)
-            for index, copies in enumerate([*kept, []])
+            for index, copies in enumerate([*gradient_copies, []])
         ]
 
     def compute(self, index: int, inputs: Tensor, targets: Tensor) -> None:
@@ -66,8 +66,8 @@ class ShardedBatch:
                 forget()
                 raise
         self.losses[index].copy_(value.detach())
-        if kept := self.shards[index].kept:
-            torch._foreach_copy_(kept, self.shards[index].gradients)
+        if copies := self.shards[index].copies:
+            torch._foreach_copy_(copies, self.shards[index].gradients)
 
     def loss_of(self, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the part of the mean loss that a shard contributes."""
@@ -81,7 +81,7 @@ class ShardedBatch:
     def total(self) -> Tensor:
         """Add the gradients of all shards to `.grad`, in order; return the loss of the batch."""
         *kept, last = self.shards
-        sums = [*(shard.kept for shard in kept), last.gradients]
+        sums = [*(shard.copies for shard in kept), last.gradients]
         for first, following in pairwise(sums):
             torch._foreach_add_(following, first)
         loss = self.losses[0].clone()

@@ -40,7 +40,7 @@ class Follow(TorchFunctionMode):
     """Records the readers of each norm of a model, while the model runs.
 
     readings: norm -> its readers.  used_by: parameter -> the norms whose outputs it multiplies;
-    None stands for any other tensor.  origins: tensor -> a norm and a factor; the tensor is the
+    None: any other tensor.  origins: tensor -> a norm and a factor; the tensor is the
     factor times the norm's output.  entered: the inputs of the running sublayer, with their origin.
     """
 

@@ -238,15 +238,18 @@ class Attention(Heads):
 
     x: (batch, seq, d_model).  W_q, W_k, W_v, W_o: (d_model, d_model), applied as x Wᵀ.  One product
     computes q, k and v.  With separate optimizer settings the three matrices are separate
-    parameters; they are concatenated first, so the values are the same.
+    parameters, which are concatenated first.  The values are the same.
+
     bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
     linear: the function that applies matrices.  qk: norms and rotation of q and k, after the slots.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
     `before` is that of the layer before, None in the first one.  Logits are (batch, head, seq, seq)
-    for all pairs of positions, without a causal mask, so that they are finite; values are (batch,
-    head, seq, d_head).  cache: decodes one position, (batch, 1, d_model), after those in the cache.
+    for all pairs of positions, without a causal mask, so that they are finite.  Values are (batch,
+    head, seq, d_head).
+
+    cache: decodes one position, (batch, 1, d_model), after those in the cache.
     """
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
@@ -281,10 +284,10 @@ class Attention(Heads):
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the heads' outputs, (batch, head, seq, d_head), and the logits to pass on."""
-        own = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-        logits, passed_on = self.slots["logits"](own, before)
+        current = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+        logits, passed_on = self.slots["logits"](current, before)
         if causal:
-            future = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).triu(1)
+            future = torch.ones(current.shape[-2:], dtype=torch.bool, device=current.device).triu(1)
             logits = logits.masked_fill(future, float("-inf"))
         return torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v), passed_on
 

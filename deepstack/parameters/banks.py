@@ -3,7 +3,7 @@
 All layers of a stack have equal shapes, so each parameter of a layer becomes a row of one tensor
 over all layers, and the modules hold views of its rows.  An optimizer then touches a dozen
 tensors instead of twelve thousand, and a norm by layer is one line.  Gradients live in a second
-tensor of the same shape, whose rows are the `.grad` of the modules' parameters; they are set to
+tensor of the same shape, whose rows are the `.grad` of the modules' parameters.  They are set to
 zero in place, because setting them to None would detach them from their bank.
 """
 
@@ -110,10 +110,10 @@ class Bank:
     def change(self, by: Callable[[str, Tensor], None]) -> None:
         """Let `by` change each role's values in place: (role, (depth, …)), all layers at once."""
         for role, parts in self.by_role():
-            whole = joined(parts)
-            by(role, whole)
+            values = joined(parts)
+            by(role, values)
             if len(parts) > 1:
-                torch._foreach_copy_(parts, list(whole.split(1)))
+                torch._foreach_copy_(parts, list(values.split(1)))
 
 
 class Banks:

@@ -28,7 +28,7 @@ from deepstack.records.folder import (
 )
 from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
 from deepstack.records.labels import Labels, change_note, change_tags, read_labels
-from deepstack.records.run import Run, find_runs, no_run, varying
+from deepstack.records.run import Run, existing_run, find_runs, varying
 from deepstack.records.table import LOGGED, Summary, rows_of, run_rows, runs_table, summarize
 from deepstack.records.trash import removal
 
@@ -53,11 +53,11 @@ __all__ = [
     "change_note",
     "change_tags",
     "damage",
+    "existing_run",
     "find_runs",
     "folders_to_inspect",
     "inspect",
     "mapping",
-    "no_run",
     "number_text",
     "problems",
     "read_analysis",

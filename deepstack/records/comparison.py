@@ -98,9 +98,9 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
         rows = _first_difference(name, one.rows, two.rows, end, row_difference)
         columns = None
         if one.columns and two.columns:
-            either = dict.fromkeys((*one.columns, *two.columns))
+            names = dict.fromkeys((*one.columns, *two.columns))
             both = {*one.columns} & {*two.columns}
-            if column := next((column for column in either if column not in both), None):
+            if column := next((column for column in names if column not in both), None):
                 presence = _presence(column in one.columns)
                 columns = Difference(None, name, f"column {column}", *presence)
         result += [rows, columns]

@@ -1,7 +1,7 @@
 """Atomic replacement of files, and a lock that ends with the process that holds it.
 
-The lock is `fcntl.flock` itself. filelock cannot tell who holds a folder without writing to it,
-and where a file system has no locks it may use a file that outlives a killed process.
+The lock is `fcntl.flock` itself.  The package filelock cannot tell who holds a folder without
+writing to it.  On a file system without locks its file may outlive a killed process.
 """
 
 from __future__ import annotations

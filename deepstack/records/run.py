@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.notebook import html_table
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import text
@@ -218,13 +218,16 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     return [Run(folder) for folder in sorted(folders, key=_natural)]
 
 
-def no_run(path: str | os.PathLike[str]) -> str:
-    """Describe why a folder is no run, and the path to give instead."""
+def existing_run(path: str | os.PathLike[str]) -> RunFolder:
+    """Return the folder of a run.  Raises ConfigError if it is none, with the path to give."""
+    folder = RunFolder(path)
+    if folder.exists():
+        return folder
     try:
-        inside = find_runs(path)[0]
+        expected = f"one of those in it, such as {find_runs(path)[0].path}"
     except NothingMatchedError:
-        return f"{path} is no run: expected a folder with a config.yaml, as in results/"
-    return f"{path} is no run: expected one of those in it, such as {inside.path}"
+        expected = "a folder with a config.yaml, as in results/"
+    raise ConfigError(f"{path} is no run: expected {expected}")
 
 
 def varying(runs: Sequence[Run]) -> list[str]:

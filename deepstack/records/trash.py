@@ -34,8 +34,8 @@ def to_trash(
     """Move runs and studies of the results folder `out` into its trash: (from, to) of each.
 
     Checks all of them before it moves the first.  Raises ConfigError for a symbolic link and for a
-    path that is no run or study below `out`, NothingMatchedError for a folder without runs, and
-    LockedError if another process works on one of the runs.
+    path that is no run or study below `out`.  Raises NothingMatchedError for a folder without runs,
+    and LockedError if another process works on one of the runs.
     """
     chosen = dict(_check_path(Path(path), Path(out)) for path in paths)
     # A run moves with its study if that is chosen too.

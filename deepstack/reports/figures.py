@@ -76,8 +76,8 @@ def split_panels(
         for place, members in places.items():
             shown = rows[rows["kind"].isin(members)] if "kind" in rows else rows
             panels.append((str(name), shown, place))
-    taken = {place for _, _, place in panels}
-    free = [i for i in range(len(drawn)) if i not in taken] or [0]
+    assigned = {place for _, _, place in panels}
+    free = [i for i in range(len(drawn)) if i not in assigned] or [0]
     placed = []
     for name, rows, place in panels:
         if place is None:
@@ -91,22 +91,22 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
 
     share: the first axes with the same limits of values.  scale: that of colours, if there is one.
     """
-    own = axes[index]
-    x_labels = [one.get_xlabel() for one in (own, *axes[index:], *axes[:index])]
-    y_labels = [one.get_ylabel() for one in (own, *reversed(axes[:index]), *axes[index:])]
-    norms = [mesh.norm for mesh in own.collections if mesh.get_array() is not None]
+    one_axes = axes[index]
+    x_labels = [one.get_xlabel() for one in (one_axes, *axes[index:], *axes[:index])]
+    y_labels = [one.get_ylabel() for one in (one_axes, *reversed(axes[:index]), *axes[index:])]
+    norms = [mesh.norm for mesh in one_axes.collections if mesh.get_array() is not None]
     scale: dict[str, Any] = {"low": norms[0].vmin, "high": norms[0].vmax} if norms else {}
     if norms:
         scale["log"] = "Log" in type(norms[0]).__name__
-        bar = [one for one in own.figure.axes if one.get_label() == "colour bar"]
+        bar = [one for one in one_axes.figure.axes if one.get_label() == "colour bar"]
         scale["label"] = plain(bar[0].get_ylabel()) if bar else ""
     return {
-        "title": plain(own.get_title(loc="left")),
+        "title": plain(one_axes.get_title(loc="left")),
         "x": plain(next(filter(None, x_labels), "")),
         "y": plain(next(filter(None, y_labels), "")),
-        "share": [one.get_ylim() for one in axes].index(own.get_ylim()),
-        "log_x": own.get_xscale() == "log",
-        "log_y": own.get_yscale() == "log",
+        "share": [one.get_ylim() for one in axes].index(one_axes.get_ylim()),
+        "log_x": one_axes.get_xscale() == "log",
+        "log_y": one_axes.get_yscale() == "log",
         "scale": scale,
     }
 

@@ -59,10 +59,10 @@ def finding_of(
     sentences += exponent_sentences(exponents)
     if failed := without_context(runs):
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
-    gone = sum(map(has_diverged, runs))
-    if gone:
+    count = sum(map(has_diverged, runs))
+    if count:
         every = counted("{} runs", len(runs))
-        sentences.append(f"{gone} of {every} diverged: {listed(diverged)}.")
+        sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
     else:
         sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
     return {
@@ -78,8 +78,8 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
     """Return the setting with the lowest mean validation loss of each depth, and its margin.
 
     Only settings whose seeds are all done count.  The margin is that over the best setting of
-    another scheme, or of the same one if no other is there: mean and 95 % interval (Student's t) of
-    the differences, seed by seed.  Losses of several tasks are not compared.
+    another scheme, or of the same one if no other is there.  It has the mean and the 95 % interval
+    (Student's t) of the differences, seed by seed.  Losses of several tasks are not compared.
     """
     if len({run.get(TASK) for run in runs}) > 1:
         return []
@@ -145,7 +145,7 @@ def margin_of(leader: Candidate, second: Candidate) -> Mean:
 
 
 def verdict_of(gap: Mean) -> str:
-    """Return what the interval of a margin shows, in words."""
+    """Return the verdict on the interval of a margin, in words."""
     if not math.isfinite(gap.low):
         return "no interval: one seed" if gap.n else "no interval: no shared seed"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
@@ -159,14 +159,14 @@ def leader_sentence(row: dict[str, Any]) -> str:
             f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
         )
     if row["low"] is None:
-        spread = row["verdict"]
+        interval = row["verdict"]
     else:
-        spread = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
-        spread = spread.replace("-", "−")
+        interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
+        interval = interval.replace("-", "−")
     unclear = row["low"] is not None and row["low"] <= 0
     return (
         f"At N = {row['depth']}, {row['leader']} has the lowest validation loss, "
-        f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({spread})"
+        f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({interval})"
         + (". The interval includes 0, so no difference is shown." if unclear else ".")
     )
 

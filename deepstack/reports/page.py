@@ -78,9 +78,10 @@ def report(
 ) -> Path:
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
-    A section a study: the finding in words, settings and depths compared (`against` and `best` are
-    those of `compare`), every chart that its runs allow, each with its numbers as CSV, the settings
-    that they share, the environment, and every run with its folder.  Tables can be sorted and
+    Each study has a section.  It holds the finding in words, settings and depths compared
+    (`against` and `best` are those of `compare`), and every chart that its runs allow, with its
+    numbers as CSV.  Then follow the shared settings, the environment, and every run with its
+    folder.  Tables can be sorted and
     filtered, and charts show their values.  The same runs give the same bytes.  Several folders
     make one section, and need `to`.
 
@@ -88,8 +89,8 @@ def report(
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
     `started`, if it is given, gets that of a chart in its place, and the number of all charts.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
-    read, ConfigError for several folders without `to`, and what `compare` raises; when the page is
-    written BrokenChartError where the code of a chart has failed.
+    read, ConfigError for several folders without `to`, and the errors of `compare`.  Raises
+    BrokenChartError after it has written the page, if the code of a chart has failed.
     """
     folders = list_folders(directory)
     if len(folders) > 1 and to is None:
@@ -224,8 +225,10 @@ def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
         plugins = run.meta.get("plugins")
         plugins = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
         files = ", ".join(str(plugin.get("file")) for plugin in plugins)
-        made = meta.get("environment", {}) | {"commit": commit, "plugins": files}
-        entry = entries.setdefault(json.dumps(made, sort_keys=True), {"made": made, "runs": 0})
+        environment = meta.get("environment", {}) | {"commit": commit, "plugins": files}
+        entry = entries.setdefault(
+            json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
+        )
         entry["runs"] += 1
     return list(entries.values())
 
@@ -245,7 +248,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def picture_of(name: str, chart: Chart) -> dict[str, Any]:
     """A chart as the page holds it: svg and csv as data: addresses, the width in pixels.
 
-    panels: what the page's script needs to draw the CSV.
+    panels: the axes and series with which the page's script draws the CSV.
     """
     svg, csv = (
         base64.b64encode(c).decode("ascii") for c in (render(chart, "svg"), csv_bytes(chart))

@@ -115,14 +115,14 @@ class AttentionResiduals(
 ):
     """h = sum over i of a_i v_i, a = softmax_i(wᵀ RMS(v_i)), v_0 = x_0, v_i = G(LN(h)).
 
-    Kimi Team 2026, arXiv:2603.15031, section 3.  There is no residual sum: each sublayer reads h, a
-    weighted mean of x_0 and of the outputs of all sublayers before it, computed for every token
-    with its own trained vector w (d_model); so does the final norm.  w = 0 at the start: equal
+    Kimi Team 2026, arXiv:2603.15031, section 3.  There is no residual sum.  Each sublayer reads h,
+    a weighted mean of x_0 and the outputs of all sublayers before it, and so does the final norm.
+    The weights differ by token; each reader trains a vector w (d_model).  w = 0 at the start: equal
     weights.  RMS(v) = v / sqrt(mean(v^2) + 1e-6); the gain of the authors' norm is part of w.
 
     blocks: the stack is divided into this many blocks of nearly equal length.  A block's v_i is the
-    sum of its outputs, in the current block so far (the paper's Block AttnRes; it uses 8).
-    0: every sublayer is a block (Full AttnRes); time and memory grow as N^2.
+    sum of its outputs, in the current block so far (the paper's Block AttnRes).  The paper uses 8.
+    With 0 every sublayer is a block (Full AttnRes); time and memory grow as N^2.
     """
 
     uniform = False
@@ -211,10 +211,10 @@ class X0Lambdas(
     """x <- r x + s x_0 before each layer, then x <- x + G(LN(x)), r = 1 and s = 0 at the start.
 
     Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt (`lambdas` of its `Block`): Pre-LN in
-    which every layer can add the embedding again.  r and s are trained numbers of each layer.  x_0
-    is normed (LN(x_0), without a gain in the authors' code), and a norm ends the stack.  nanochat
-    (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s at 0.1.  Both use
-    separate learning rates for these numbers.
+    which every layer can add the embedding again.  Each layer trains the numbers r and s.  A norm
+    is applied to x_0 (LN(x_0), without a gain in the authors' code), and another ends the stack.
+    The code of nanochat (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s
+    at 0.1.  Both use separate learning rates for these numbers.
     """
 
     families = ("encoder", "decoder")

@@ -239,14 +239,14 @@ class FracConnections(
 ):
     """h = Yᵀ H, H <- Aᵀ H + B * G(LN(h)), H the stream in m parts.  Zhu et al. 2025, 2503.14125.
 
-    Section 4: hyper-connections between fractions of the stream, H (m, d/m) for a token; the stream
-    becomes no wider.  h and the output of G are as wide as the stream, and are divided likewise.
-    Y (m, m), A (m, m) and B (m, 1) of a sublayer, all trained, start as Pre-LN: Y = A = I,
-    B = (1, …, 1).  The stack has a final norm.
+    Section 4: hyper-connections between fractions of the stream, H (m, d/m) for a token.  The
+    stream becomes no wider.  Both h and the output of G are as wide as the stream, and are divided
+    likewise.  Y (m, m), A (m, m) and B (m, 1) of a sublayer, all trained, start as Pre-LN:
+    Y = A = I, B = (1, …, 1).  The stack has a final norm.
 
     dynamic: adds s tanh(LN(H) W) to each of them, with W = 0 and s = 0.01 at the start and a norm
-    over the d/m numbers of a part.  s is one number for Y and A and one for B, as in the paper's
-    appendix A.  Weight decay applies to none of them; the authors decay W.
+    over the d/m numbers of a part.  Y and A share one number s, and B has another, as in the
+    paper's appendix A.  Weight decay applies to none of them; the authors decay W.
     """
 
     final_norm = True

@@ -90,7 +90,7 @@ class SiameseNorm(
     """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
 
     Li et al. 2026, arXiv:2602.08064: the same sublayers read and write two streams, both x_0 at
-    first.  x is normed in every sublayer as in Post-LN, and y is a sum as in Pre-LN.  This follows
+    first.  Every sublayer norms x as in Post-LN, and y is a sum as in Pre-LN.  This follows
     the authors' code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm).  Their
     code for OLMo has HybridNorm's norms in its attention instead of the one around x + LN(y).
 

@@ -132,7 +132,7 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=T
     github.com/NVIDIA/ngpt).  The stream stays on the unit sphere, and there is no LN, before a
     branch or elsewhere (`model.norm` is not used).  a = |alpha|, (d_model,), of each sublayer
     starts at `start`.  Every vector along the stream in q, k, v, w1, w3 (rows), o and w2 (columns)
-    is normalised at the start and after each step, so the scale of `model.init` has no effect.
+    is normalised at the start and after each step.  So the scale of `model.init` has no effect.
     Queries and keys have norm 1 in each head, times s_qk, and the softmax takes sqrt(d_head) times
     their products.  In the feed-forward v = sqrt(d_model) s_v * (W_1 x) enters the activation.
     With a gate, as in the paper's MLP, u = s_u * (W_3 x) multiplies its output.  alpha, s_qk, s_u

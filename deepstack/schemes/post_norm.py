@@ -41,9 +41,9 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     | encoder_decoder | encoder | 0.81 (N^4 M)^(1/16)      | 0.87 (N^4 M)^(-1/16)      |
     | encoder_decoder | decoder | (3M)^(1/4)               | (12M)^(-1/4)              |
 
-    beta is the gain with which v, o, w1 and w2 start, those of cross-attention too; q and k start
-    with gain 1 (Figure 2 of the paper).  beta affects the initialisation alone.  alpha is a
-    constant and is not trained.  There is no final norm.
+    The matrices v, o, w1 and w2 start with gain beta, those of cross-attention too; q and k start
+    with gain 1 (Figure 2 of the paper).  So beta affects the initialisation alone.  The constant
+    alpha is not trained.  There is no final norm.
     """
 
     families = FAMILIES

@@ -32,7 +32,7 @@ class SubLN(PreLN, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", stat
     """x <- x + W_out LN(phi(W_in LN(x))).  Wang et al. 2022, arXiv:2210.06423 (Magneto), Figure 2.
 
     Pre-LN with a second norm inside each sublayer: before W_o, over the concatenated heads, and
-    before W_2, over d_ff.  v, o, w1, w2 start with gain sqrt(log(2N)), q and k with gain 1.  With
+    before W_2, over d_ff.  The gains are sqrt(log(2N)) for v, o, w1, w2, and 1 for q and k.  With
     a decoder of M layers: sqrt(log(3M) log(2N) / 3) in the encoder, sqrt(log(3M)) in the decoder,
     whose cross-attention has no second norm and gain 1.
     """

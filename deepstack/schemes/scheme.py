@@ -287,9 +287,10 @@ class Scheme(nn.Module):
         """Apply the scheme's constraint to a role's matrices in place, after each optimizer step.
 
         It also runs once at the start, for every role; after a step, for every trained role.
-        matrices: (layers, n_out, n_in), of all layers of a stack, applied as x Wᵀ; q, k and v come
-        one by one even if one product computes them.  Gradients are disabled.  Code must not wait
-        for a value of a tensor: use `torch.where`, not `if`.
+
+        matrices: (layers, n_out, n_in), of all layers of a stack, applied as x Wᵀ.  The roles q, k
+        and v come one by one even if one product computes them.  Gradients are disabled.  Code must
+        not wait for a value of a tensor: use `torch.where`, not `if`.
         """
 
     @classmethod

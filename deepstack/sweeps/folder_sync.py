@@ -117,7 +117,7 @@ def inside(folder: RunFolder, name: str) -> Path:
 
 def plain_files(folder: RunFolder) -> list[Path]:
     """Return the visible files outside of checkpoints."""
-    paths = (path for place in ("", "layers/", "aside/") for path in folder.path.glob(f"{place}*"))
+    paths = (path for part in ("", "layers/", "aside/") for path in folder.path.glob(f"{part}*"))
     return [path for path in paths if path.is_file() and not path.name.startswith(".")]
 
 

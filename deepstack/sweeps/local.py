@@ -48,7 +48,7 @@ class Local(Launcher):
 
     def _reserve(self, cell: Cell) -> Reservation | None:
         """Return a reservation beside those of the runs that have not ended."""
-        working = {p: taken for p, taken in self._reserved.items() if p.poll() is None}
+        working = {p: reservation for p, reservation in self._reserved.items() if p.poll() is None}
         self._reserved = working
         return self.resources.reserve(cell, list(working.values()))
 

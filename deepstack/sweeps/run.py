@@ -51,8 +51,8 @@ def sweep(
 
     Returns a Run for each cell that has a folder, in any state.  Raises ConfigError before anything
     runs if a cell is not valid, or names a scheme, task or norm that only this process has
-    registered (`deepstack.plugins.load_plugins` registers it for the runs too), and at the end if
-    a run's process refused to begin.
+    registered (`deepstack.plugins.load_plugins` registers it for the runs too).  Raises it at the
+    end if a run's process refused to begin.
     """
     plugins.refuse_while_loading("deepstack.sweep")
     base = config.base if isinstance(config, conf.Study) else conf.checked_config(config)

@@ -111,9 +111,9 @@ def saturation(seed: int) -> Finding:
         exponents(sizes[2:], drawn["with, logits"][:, 2:]),
     )
     over = {n: drawn[f"without, {n}"] / drawn[f"with, {n}"] for n in ("logits", "q", "median")}
-    largest = drawn["without, largest"][:, -1]
+    top_weight = drawn["without, largest"][:, -1]
     parts = [
-        at_least("largest weight without, d_head = 512", 0.9, largest),
+        at_least("largest weight without, d_head = 512", 0.9, top_weight),
         Part.mean(f"exponent of ‖∂s/∂logits‖ without, d_head {narrow} to {wide}", -0.5, falls,
                   tolerance=0.2),
         Part.mean("the same with the scale, d_head 64 to 512", 0.0, flat),

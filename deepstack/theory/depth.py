@@ -96,8 +96,8 @@ def one_step(seed: int) -> Finding:
         group: growth(repetitions, deepnorm, depths, roles) for group, roles in GROUPS.items()
     }
     halves = growth(repetitions, deepnorm, depths[-1:], lr=0.5e-4)[:, 0]
-    whole = updates["matrices"][:, -1]
-    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, 2 * whole / halves, tolerance=0.02)]
+    full_step = updates["matrices"][:, -1]
+    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, 2 * full_step / halves, tolerance=0.02)]
     for group, moved in updates.items():
         quantity = f"{group}: ‖ΔF‖ at N = 54 over N = 6"
         parts.append(flat_part(quantity, moved, stated=group == "matrices"))

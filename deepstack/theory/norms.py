@@ -148,9 +148,9 @@ def stream_powers(stack: Trial) -> dict[str, Tensor]:
     (snapshot,) = stack.snapshots()
     norms = {"stream": snapshot.entering, "sum": snapshot.norm_input}
     d = snapshot.states.shape[-1]
-    first, later = snapshot.states[0].flatten(), snapshot.states[:3][-1].flatten()
+    first, last = snapshot.states[0].flatten(), snapshot.states[:3][-1].flatten()
     powers = {name: x.square().mean(dim=-1).flatten() / d for name, x in norms.items()}
-    return powers | {"x_0": later @ first / (first @ first)}
+    return powers | {"x_0": last @ first / (first @ first)}
 
 
 @claim("C24", READING_NOTES)

@@ -113,11 +113,11 @@ def attention_keeps_the_size(seed: int) -> Finding:
 
     norm, ratio, flat = sweep(sizes, draws, sample).values()
     ratio, flat = ratio.movedim(2, 0), flat.movedim(2, 0)  # (spreads, draws, sizes)
-    labels = [f"spread {spread}" for spread in spreads.tolist()]
-    largest = "largest ‖softmax(q)X‖/√d of all draws"
+    labels = [f"spread {deviation}" for deviation in spreads.tolist()]
+    bound_label = "largest ‖softmax(q)X‖/√d of all draws"
     parts = [
         Part.mean("‖x_i‖/√d", 1.0, norm.t(), tolerance=1e-9),
-        Part(largest, 1.0, ratio.max().item(), 0.0, relation="<="),
+        Part(bound_label, 1.0, ratio.max().item(), 0.0, relation="<="),
         *(
             Part.mean(f"exponent of ‖softmax(q)X‖ in n, {label}", 0.0, exponents(sizes, values))
             for label, values in zip(labels, ratio, strict=True)
@@ -128,10 +128,10 @@ def attention_keeps_the_size(seed: int) -> Finding:
         ),
     ]
     lines = []
-    for spread, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
-        lines.append(Line.mean(f"q of spread {spread:g}, measured", sizes, measured))
+    for deviation, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
+        lines.append(Line.mean(f"q of spread {deviation:g}, measured", sizes, measured))
         claimed = law.mean(dim=0).tolist()
-        lines.append(Line(f"q of spread {spread:g}, √(Σs_i²)", sizes, claimed, False))
+        lines.append(Line(f"q of spread {deviation:g}, √(Σs_i²)", sizes, claimed, False))
     return Finding(
         parts,
         f"{draws} draws for each n in {sizes}, d = {d}.  The bound is Jensen's and holds; equality "

@@ -93,8 +93,8 @@ def to_mlflow(runs: Sequence[Run], to: Path) -> None:
     experiments: dict[str, str] = {}
     for run in runs:
         if run.study not in experiments:
-            place = (to / "artifacts" / run.study).resolve().as_uri()
-            experiments[run.study] = client.create_experiment(run.study, artifact_location=place)
+            location = (to / "artifacts" / run.study).resolve().as_uri()
+            experiments[run.study] = client.create_experiment(run.study, artifact_location=location)
         created = client.create_run(experiments[run.study], run_name=run.name)
         number, now = created.info.run_id, int(time.time() * 1000)
         parameters = [

@@ -27,8 +27,8 @@ def require_tensorboard(key: str) -> None:
 class EventLog:
     """Writes one event file into a folder.
 
-    first_step: the first step to be written; TensorBoard hides what an interrupted run wrote of it
-    and of later ones.
+    first_step: the first step to be written; TensorBoard hides the values of this and later steps
+    that an interrupted run wrote.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
@@ -66,7 +66,7 @@ class EventLog:
         self._add(step, summary=text_pb(tag, markdown))
 
     def close(self) -> None:
-        """Write what is pending and close the file."""
+        """Write the pending events and close the file."""
         self._writer.close()
 
     def _add(self, step: int, **content: Any) -> None:

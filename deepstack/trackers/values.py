@@ -29,8 +29,8 @@ def scalars(run: Run) -> list[tuple[int, Scalars]]:
         for row in rows:
             step = int(row.pop("step"))
             values = {f"{table}/{name}": float(value) for name, value in row.items()}
-            kept = {k: v for k, v in values.items() if table == "steps" or not math.isnan(v)}
-            merged.setdefault(step, {}).update(kept)
+            logged = {k: v for k, v in values.items() if table == "steps" or not math.isnan(v)}
+            merged.setdefault(step, {}).update(logged)
     for step, values in layer_summaries(run):
         merged.setdefault(step, {}).update(values)
     return sorted(merged.items())

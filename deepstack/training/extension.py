@@ -22,7 +22,7 @@ from deepstack.config.identity import values
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.plugins import require_plugins
-from deepstack.records import Run, RunFolder, no_run, problems
+from deepstack.records import Run, RunFolder, existing_run, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.intervals import is_due
@@ -93,8 +93,8 @@ class Parent:
     def _kept_rows(self, path: Path) -> bytes:
         """Return a log without a last row that the new run would not have written."""
         header, *rows = (read(path) or b"").splitlines(keepends=True) or [b""]
-        kept = [row for row in rows if self._is_kept(path.stem, int(row.split(b",")[0]))]
-        return b"".join([header, *kept])
+        remaining = [row for row in rows if self._is_kept(path.stem, int(row.split(b",")[0]))]
+        return b"".join([header, *remaining])
 
     def _kept_records(self, layers: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the records of layers/ without a last one that would not have been due."""
@@ -121,9 +121,7 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
     not finished or keeps only its weights, DifferenceError for a damaged one.
     """
     path = Path(run)
-    folder = RunFolder(path.parent if path.name == "config.yaml" else path)
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
+    folder = existing_run(path.parent if path.name == "config.yaml" else path)
     if steps < 1:
         raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
     state = Run(folder.path).state
@@ -146,14 +144,14 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
             f"--extend: found {wrong[0]}={after[wrong[0]]}; an extension allows "
             f"{', '.join(CHANGEABLE[1:])} and runtime settings"
         )
-    given = {override.partition("=")[0].strip() for override in overrides}
-    if depends_on_steps(old.train) and "train.schedule" not in given:
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    if depends_on_steps(old.train) and "train.schedule" not in overridden:
         raise ConfigError(schedule_choice(old, new))
     if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():
-        again = f"deepstack train {folder.config_path} runtime.keep_optimizer=true --study NAME"
+        command = f"deepstack train {folder.config_path} runtime.keep_optimizer=true --study NAME"
         raise ConfigError(
             f"--extend: {folder.path} keeps only its weights, and further steps need the state of "
-            f"its optimizer; train a run that keeps it: {again}"
+            f"its optimizer; train a run that keeps it: {command}"
         )
     if damage := problems(folder):
         raise DifferenceError(f"--extend: {folder.path} is damaged: {damage[0]}")

@@ -26,8 +26,8 @@ class SpectralPenalty:
 
     `__call__` returns a loss with the value of the task's loss, bit for bit: logs and divergence
     ignore the penalty.  Its gradient by W has the additional term λ W v vᵀ, and the gradient's norm
-    and clipping include it.  v is the right singular vector as `spectral_norms` computes it, not
-    differentiated; for random matrices of 16 to 1024 columns the term is within 3 % of σ₁u₁v₁ᵀ on
+    and clipping include it.  The right singular vector v, by `spectral_norms`, is not
+    differentiated.  For random matrices of 16 to 1024 columns the term is within 3 % of σ₁u₁v₁ᵀ on
     average.  W is the effective matrix: under the NTK parameterisation the matrix over sqrt(n_in).
     λ = 0 costs nothing.  The penalty needs whole matrices.
 

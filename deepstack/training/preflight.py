@@ -24,7 +24,7 @@ from deepstack.distributed import RankGroup, join_ranks, parallelism, started_by
 from deepstack.errors import ConfigError, NothingMatchedError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
-from deepstack.records import ENDED, Run, RunFolder, no_run, removal
+from deepstack.records import ENDED, Run, RunFolder, existing_run, removal
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training.environment import (
@@ -233,8 +233,7 @@ def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Con
 
     Raises ConfigError for a changed environment (unless allowed), other data or a missing plugin.
     """
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
+    existing_run(folder.path)
     if started_by_torchrun():
         raise ConfigError("rerun: found several processes (torchrun); allowed one")
     refuse_probed(folder)

@@ -62,29 +62,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    given = parser.parse_args()
-    given.depths = [int(depth) for depth in given.depths.split(",")]
+    args = parser.parse_args()
+    args.depths = [int(depth) for depth in args.depths.split(",")]
     base = load_config(HERE / "study.yaml")
     rows = []
-    for optimizer in given.optimizers.split(","):
-        for scheme in given.schemes.split(","):
+    for optimizer in args.optimizers.split(","):
+        for scheme in args.schemes.split(","):
             config = with_overrides(base, {"model.scheme": scheme, "train.optimizer": optimizer})
             name = f"{scheme}_{optimizer}"
             measured = calibrate(
                 config,
-                depths=given.depths,
-                seeds=given.seeds,
+                depths=args.depths,
+                seeds=args.seeds,
                 study=f"calibration_{name}",
-                out=given.out,
-                workers=given.workers,
+                out=args.out,
+                workers=args.workers,
             )
-            together = {
+            exponents = {
                 state: next(r.exponent for r in table if (r.role, r.step) == ("together", 10))
                 for state, table in {"before": measured.rows, "after": measured.rows_after}.items()
             }
             for state, tuned in {"before": config, "after": measured.corrected}.items():
-                result = transfer(search(tuned, f"transfer_{name}_{state}", given))
-                deepest = max(given.depths)
+                result = transfer(search(tuned, f"transfer_{name}_{state}", args))
+                deepest = max(args.depths)
                 exponent, cost = result.exponent, result.costs[deepest]
                 assert exponent is not None
                 rows.append(
@@ -92,7 +92,7 @@ def main() -> None:
                         "scheme": scheme,
                         "optimizer": optimizer,
                         "state": state,
-                        "update_exponent": together[state],
+                        "update_exponent": exponents[state],
                         "rate_exponent": exponent.value,
                         "rate_low": exponent.low,
                         "rate_high": exponent.high,
@@ -105,7 +105,7 @@ def main() -> None:
                     | {f"loss_{best.depth}": best.loss for best in result.best}
                 )
                 print(rows[-1], flush=True)
-                pd.DataFrame(rows).to_csv(given.out / "calibrated_transfer.csv", index=False)
+                pd.DataFrame(rows).to_csv(args.out / "calibrated_transfer.csv", index=False)
 
 
 if __name__ == "__main__":

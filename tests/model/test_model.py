@@ -117,7 +117,7 @@ def run_steps(config: Config, steps: int = 5, **options: object):
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 3, 2))
 @pytest.mark.parametrize("optimizer", some(["adamw", "muon", "adam", "sgd"], 4))
 @pytest.mark.parametrize("clip", some([0.05, None], 2))
 def test_banks_are_plain_parameters_bit_for_bit(

@@ -80,26 +80,27 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
     layers = np.ones((2, 6))
     paths = [make_run(tmp_path / "study", seed=seed, layers=layers) for seed in range(3)]
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
-    said: list[str] = []
+    messages: list[str] = []
+    options: Any = {"out": tmp_path / "out", "say": messages.append, "formats": ("csv",)}
     charts = ["loss_vs_step", "layer_step_heat_map"]
-    draw(tmp_path, charts[:1], out=tmp_path / "out", say=said.append)
-    assert not said  # the chart reads no layers
-    draw(tmp_path, charts, out=tmp_path / "out", say=said.append)
-    (line,) = said
+    draw(tmp_path, charts[:1], **options)
+    assert not messages  # the chart reads no layers
+    draw(tmp_path, charts, **options)
+    (line,) = messages
     assert line.startswith(f"run {paths[0].name} is left out: ") and "verify" in line
     table = pd.read_csv(tmp_path / "out" / "loss_vs_step.csv")
     assert set(table["n"].dropna()) == {2}  # both charts show the same runs
     for path in paths:
         (path / "status.json").write_text("")
     with pytest.raises(ResourceError, match=f"run {paths[1].name} is left out"):
-        draw(tmp_path, ["loss_vs_step"], out=tmp_path / "out", say=said.append)
+        draw(tmp_path, ["loss_vs_step"], **options)
 
 
 def test_figures_lie_in_the_study(tmp_path: Path) -> None:
     run = make_run(tmp_path / "study")
     for folder, figures in ((tmp_path, run.parent), (run.parent, run.parent), (run, run)):
-        written = draw(folder, ["loss_vs_step"])
-        assert {path.parent.resolve() for path in written} == {figures / "figures"}
+        paths = draw(folder, ["loss_vs_step"], formats=("csv",))
+        assert {path.parent.resolve() for path in paths} == {figures / "figures"}
 
 
 def test_a_refusal_is_said_once(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ def flash(dtype: torch.dtype) -> bool:
 class DeviceAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
-    Uses the kernels that F.scaled_dot_product_attention uses on a GPU: in bf16 flash attention, or
-    cuDNN's if torch prefers it and kernels need not be deterministic; memory-efficient attention in
-    fp32 and on old GPUs.  causal: a position reads itself and earlier ones.
+    Uses the kernels that F.scaled_dot_product_attention uses on a GPU.  In bf16 these are flash
+    attention, or cuDNN's if torch prefers it and kernels need not be deterministic.  In fp32 and on
+    old GPUs it is memory-efficient attention.
+
+    causal: a position reads itself and earlier ones.
     """
 
     def __init__(self, n_heads: int, causal: bool = False) -> None:

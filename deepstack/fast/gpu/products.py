@@ -1,9 +1,9 @@
 """Products in fused sublayers on a GPU, by the kernel that suits their size.
 
 In a narrow layer the launches of kernels dominate, so weight gradients are deferred until one
-kernel can compute those of many layers; a wide layer's run on a side stream.  A kernel that writes
-a product's gradient can also write its sums over tokens, which are the gradient of the product's
-bias: a `Gradient` carries both from one operation's backward pass to the next.
+kernel can compute those of many layers.  Those of a wide layer run on a side stream.  A kernel that
+writes a product's gradient can also write its sums over tokens: the gradient of the product's bias.
+A `Gradient` carries both from one operation's backward pass to the next.
 """
 
 from __future__ import annotations

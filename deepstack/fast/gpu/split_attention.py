@@ -1,9 +1,10 @@
 """Attention of fp32 numbers on a GPU's tensor cores, forward only, in Triton.
 
-It computes y = softmax(q kᵀ / sqrt(d_head)) v by blocks of keys and keeps the largest logit and the
-sums of powers and of powers times v, rescaled as that logit grows (Milakov & Gimelshein 2018,
-arXiv:1805.02867).  Each product is three of shorter numbers (split_product.py).  The second one is
-yᵀ = vᵀ pᵀ, because Hopper's tf32 products read both factors along the summed axis.
+The kernel computes y = softmax(q kᵀ / sqrt(d_head)) v by blocks of keys.  It keeps the largest
+logit and the sums of powers and of powers times v, and rescales the sums when that logit grows
+(Milakov & Gimelshein 2018, arXiv:1805.02867).  Each product is three of shorter numbers
+(split_product.py).  The second one is yᵀ = vᵀ pᵀ, because Hopper's tf32 products read both factors
+along the summed axis.
 """
 
 from __future__ import annotations

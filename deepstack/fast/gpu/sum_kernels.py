@@ -75,7 +75,7 @@ def _merge(  # type: ignore[no-untyped-def]
     else:
         value = c
     across = column // head * by_head + column % head
-    found = tl.zeros((R, C), dtype=tl.float32)
+    total = tl.zeros((R, C), dtype=tl.float32)
     for first in range(0, BLOCK, R):
         row = (block * BLOCK + first + tl.arange(0, R)).to(tl.int64)
         inside = (row[:, None] < rows) & (column[None, :] < width)
@@ -83,9 +83,9 @@ def _merge(  # type: ignore[no-untyped-def]
         d = tl.load(value + along[:, None] + across[None, :], mask=inside, other=0.0)
         at = row[:, None] * (3 * width) + part * width + column[None, :]
         tl.store(to + at, d, mask=inside)
-        found += d.to(tl.float32)
+        total += d.to(tl.float32)
     to_sums = sums + block * 3 * width + part * width + column
-    tl.store(to_sums, tl.sum(found, 0), mask=column < width)
+    tl.store(to_sums, tl.sum(total, 0), mask=column < width)
 
 
 def merge(parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
