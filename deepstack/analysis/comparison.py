@@ -289,7 +289,10 @@ class Baseline:
         key = varying_key(name or SCHEME, varying, runs, "against")
         values = {run: one_line(setting_value(run, key)) for run in runs}
         if value not in values.values():
-            raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}")
+            other = "" if name else "; another setting: --against KEY=VALUE"
+            raise ConfigError(
+                f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}"
+            )
         others = [k for k in varying if k != key and owner_of(k) != key]
         self.keys = [
             DEPTH,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("study", "run", "state", "outcome", "tags", "note", *LOGGED)
 """The keys besides settings: columns of the table of runs."""
-CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -229,7 +229,7 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
             f"where: found {text!r}; allowed KEY=A,B, or one of !=, <, <=, >, >= for =, such as "
             "depth=6,48 or 'lr<0.01'"
         )
-    word, sign, values_text = match[1], match[2], match[3].strip()
+    word, sign, values_text = match[1], match[2].replace("==", "="), match[3].strip()
     key = full_key(word, list_keys(rows), "where")
     values = parse_values(values_text)
     if sign in ORDERS and not (len(values) == 1 and is_number(values[0])):

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from contextlib import suppress
@@ -49,6 +50,16 @@ OPTIONS_ELSEWHERE = {
     ),
 }
 """Words of other programs, and the text to type here."""
+_ON_OTHER_MACHINES = "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765"
+COMMAND_OPTIONS_ELSEWHERE = {
+    **{(name, "out"): "did you mean --to?" for name in ("plot", "report")},
+    **{(name, "tag"): "did you mean --where tag=WORD?" for name in ("ls", "plot", "compare")},
+    ("compare", "csv"): "did you mean --json or --markdown?",
+    ("serve", "host"): f"{_ON_OTHER_MACHINES} HOST",
+    **{("tag", word): "write the word itself: tag RUN WORD" for word in ("add", "tag")},
+    **{("note", word): 'write the text itself: note RUN "TEXT"' for word in ("text", "message")},
+}
+"""The same by command."""
 
 
 class Group(TyperGroup):
@@ -94,6 +105,9 @@ class Group(TyperGroup):
             if kind == "NoSuchOption":
                 suggest_option(error)
                 raise
+            if kind == "UsageError":
+                suggest_for_extra_words(error)
+                raise
             if kind == "BadParameter":
                 suggest_choice(error)
                 raise
@@ -129,6 +143,21 @@ def suggest_choice(error: Any) -> None:
         error.message = f"found {match[1]!r}; {hint}allowed: {', '.join(choices)}"
 
 
+def suggest_for_extra_words(error: Any) -> None:
+    """Add the text to type to the message of words that a command does not take."""
+    match = re.search(r"unexpected extra argument\S* \((.*)\)", error.message)
+    options = {one.name for one in getattr(error.ctx.command, "params", ())} if match else set()
+    if not match or not options:
+        return
+    words = match[1].split()
+    if "where" in options and "=" in words[0]:
+        error.message += f"; to select runs: --where {shlex.quote(words[0])}"
+    elif "text" in options:
+        error.message += '; put the text in quotes: note RUN "TEXT"'
+    elif "directory" in options:
+        error.message += "; allowed one folder, and the folder above several has the runs of all"
+
+
 def first_line(text: str | None) -> str:
     """Return the first paragraph of a help text on one line."""
     return " ".join((text or "").split("\n\n")[0].split())
@@ -142,11 +171,14 @@ def suggest_option(error: Any) -> None:
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
-    if word in OPTIONS_ELSEWHERE:
+    command = getattr(error.ctx, "command", None)
+    elsewhere = COMMAND_OPTIONS_ELSEWHERE.get((getattr(command, "name", ""), word))
+    if elsewhere or word in OPTIONS_ELSEWHERE:
         error.possibilities = None
-        error.message = f"No such option: {error.option_name}; {OPTIONS_ELSEWHERE[word]}"
+        elsewhere = elsewhere or OPTIONS_ELSEWHERE[word]
+        error.message = f"No such option: {error.option_name}; {elsewhere}"
         return
-    parameters = getattr(getattr(error.ctx, "command", None), "params", [])
+    parameters = getattr(command, "params", [])
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
     near = nearest(word, options)
     settings = [key for key in keys() if word in (key, key.rpartition(".")[2])]

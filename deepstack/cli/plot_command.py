@@ -164,6 +164,8 @@ def plot_command(
     def is_chart(word: str) -> bool:
         return word in CHARTS or word in WORDED
 
+    if all(map(is_chart, names := words[0].split(","))):  # charts may be joined by commas
+        words = [*names, *words[1:]]
     charts = list(takewhile(lambda word: is_chart(word) or not Path(word).is_dir(), words[:-1]))
     directories = words[len(charts) :]
     directory = directories[-1]

@@ -212,6 +212,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
         first = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
+        first += f"; to select runs: --where {root}" if "=" in root.name else ""
         raise NothingMatchedError(
             f"{root} {reason}: expected a run, a study or a results folder{first}"
         )
