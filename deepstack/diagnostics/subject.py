@@ -158,27 +158,7 @@ class Subject:
             for name in self.parameters:
                 by_child.setdefault(self._child(name), []).append(name)
             return by_child
-        owner: dict[str, str] = {}
-        for group, patterns in wanted.items():
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
-                raise ConfigError(
-                    f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
-                    f"step, {REST}, {', '.join(WHOLE)}"
-                )
-            for pattern in [patterns] if isinstance(patterns, str) else patterns:
-                names = [name for name in self.parameters if fnmatchcase(name, pattern)]
-                if not names:
-                    near = nearest(pattern, list(self.parameters)) or next(iter(self.parameters))
-                    raise ConfigError(
-                        f"groups: {group}: no trained parameter is named {pattern!r}; "
-                        f"one is named {near!r}"
-                    )
-                for name in names:
-                    if owner.setdefault(name, group) != group:
-                        raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
-        rest = [name for name in self.parameters if name not in owner]
-        groups = {g: [n for n, of in owner.items() if of == g] for g in wanted}
-        return groups | ({REST: rest} if rest else {})
+        return names_by_group(self.parameters, wanted)
 
     def _child(self, name: str) -> str:
         """Return the default group of a parameter."""
@@ -247,6 +227,34 @@ class Subject:
             with outputs_of(norms, lambda x: torch.equal(as_float(x), F)) as equal:
                 self._hidden()
         return any(equal)
+
+
+def names_by_group(parameters: Mapping[str, Any], wanted: Groups) -> dict[str, list[str]]:
+    """Return group -> names of the parameters that match its patterns, and the others as `rest`.
+
+    Raises ConfigError for a pattern without a match and for a parameter in two groups.
+    """
+    owner: dict[str, str] = {}
+    for group, patterns in wanted.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in (*WHOLE, REST, "step"):
+            raise ConfigError(
+                f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
+                f"step, {REST}, {', '.join(WHOLE)}"
+            )
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            names = [name for name in parameters if fnmatchcase(name, pattern)]
+            if not names:
+                near = nearest(pattern, list(parameters)) or next(iter(parameters))
+                raise ConfigError(
+                    f"groups: {group}: no trained parameter is named {pattern!r}; "
+                    f"one is named {near!r}"
+                )
+            for name in names:
+                if owner.setdefault(name, group) != group:
+                    raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
+    rest = [name for name in parameters if name not in owner]
+    groups = {g: [n for n, of in owner.items() if of == g] for g in wanted}
+    return groups | ({REST: rest} if rest else {})
 
 
 def last_module(layer: nn.Module) -> nn.Module:
