@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.external import Probe as probe  # noqa: F401
+    from deepstack.training.external_calibration import calibrate_model as calibrate_model
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
@@ -44,6 +45,7 @@ _PUBLIC = {
     "analyze_model": ("deepstack.depth_use", "analyze_model"),
     "build_model": ("deepstack.model", "build_model"),
     "calibrate": ("deepstack.sweeps", "calibrate"),
+    "calibrate_model": ("deepstack.training.external_calibration", "calibrate_model"),
     "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),

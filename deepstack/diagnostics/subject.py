@@ -132,7 +132,7 @@ class Subject:
         ConfigError for a pattern without a match and for a parameter in two groups.
         """
         if patterns is not None:
-            return groups_by_pattern(list(self.parameters), patterns)
+            return names_by_group(list(self.parameters), patterns)
         layers = set(self.layers)
         prefixes = [f"{name}." for name, module in self.modules.items() if module in layers]
         groups: dict[str, list[str]] = {}
@@ -198,8 +198,11 @@ class Subject:
         )
 
 
-def groups_by_pattern(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
-    """Return group -> names of the parameters that match its patterns, and those of the rest."""
+def names_by_group(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
+    """Return group -> names of the parameters that match its patterns, and the others as `rest`.
+
+    Raises ConfigError for a pattern without a match and for a parameter in two groups.
+    """
     groups: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for group, wanted in patterns.items():

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.layers import file_names
+from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
 
@@ -203,6 +204,7 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
         "stream_variance": y.var(dim=-1, correction=0).mean().item(),
         "token_distance": 1 - mean_cosine(y),
         "stream_grad": size(entry["y"].grad),
+        "stream_update": 0.25 * norms(y).mean().item(),
         "angular_distance": (cosine.acos() / math.pi).mean().item(),
         "effective_rank": math.exp(-(p * p.log()).sum().item()),
         "rank_collapse": (composite(rest) / composite(y)).mean().item(),
@@ -305,11 +307,13 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
                 for number, omega in enumerate(entry.each("omega")):
                     omega.fill_(1.5 + number)
     values = [bank.values().clone() for bank in look.banks]
+    stream = stream_states(look.model, look.tokens)
     logged = evaluate(
         take(
             look.model, look.banks, look.tokens, look.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
             skipped=len(look.model.layers), jacobian=True,
+            initial_states={side: 0.75 * states for side, states in stream.items()},
         )
     )  # fmt: skip
     assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)
