@@ -13,7 +13,7 @@ from deepstack import config as conf
 from deepstack.depth_use.layered import Sample, StackLayers
 from deepstack.depth_use.measure import MEASURES, Given, measure_all
 from deepstack.errors import ConfigError
-from deepstack.records import Analysis, RunFolder, sha256, write_analysis
+from deepstack.records import Analysis, existing_run, sha256, write_analysis
 from deepstack.registry import unknown
 from deepstack.tasks import IGNORE, Batch
 from deepstack.training import Trained, choose_device, load_trained, torch_settings
@@ -49,7 +49,7 @@ def analyze_run(
         MEASURES[name]
     if batches < 1 or training_batches < 1:
         raise ConfigError(f"batches: found {min(batches, training_batches)}; allowed 1 or more")
-    folder = RunFolder(run)
+    folder = existing_run(run)
     trained = load_trained(folder, say)
     device = choose_device(trained.config.runtime)
     with folder.lock(), torch_settings(trained.config, device):
@@ -65,7 +65,7 @@ def analyze_run(
             "depth": model.depth,
         }
         if other is not None:
-            second = load_trained(RunFolder(other), say)
+            second = load_trained(existing_run(other), say)
             refuse_other_inputs(trained.config, second)
             settings["other"] = stack_layers(second, model.side if side else None)
             about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}

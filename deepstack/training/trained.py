@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import NothingMatchedError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.plugins import require_plugins
-from deepstack.records import RunFolder, no_run
+from deepstack.records import RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.preflight import refuse_probed
@@ -31,11 +31,9 @@ class Trained:
 def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None) -> Trained:
     """Load config, task and model of the newest whole checkpoint of a run.
 
-    say: receives a line for each checkpoint that is not used.  Raises ConfigError for a folder
-    without a run or a run of an external model, NothingMatchedError without a checkpoint.
+    say: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
+    of an external model, NothingMatchedError without a checkpoint.
     """
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
     refuse_probed(folder)
     require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
     config = conf.load_config(folder.config_path, [])
