@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from deepstack.config.schema import MATRICES, NORM_KINDS, Config
+from deepstack.config.model_schema import NORM_KINDS
+from deepstack.config.roles import MATRICES
+from deepstack.config.schema import Config
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257

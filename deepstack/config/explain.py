@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, describe
-from deepstack.config.schema import ROLES, Config
+from deepstack.config.roles import ROLES
+from deepstack.config.schema import Config
 from deepstack.config.suggestions import hint_for, suggest_inner_key, suggest_key, suggest_value
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.model.sublayers import JOINED
 from deepstack.parameters import Bank, Banks
 from deepstack.schemes import StackScheme

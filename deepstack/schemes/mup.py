@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.config import Config
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.errors import ConfigError
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 

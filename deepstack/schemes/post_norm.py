@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepstack.config import Config, with_overrides
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate, Snapshot, take
 from deepstack.diagnostics.attribution import restored
 from deepstack.diagnostics.snapshot import matrices

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.diagnostics.signals import grad_norm_predicted
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, beside, claim

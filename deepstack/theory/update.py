@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.diagnostics.attribution import restored
 from deepstack.diagnostics.bound import bound, terms

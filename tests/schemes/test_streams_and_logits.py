@@ -17,7 +17,7 @@ from helpers.scheme_pieces import HEADS, TOKENS, D, built, config, perturbed
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.config.schema import MATRICES
+from deepstack.config.roles import MATRICES
 from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, compiled, enable_fast_paths
 from deepstack.fast.fused_sublayers import FusedSublayer, Product

@@ -1,0 +1,181 @@
+"""The settings of the model: stack, norms, initialisation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from deepstack.config.section import (
+    Fraction,
+    Identifier,
+    Scalar,
+    Section,
+    as_dict,
+    unused_without,
+)
+
+Family = Literal["encoder", "decoder", "encoder_decoder"]
+Distribution = Literal[
+    "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
+    "truncated_normal", "normal", "zero_identity", "ntk", "torch_linear",
+]  # fmt: skip
+Activation = Literal[
+    "relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2", "scaled_sigmoid", "scaled_tanh",
+]  # fmt: skip
+_XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
+
+
+class NormKind(NamedTuple):
+    """A kind of norm, for the estimate of memory; its formula is in `deepstack.schemes.norms`."""
+
+    scalars: int = 0  # trained numbers beside gain and bias
+    keeps_output: bool = False  # whether a step keeps its output before the gain
+
+
+NORM_KINDS = {
+    "layer": NormKind(),
+    "rms": NormKind(keeps_output=True),
+    "batch": NormKind(),
+    "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
+    "dynamic_erf": NormKind(scalars=2, keeps_output=True),
+}
+
+
+class Norm(Section):
+    """The norms of a stack, in the place of LN in a scheme's equation."""
+
+    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf"] = "layer"
+    """LayerNorm; RMSNorm; BatchNorm; without statistics: DyT, gain * tanh(a z) + bias, or Derf."""
+    gain: bool = True
+    """Whether the norms of the layers have a gain."""
+    bias: bool = True
+    """Whether the norms of the layers have a bias."""
+    final_gain: bool | None = None
+    """Whether the final norm has a gain; null: as the others.  A folded model with a tied head."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """The number that is added to the variance, or to the mean square."""
+    start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    """dynamic_tanh, dynamic_erf: the scalar a at the start."""
+
+    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh", "dynamic_erf")})
+
+
+class Init(Section):
+    """How weight matrices start, before the scheme's own gain."""
+
+    distribution: Distribution = "xavier_normal"
+    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in);
+    torch_linear: nn.Linear's own, U(-gain/sqrt(n_in), gain/sqrt(n_in)), also of biases."""
+    fan: Literal["in_out", "in"] = "in_out"
+    """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
+    qkv: Literal["separate", "packed"] = "separate"
+    """xavier: n_out of q, k and v is d_model; 'packed': 3 d_model as in fairseq (std / sqrt(2))."""
+    std: Annotated[float, Field(gt=0, le=1e6)] = 0.02
+    """normal: the standard deviation of every matrix."""
+
+    _check_use = unused_without(
+        fan={"model.init.distribution": _XAVIER},
+        qkv={"model.init.fan": ("in_out",), "model.init.distribution": _XAVIER},
+        std={"model.init.distribution": ("normal",)},
+    )
+
+
+class Model(Section):
+    """The stack of layers, or the two of an encoder-decoder."""
+
+    scheme: Identifier = "deepnorm"
+    """The residual scheme (`deepstack list schemes`)."""
+    scheme_options: Annotated[dict[Identifier, Scalar | None], BeforeValidator(as_dict)] = {}
+    """Options of the scheme's own."""
+    depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
+    """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""
+    family: Family = "encoder"
+    """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
+    decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
+    decoder_attention: Literal["separate", "merged", "average"] = "separate"
+    """encoder_decoder: self- and cross-attention, merged, or an average and cross-attention."""
+    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The number of layers with parameters of their own, which the others repeat; null: all."""
+    d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """The width of the stream."""
+    n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
+    """The number of attention heads; it divides d_model."""
+    d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """The width inside the feed-forward; null means 4 * d_model."""
+    activation: Activation = "relu"
+    """The nonlinearity of the feed-forward; relu2: relu's square; scaled_…: of unit mean square."""
+    gated: bool = False
+    """Whether a third matrix, w3, gates the feed-forward's hidden values; with silu: SwiGLU."""
+    bias: bool = True
+    """Whether the linear maps of the layers (q, k, v, o, w1, w2, w3) have biases."""
+    dropout: Fraction = 0.0
+    """The dropout rate on attention weights and sublayer outputs."""
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    """How positions enter: added to the embedding, or turning queries and keys (RoPE)."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed before their logits, head by head."""
+    norm: Norm = Norm()
+    init: Init = Init()
+    head: Literal["tied", "separate", "bert"] = "tied"
+    """The output: the token table again, a separate matrix, or BERT's masked-token head."""
+    start: Annotated[str, Field(min_length=1)] | None = None
+    """The folder of a finished run with whose weights it begins; null: drawn from the seed."""
+    grow: Literal["stack", "interleave", "middle", "identity"] | None = None
+    """start: how a deeper stack begins: 1212, 1122, the middle twice, or new layers that add 0."""
+
+    _check_use = unused_without(
+        decoder_depth={"model.family": ("encoder_decoder",)},
+        decoder_attention={"model.family": ("encoder_decoder",)},
+    )
+
+    @field_validator("grow")
+    @classmethod
+    def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
+        if grow and info.data.get("start") is None:
+            raise PydanticCustomError(
+                "relation",
+                "found {grow}, unused under model.start=null; allowed null, or a model.start",
+                {"grow": grow},
+            )
+        return grow
+
+    @field_validator("unique_layers")
+    @classmethod
+    def _unique_layers_divide_depth(cls, unique: int | None, info: Any) -> int | None:
+        for key in ("depth", "decoder_depth"):
+            depth = info.data.get(key)
+            if unique and depth and depth % unique:
+                raise PydanticCustomError(
+                    "relation",
+                    "found {unique}; allowed a divisor of model.{key} = {depth}",
+                    {"unique": unique, "key": key, "depth": depth},
+                )
+        return unique
+
+    @field_validator("n_heads")
+    @classmethod
+    def _heads_divide_width(cls, n_heads: int, info: Any) -> int:
+        d_model = info.data.get("d_model")
+        if d_model is not None and d_model % n_heads:
+            divisors = [str(h) for h in range(1, min(d_model, 1024) + 1) if d_model % h == 0]
+            raise PydanticCustomError(
+                "relation",
+                "found {n_heads}; allowed a divisor of model.d_model = {d_model}: {divisors}",
+                {"n_heads": n_heads, "d_model": d_model, "divisors": ", ".join(divisors)},
+            )
+        return n_heads
+
+    @model_validator(mode="after")
+    def _resolve_d_ff(self) -> Model:
+        if self.d_ff is None:
+            # past the frozen setter, and without marking the field as one that the user has set
+            self.__dict__["d_ff"] = 4 * self.d_model
+        return self
