@@ -166,8 +166,8 @@ def choose_best(
         return {study: list(runs) for study, runs in studies.items()}
     chosen = {}
     for study, keys in best_keys(studies, best).items():
-        kept = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
-        chosen[study] = [run for run in studies[study] if run in kept]
+        best_runs = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
+        chosen[study] = [run for run in studies[study] if run in best_runs]
     return chosen
 
 

@@ -34,8 +34,8 @@ def series_of(
     """Return `split_series` of runs, in the order of runs or schemes that the user chose."""
     series, depth_settings = split_series(runs, but)
     if options.ordered:
-        place = {run: i for i, run in enumerate(runs)}
-        series.sort(key=lambda s: min(place[run] for run in s.runs))
+        order = {run: i for i, run in enumerate(runs)}
+        series.sort(key=lambda s: min(order[run] for run in s.runs))
     if options.schemes:
         series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
     return series, depth_settings

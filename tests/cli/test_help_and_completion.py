@@ -45,8 +45,8 @@ def test_the_help_of_every_command_shows_an_example(command: str) -> None:
 )
 def test_options_stand_below_the_heading_of_their_group(command: str, headings: list[str]) -> None:
     text = typed(command, "--help").stdout
-    found = re.findall(r"^(\w.*):$", text, re.MULTILINE)
-    assert found == ["Arguments", *headings, "Options"]
+    shown = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert shown == ["Arguments", *headings, "Options"]
     options = get_command(app).commands[command].params  # type: ignore[attr-defined]
     names = [one.opts[0] for one in options if one.param_type_name == "option"]
     listed = re.findall(r"^  (?:-q, )?(--[\w-]+)", text, re.MULTILINE)

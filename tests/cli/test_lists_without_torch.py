@@ -1,4 +1,4 @@
-"""`deepstack list` reads declarations from the source, and prints what the registries have."""
+"""`deepstack list` reads declarations from the source, and prints the names of the registries."""
 
 import subprocess
 import sys

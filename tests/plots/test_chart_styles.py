@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_chart, make_run, make_runs
+from helpers.plot_runs import make_chart, make_run, make_runs, words
 from matplotlib.collections import LineCollection
 
 from deepstack.errors import ConfigError
@@ -70,5 +70,11 @@ def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
         bars = [area for area in axes.collections if isinstance(area, LineCollection)]
         assert len(bars) == len(axes.collections) == len(names)
         assert all(1 < len(bar.get_paths()) <= 6 for bar in bars)
+    crowded = make_chart("loss_vs_step", tmp_path)
+    assert len(crowded.figure.axes) == len(names) and len(set(crowded.data["panel"])) == len(names)
+    assert not any(isinstance(a, LineCollection) for a in crowded.figure.axes[0].collections)
+    assert {"N = 6", "N = 18", "training loss"} <= set(words(crowded))
+    shared = make_chart("loss_vs_step", tmp_path, panels="depth")
+    assert len(shared.figure.axes) == 4
     few = make_chart("update_vs_step", tmp_path, schemes=names[:2]).figure.axes[0]
     assert not any(isinstance(area, LineCollection) for area in few.collections)

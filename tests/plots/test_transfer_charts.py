@@ -97,7 +97,7 @@ def test_a_calibration_is_drawn_at_its_rate_and_not_at_half_of_it(
     chart = make_chart("update_by_role", tmp_path)
     assert len(chart.figure.axes) == panels
     if panels == 1:
-        whole = rows(chart, kind="point", series="together")
-        assert whole["y"].tolist() == pytest.approx([6e-3, 18e-3])
+        together = rows(chart, kind="point", series="together")
+        assert together["y"].tolist() == pytest.approx([6e-3, 18e-3])
         assert any("at half the rate" in word for word in words(chart))
         assert len(make_chart("update_by_role", tmp_path, panels="lr").figure.axes) == 2
