@@ -46,7 +46,7 @@ def make_run(
     optimal: float | None = None,
     config: dict[str, Any] | None = None,
     defaults: dict[str, Any] | None = None,
-    flops: int | None = None,
+    flops: int | None = 10**9,
 ) -> Path:
     """A run folder as training leaves it; updates[t-1] is the model update after step t.
 

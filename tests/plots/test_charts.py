@@ -294,7 +294,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     make_run(tmp_path / "study")
     said: list[str] = []
     written = draw(tmp_path / "study", say=said.append)
-    drawn = {"loss_vs_step", "update_vs_step"}
+    drawn = {"loss_vs_compute", "loss_vs_step", "update_vs_step"}
     assert {path.stem for path in written} == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in written)
     left_out = [name for name in CHARTS.names() if name not in drawn]
