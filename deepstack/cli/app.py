@@ -25,8 +25,8 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "watch", "serve", "check",
-    "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
+    "train", "sweep", "calibrate", "plot", "report", "compare", "fit", "ls", "watch", "serve",
+    "check", "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ _CONTINUE = "an interrupted run continues when its train or sweep command is rep
 COMMANDS_ELSEWHERE = {
     "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
     **dict.fromkeys(("resume", "continue", "restart"), _CONTINUE),
-    **dict.fromkeys(("fit", "start"), "did you mean 'train'?"),
+    "start": "did you mean 'train'?",
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
     **dict.fromkeys(("delete", "remove", "clean"), "did you mean 'rm'?"),
     **dict.fromkeys(("grid", "multirun"), "did you mean 'sweep'?"),

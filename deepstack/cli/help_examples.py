@@ -7,6 +7,7 @@ EXAMPLES = {
     "plot": "deepstack plot metric results/quick --x depth --y val_loss --by scheme",
     "report": "deepstack report results/",
     "compare": "deepstack compare results/depth_sweep --against post_ln",
+    "fit": "deepstack fit results/depth_sweep --law depth",
     "ls": "deepstack ls results/depth_sweep",
     "watch": "deepstack watch results/",
     "serve": "deepstack serve results/",
