@@ -26,7 +26,7 @@ from deepstack.records import Run
 
 MOST_PANELS = 3
 SYMBOLS = {"update": "‖x_{l,t} − x_{l,0}‖/√d", "size": "‖x_{l,t}‖/√d"}
-LOOKS = {"first": DASHES[2], "middle": DASHES[1], "last": "-", "F": "-"}
+LINE_STYLES = {"first": DASHES[2], "middle": DASHES[1], "last": "-", "F": "-"}
 
 
 @chart("coordinate_check")
@@ -66,8 +66,8 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
                 rows = seed_statistics(chosen, over)
                 rows = rows[rows["y"] > 0].assign(mark="")
                 style = {
-                    "color": colours[value], "linestyle": LOOKS[layer],
-                    "marker": MARKERS[list(LOOKS).index(layer)],
+                    "color": colours[value], "linestyle": LINE_STYLES[layer],
+                    "marker": MARKERS[list(LINE_STYLES).index(layer)],
                 }  # fmt: skip
                 points(panel, f"{other} {value}, {layer}", rows, style, bars=True)
         published(panel)
@@ -92,10 +92,10 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     handles: list[Any] = [
         Line2D([], [], color=colour, label=f"{other} {value}") for value, colour in colours.items()
     ]
-    for layer, dash in LOOKS.items():
+    for layer, dash in LINE_STYLES.items():
         if layer in drawn:
             words = "F" if layer == "F" else f"{layer} layer"
-            marker = MARKERS[list(LOOKS).index(layer)]
+            marker = MARKERS[list(LINE_STYLES).index(layer)]
             handles.append(Line2D([], [], color=GREY, ls=dash, marker=marker, label=words))
     return drawing.finish("Coordinate check", notes, handles)
 

@@ -46,18 +46,18 @@ def study(root: Path, of_update: float, scheme: str = "pre_ln") -> None:
 def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
     study(tmp_path, 0.5)
     table = coordinate_table(find_runs(tmp_path))
-    found = {
+    by_key = {
         (row["quantity"], row["layer"], row["over"], row.get("depth", row.get("width"))): row
         for row in table
     }
-    update = found["update", "last", "width", 16]
+    update = by_key["update", "last", "width", 16]
     assert update["exponent"] == pytest.approx(0.5, abs=0.03) and update["step"] == 5
     assert update["low"] < update["exponent"] < update["high"] and update["seeds"] == 3
     assert update["verdict"] == "grows with width"
-    assert found["size", "middle", "width", 4]["verdict"] == "does not depend on width"
-    by_depth = found["update", "last", "depth", 32]
+    assert by_key["size", "middle", "width", 4]["verdict"] == "does not depend on width"
+    by_depth = by_key["update", "last", "depth", 32]
     assert by_depth["exponent"] == pytest.approx(0.5)
-    assert {key[1] for key in found} == {"first", "middle", "last", "F"}
+    assert {key[1] for key in by_key} == {"first", "middle", "last", "F"}
 
 
 @pytest.mark.parametrize(
