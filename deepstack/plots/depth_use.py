@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from deepstack.analysis.outcomes import outcome
-from deepstack.analysis.settings import SEED, choose_panels, choose_series, depths_of
+from deepstack.analysis.settings import SEED, choose_panels, choose_series, depths_of, evenly_spaced
 from deepstack.analysis.statistics import points_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
@@ -19,6 +20,7 @@ from deepstack.plots.drawing import (
     AT_CHANCE,
     MOST_BANDS,
     Drawing,
+    Panel,
     heat_map,
     lines,
     markers,
@@ -31,6 +33,7 @@ from deepstack.records import Analysis, Run
 
 MOST_PANELS = 6
 MOST_LINES = 10
+MOST_CELLS = 32
 ALL_LAYERS = "all layers"
 
 
@@ -90,15 +93,20 @@ def effects(runs: list[Run], *, options: Options) -> Chart:
     analyses = analyses_of(runs, "effects")
     drawing = Drawing(list(analyses), options)
     shown, notes = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
-    for panel, (_, (run, *_)) in zip(
-        drawing.add_panels([label for label, _ in shown]), shown, strict=True
-    ):
+    drawing.add_panels([label for label, _ in shown])
+    for panel, (_, (run, *_)) in zip(drawing.panels, shown, strict=True):
         arrays = analyses[run].arrays
-        mesh = heat_map(panel, arrays["removed"], arrays["effect_mean"], Normalize(0, 1))
+        removed, layers = arrays["removed"], np.arange(1, arrays["effect_mean"].shape[1] + 1)
+        mesh, thinned = pair_map(panel, removed, layers, arrays["effect_mean"])
         panel.axes.set(xlabel="removed layer s", ylabel="later layer l")
+        notes += thinned
     bar = drawing.page.colour_bar(mesh, "relative change of its contribution")
     bar.grid(False)
-    notes += [one_seed_note(shown), "grey: not a later layer; above 1 drawn as 1"]
+    notes = [
+        *dict.fromkeys(notes),
+        one_seed_note(shown),
+        "grey: not a later layer; above 1 drawn as 1",
+    ]
     return drawing.finish("Effect of removing a layer on later layers", notes)
 
 
@@ -108,17 +116,26 @@ def layer_similarity(runs: list[Run], *, options: Options) -> Chart:
     analyses = analyses_of(runs, "similarity")
     drawing = Drawing(list(analyses), options)
     shown, notes = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
-    for panel, (_, (run, *_)) in zip(
-        drawing.add_panels([label for label, _ in shown]), shown, strict=True
-    ):
+    drawing.add_panels([label for label, _ in shown])
+    for panel, (_, (run, *_)) in zip(drawing.panels, shown, strict=True):
         arrays = analyses[run].arrays
-        layers = arrays["layers"]
-        mesh = heat_map(panel, layers, arrays["cka"], Normalize(0, 1), rows=layers)
+        mesh, thinned = pair_map(panel, arrays["layers"], arrays["layers"], arrays["cka"])
         panel.axes.set(xlabel="layer l", ylabel="layer m")
+        notes += thinned
     bar = drawing.page.colour_bar(mesh, "linear CKA")
     bar.grid(False)
-    notes.append(one_seed_note(shown))
+    notes = [*dict.fromkeys(notes), one_seed_note(shown)]
     return drawing.finish("Similarity of the stream after two layers", notes)
+
+
+def pair_map(
+    panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray
+) -> tuple[QuadMesh, list[str]]:
+    """Draw values (columns, rows) from 0 to 1, at most MOST_CELLS each way, and a note if so."""
+    x, y = (evenly_spaced(range(len(each)), MOST_CELLS) for each in (columns, rows))
+    mesh = heat_map(panel, columns[x], values[np.ix_(x, y)], Normalize(0, 1), rows=rows[y])
+    is_thinned = len(x) < len(columns) or len(y) < len(rows)
+    return mesh, [f"at most {MOST_CELLS} layers are drawn, evenly spaced"] if is_thinned else []
 
 
 def one_seed_note(shown: Sequence[tuple[str, list[Run]]]) -> str:

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from deepstack.analysis.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
-from deepstack.records import EVALS_COLUMNS, STEPS_COLUMNS, RunFolder, find_runs
+from deepstack.records import (
+    EVALS_COLUMNS,
+    STEPS_COLUMNS,
+    Analysis,
+    RunFolder,
+    find_runs,
+    write_analysis,
+)
 
 DEPTHS = (6, 18, 48, 100)
 LABELS = {
@@ -105,10 +113,32 @@ def make_run(
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
                 log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
+        write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})
     folder.write_status(state, len(values))
     return folder.path
+
+
+def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any) -> None:
+    """The results of `deepstack analyze` on a stack that uses this share of its layers.
+
+    lens: numbers of that analysis instead of those computed.
+    """
+    kl = np.maximum(1 - np.arange(depth + 1) / (used * depth), 0.0)
+    reached = effective_depth(kl)
+    numbers = {"effective_depth": reached, "effective_depth_ratio": reached / depth}
+    pairs = np.subtract.outer(np.arange(1, depth + 1), np.arange(1, depth + 1))
+    effect = np.where(pairs < 0, np.exp(pairs / 5.0), np.nan)
+    layers = np.arange(depth + 1)
+    near = np.exp(-np.abs(np.subtract.outer(layers, layers)) / depth)
+    results = {
+        "lens": Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens),
+        "effects": Analysis({"removed": layers[1:], "effect_mean": effect}),
+        "similarity": Analysis({"layers": layers, "cka": near}),
+    }
+    for name, result in results.items():
+        write_analysis(folder, name, result)
 
 
 def make_runs(root: Path, **settings: Any) -> None:

@@ -1,0 +1,74 @@
+"""The charts of `deepstack analyze`: their values, marks, and what they say without any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plot_runs import make_chart, make_run, make_runs, rows, words, write_analyses
+
+from deepstack.errors import NothingMatchedError
+from deepstack.records import RunFolder
+
+CHARTS = ("lens_by_layer", "effects", "layer_similarity", "effective_depth_vs_depth")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed, used in ((0, 0.5), (1, 1.0)):
+        for depth in (4, 16):
+            path = make_run(tmp_path / "s", depth=depth, seed=seed)
+            write_analyses(RunFolder(path), depth, used)
+    return tmp_path / "s"
+
+
+def test_effective_depth_has_mean_and_spread_over_seeds(runs: Path) -> None:
+    chart = make_chart("effective_depth_vs_depth", runs)
+    points = rows(chart, panel="effective_depth", kind="point")
+    # KL falls from 1 to 0 over half and over all of N layers, so it is below 1/2 after N/4 and N/2
+    expected = {4: (2.5, np.std([2, 3], ddof=1)), 16: (7.0, np.std([5, 9], ddof=1))}
+    for _, row in points.iterrows():
+        mean, deviation = expected[int(row["x"])]
+        assert (row["y"], row["n"]) == (mean, 2)
+        assert row["high"] - row["y"] == pytest.approx(deviation)
+    ratio = rows(chart, panel="effective_depth_ratio", kind="point")
+    assert ratio["y"].tolist() == [2.5 / 4, 7.0 / 16]
+    assert "all layers" in " ".join(words(chart))
+
+
+def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
+    for scheme, masked in (("pre_ln", 2.5), ("post_ln", 3.26)):
+        for depth in (6, 12):
+            path = make_run(tmp_path / "s", scheme=scheme, depth=depth, masked=masked)
+            write_analyses(RunFolder(path), depth)
+    chart = make_chart("effective_depth_vs_depth", tmp_path / "s")
+    points = rows(chart, panel="effective_depth", kind="point")
+    marks = {(row["series"], row["mark"]) for _, row in points.fillna("").iterrows()}
+    assert marks == {("Pre-LN", ""), ("Post-LN", "at_chance")}
+    assert "no seed learnt: at chance or worse" in words(chart)
+
+
+def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
+    drawn = rows(make_chart("lens_by_layer", runs), panel="kl", series="N = 4")
+    assert drawn["x"].tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert drawn["y"].tolist() == pytest.approx([1, (0.5 + 0.75) / 2, 0.25, 0.125, 0])
+    assert drawn["n"].tolist() == [2] * 5
+
+
+def test_heat_maps_have_the_cells_of_one_seed(runs: Path) -> None:
+    cells = rows(make_chart("effects", runs), panel="N = 4", kind="cell")
+    known = cells.dropna(subset="value").set_index(["x", "y"])["value"]
+    assert len(cells) == 16 and len(known) == 6  # later layers
+    assert known[1, 3] == pytest.approx(np.exp(-2 / 5))
+    cells = rows(make_chart("layer_similarity", runs), panel="N = 4", kind="cell")
+    similar = cells.set_index(["x", "y"])["value"]
+    assert len(similar) == 25 and similar[0, 4] == pytest.approx(np.exp(-1))
+    assert (similar.xs(3)[3], similar[2, 1]) == (1.0, similar[1, 2])
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_without_an_analysis_a_chart_names_the_command(name: str, tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", depth=(4, 8))
+    with pytest.raises(NothingMatchedError, match=r"deepstack analyze RUN --what (lens|eff|sim)"):
+        make_chart(name, tmp_path / "s")
