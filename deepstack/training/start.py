@@ -7,8 +7,8 @@ too.  ‖ΔF‖ is measured from the model that starts so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,15 @@ def grown_rows(grow: str, before: int, after: int) -> list[int]:
 class Start:
     """The run whose weights another one begins with.
 
-    given: its path as in `model.start`.  sha256: of its weights.  fresh: a line for each parameter
+    path: as in `model.start`.  sha256: of its weights.  fresh: a line for each parameter
     that starts anew.
     """
 
-    given: str
+    path: str
     config: conf.Config
     sha256: str
     weights: Mapping[str, Tensor]
-    fresh: list[str] = field(default_factory=list)
+    fresh: Sequence[str] = ()
 
     def check(self, config: conf.Config, built: Built) -> list[str]:
         """Return a line for each parameter that starts anew.
@@ -76,7 +76,7 @@ class Start:
             if key not in free and here[key] != there[key]:
                 more = ", or a value of model.grow" if key == "depth" else ""
                 raise ConfigError(
-                    f"model.{key}: found {here[key]}, and {self.given} has {there[key]}; allowed "
+                    f"model.{key}: found {here[key]}, and {self.path} has {there[key]}; allowed "
                     f"under {KEY}: {there[key]}{more}",
                     key=f"model.{key}",
                 )
@@ -90,18 +90,18 @@ class Start:
             if not len(there) <= depth <= (2 * len(there) if grow == "middle" else depth):
                 most = f" to {2 * len(there)}" if grow == "middle" else " or more"
                 raise ConfigError(
-                    f"model.depth: found {depth}, and {self.given} has {len(there)}; allowed with "
+                    f"model.depth: found {depth}, and {self.path} has {len(there)}; allowed with "
                     f"model.grow={grow}: {len(there)}{most}",
                     key="model.depth",
                 )
             return ""
         if there is not None and there.shape == (depth, *shape):
             return ""
-        found = "none" if there is None else str(tuple(there.shape[1:]))
+        other = "none" if there is None else str(tuple(there.shape[1:]))
         if set(bank.roles) <= OUTSIDE:
-            return f"{KEY}: {bank.key} {shape} starts anew; {self.given} has {found}"
+            return f"{KEY}: {bank.key} {shape} starts anew; {self.path} has {other}"
         raise ConfigError(
-            f"{KEY}: {bank.key} is {(depth, *shape)} here, and {self.given} has "
+            f"{KEY}: {bank.key} is {(depth, *shape)} here, and {self.path} has "
             f"{'none' if there is None else tuple(there.shape)}; they must be equal",
             key=KEY,
         )
@@ -124,7 +124,7 @@ class Start:
 
     def record(self) -> dict[str, Any]:
         """Return `start` of meta.json."""
-        return {"run": self.given, "step": self.config.train.steps, "sha256": self.sha256}
+        return {"run": self.path, "step": self.config.train.steps, "sha256": self.sha256}
 
 
 def start_of(config: conf.Config, vocab_size: int) -> Start | None:
@@ -135,17 +135,16 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     if config.model.start is None:
         return None
     folder = folder_of(config.model.start)
-    start = conf.load_config(folder.config_path)
-    step = start.train.steps
+    there = conf.load_config(folder.config_path)
+    step = there.train.steps
     try:
         weights = ckpt.load(folder.checkpoint_path(step), step).parts["weights"]
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    begun = Start(config.model.start, start, start_sha256(config) or "", weights)
+    start = Start(config.model.start, there, start_sha256(config) or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
-    begun.fresh.extend(begun.check(config, built))
-    return begun
+    return replace(start, fresh=start.check(config, built))
 
 
 def start_sha256(config: conf.Config) -> str | None:
@@ -160,16 +159,16 @@ def start_sha256(config: conf.Config) -> str | None:
         raise ConfigError(f"{KEY}: {folder.path} has no weights to begin with", key=KEY) from None
 
 
-def folder_of(given: str) -> RunFolder:
+def folder_of(path: str) -> RunFolder:
     """Return the folder of a finished run.  Raises ConfigError for anything else."""
-    path = Path(given)
+    is_config = Path(path).name == "config.yaml"
     try:
-        folder = existing_run(path.parent if path.name == "config.yaml" else path)
+        folder = existing_run(Path(path).parent if is_config else path)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {error}", key=KEY) from None
     if (state := Run(folder.path).state) != "done" or "hidden" in folder.read_meta():
-        found = "measured by deepstack.probe" if state == "done" else state
-        raise ConfigError(f"{KEY}: {folder.path} is {found}; allowed a finished run", key=KEY)
+        kind = "measured by deepstack.probe" if state == "done" else state
+        raise ConfigError(f"{KEY}: {folder.path} is {kind}; allowed a finished run", key=KEY)
     return folder
 
 
