@@ -24,21 +24,28 @@ if TYPE_CHECKING:
     from deepstack import schemes as schemes
     from deepstack.analysis.selection import load_runs as load_runs
     from deepstack.config import load_config as load_config
+    from deepstack.depth_use import analyze_model as analyze_model
+    from deepstack.depth_use import analyze_run as analyze  # noqa: F401
     from deepstack.model import build_model as build_model
     from deepstack.plots.notebook import plot as plot
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
     from deepstack.sweeps import calibrate as calibrate
+    from deepstack.sweeps import signal as signal
     from deepstack.sweeps import sweep as sweep
     from deepstack.training import train as train
     from deepstack.training.external import Probe as probe  # noqa: F401
+    from deepstack.training.external_calibration import calibrate_model as calibrate_model
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
 # `import deepstack` needs no torch
 _PUBLIC = {
+    "analyze": ("deepstack.depth_use", "analyze_run"),
+    "analyze_model": ("deepstack.depth_use", "analyze_model"),
     "build_model": ("deepstack.model", "build_model"),
     "calibrate": ("deepstack.sweeps", "calibrate"),
+    "calibrate_model": ("deepstack.training.external_calibration", "calibrate_model"),
     "compare": ("deepstack.reports", "compare"),
     "errors": ("deepstack.errors", ""),
     "load_config": ("deepstack.config", "load_config"),
@@ -48,6 +55,7 @@ _PUBLIC = {
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),
+    "signal": ("deepstack.sweeps", "signal"),
     "sweep": ("deepstack.sweeps", "sweep"),
     "train": ("deepstack.training", "train"),
 }

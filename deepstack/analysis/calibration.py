@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LR = "train.lr"
 TOGETHER = "together"
-NOT_A_ROLE = ("outside", "schedule")
+NOT_A_ROLE = ("outside", "schedule", "unexplained")
 
 
 class RoleExponent(NamedTuple):
@@ -93,6 +93,15 @@ def role_exponents(updates: pd.DataFrame, steps: Sequence[int] = ()) -> list[Rol
             by_depth.setdefault(int(depth), {})[int(seed)] = float(value)
         rows.append(fit_role(int(step), str(role), by_depth, linearity(table)))
     return rows
+
+
+def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
+    """Return the exponent of each role at the first step at which it moves F."""
+    chosen: dict[str, float] = {}
+    for row in rows:
+        if row.role != TOGETHER and row.exponent is not None:
+            chosen.setdefault(row.role, row.exponent)
+    return chosen
 
 
 def fit_role(

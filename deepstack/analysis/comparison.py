@@ -30,6 +30,7 @@ from deepstack.analysis.statistics import (
     final_value,
     loss_column,
     mean_of,
+    training_flops,
     update_column,
     value_at,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     "val_loss", "val_sd", "val_low", "val_high", "unigram", "difference", "se", "diff_low",
-    "diff_high", "update_first", "update_last", "step_ms"
+    "diff_high", "update_first", "update_last", "step_ms", "flops"
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def compare(
     | update_last      |      | the same after the last step; both of the seeds that are done      |
     | update_measure   |      | of these two columns: ‖ΔF‖ or ‖ΔF‖/‖F_0‖                           |
     | step_ms          | ms   | median wall-clock time of a step                                   |
+    | flops            |      | FLOPs of all training steps, forward and backward; mean over seeds |
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
@@ -129,13 +131,10 @@ def comparisons(
 
     Raises ConfigError if every study lacks them.
     """
-    vary = {study: varying_settings(runs) for study, runs in studies.items()}
-    every = [run for runs in studies.values() for run in runs]
-    keys = list(dict.fromkeys(key for keys in vary.values() for key in keys))
-    best = [varying_key(word, keys, every, "best") for word in best]
+    keys = best_keys(studies, best)
     found, missing = {}, []
     for study, runs in studies.items():
-        varying = [key for key in best if key in vary[study]]
+        varying = keys[study]
         try:
             found[study] = comparison(runs, against, varying)
         except ConfigError as error:
@@ -146,16 +145,46 @@ def comparisons(
     return found
 
 
+def best_keys(studies: Mapping[Path, Sequence[Run]], best: Sequence[str]) -> dict[Path, list[str]]:
+    """Return the settings that `best` names, full, for each study in which they vary.
+
+    Raises ConfigError for a key that varies in no study.
+    """
+    vary = {study: varying_settings(runs) for study, runs in studies.items()}
+    every = [run for runs in studies.values() for run in runs]
+    varying = list(dict.fromkeys(key for keys in vary.values() for key in keys))
+    keys = [varying_key(word, varying, every, "best") for word in best]
+    return {study: [key for key in keys if key in vary[study]] for study in studies}
+
+
+def choose_best(
+    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
+) -> dict[Path, list[Run]]:
+    """Return the runs of each study that `compare` with `best` compares, in their order."""
+    best = [best] if isinstance(best, str) else best
+    if not best:
+        return {study: list(runs) for study, runs in studies.items()}
+    chosen = {}
+    for study, keys in best_keys(studies, best).items():
+        kept = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
+        chosen[study] = [run for run in studies[study] if run in kept]
+    return chosen
+
+
+def choices(runs: Sequence[Run], best: Sequence[str]) -> list[tuple[str, Choice]]:
+    """Return label and choice of each setting and depth of the runs of one study."""
+    return [
+        (s.label.replace("\u00a0", " "), choice_of([r for r in s.runs if depth_of(r) == n], best))
+        for s in split_series(runs, but=best)[0]
+        for n in s.depths
+    ]
+
+
 def comparison(
     runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
-    chosen = [
-        (s.label.replace("\u00a0", " "), choice)
-        for s in split_series(runs, but=best)[0]
-        for depth in s.depths
-        for choice in [choice_of([run for run in s.runs if depth_of(run) == depth], best)]
-    ]
+    chosen = choices(runs, best)
     chosen_runs = [run for _, choice in chosen for run in choice.runs]
     base = None if against is None else Baseline(chosen_runs, against, best)
     measure = update_column(runs)
@@ -187,6 +216,7 @@ def comparison(
         row["update_measure"] = "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"
         times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
         row["step_ms"] = median(times) if times else math.nan
+        row["flops"] = mean_of([training_flops(run) for run in there]).value
         rows.append({key: None if value != value else value for key, value in row.items()})
     return rows
 
@@ -259,7 +289,10 @@ class Baseline:
         key = varying_key(name or SCHEME, varying, runs, "against")
         values = {run: one_line(setting_value(run, key)) for run in runs}
         if value not in values.values():
-            raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}")
+            other = "" if name else "; another setting: --against KEY=VALUE"
+            raise ConfigError(
+                f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}"
+            )
         others = [k for k in varying if k != key and owner_of(k) != key]
         self.keys = [
             DEPTH,

@@ -41,6 +41,13 @@ CLEAR = 0.1
 OPTION = "model.scheme_options."
 
 
+def in_words(outcomes: str) -> str:
+    """Return outcomes as readers see them: '2 trained, 1 stalled' as '2 learnt, 1 at chance'."""
+    for value, word in OUTCOME_WORDS.items():
+        outcomes = outcomes.replace(value, word)
+    return outcomes
+
+
 def margin(run: Run) -> float | None:
     """Return L - L_0, the final validation loss minus the unigram's loss, in nats.
 

@@ -18,9 +18,26 @@ from deepstack.registry import unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP, LAYER = "step", "layer"
+STEP, LAYER, FLOPS = "step", "layer", "flops"
 Layers = str | int
-REDUCTIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Return the least-squares slope of ln value on the layer: the growth rate per layer.
+
+    values: (snapshots, layers), axis 1.  NaN unless all values are finite and above 0, and for a
+    single layer.
+    """
+    layers = np.arange(values.shape[axis]) - (values.shape[axis] - 1) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(values)
+        slopes: np.ndarray = logs @ layers / (layers @ layers)
+    return np.where(np.isfinite(slopes), slopes, math.nan)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
+}  # fmt: skip
 TABLES = ("steps", "evals", "timing", "attribution")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
@@ -30,8 +47,9 @@ VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 class Quantity:
     """A logged column or a per-layer diagnostic of runs.
 
-    source: the table that has it, or `layers`.  column: its name there.  layers: how the layers of
-    a diagnostic become one value.  words: of an axis.
+    source: the table that has it, `layers`, or `flops`, of which meta.json has those of a step.
+    column: its name there.  layers: how the layers of a diagnostic become one value.  words: of an
+    axis.
     """
 
     name: str
@@ -48,6 +66,10 @@ class Quantity:
         """Return step and value of a run."""
         import pandas as pd
 
+        if self.source == FLOPS:
+            last = int(run.steps["step"].max()) if len(run.steps) else -1
+            made, flops = np.arange(last + 1), run.meta.get("flops", {}).get("step", math.nan)
+            return pd.DataFrame({"step": made, "value": made * float(flops)}).dropna()
         if self.source != "layers":
             logged = getattr(run, self.source)
             if self.column not in logged:
@@ -74,11 +96,13 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     layers: how the layers of a diagnostic become one value, by default the mean; if given, a
     diagnostic goes before a logged column with the same name (`grad_norm`).
 
-    Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, last or a
-    number.
+    Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, growth,
+    last or a number.
     """
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
+    if name == FLOPS:
+        return Quantity(name, FLOPS, name, "training FLOPs")
     words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
     words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
     if name in VALIDATION and any(VALIDATION[name] in run.evals for run in runs):
@@ -94,16 +118,17 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     if is_diagnostic:
         layers = layers or "mean"
         of = f"{layers} of layers" if layers in REDUCTIONS else f"layer {layers}"
+        of = "growth per layer" if layers == "growth" else of
         of = "last layer" if layers == "last" else of
         return Quantity(name, "layers", name, f"{words}, {of}", layers)
     for run in runs:
         known |= dict.fromkeys(run.layer_names())
-    raise ConfigError(unknown("column", name, [*known, *VALIDATION]))
+    raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))
 
 
 def setting_or_column(word: str, runs: Sequence[Run]) -> str:
     """Return `step`, `layer`, a dotted setting, or a logged column for the word of an axis."""
-    if word in (STEP, LAYER):
+    if word in (STEP, LAYER, FLOPS):
         return word
     try:
         return find_key(word, runs)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.settings import hashable, order_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("study", "run", "state", "outcome", "tags", "note", *LOGGED)
 """The keys besides settings: columns of the table of runs."""
-CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -89,6 +90,7 @@ def load_runs(
     where: Where = (),
     sort: str | None = None,
     last: int | None = None,
+    best: str | Sequence[str] = (),
     settings: str = "varying",
 ) -> pd.DataFrame:
     """Return one row a run below a results, study or run folder, as a pandas DataFrame.
@@ -109,7 +111,9 @@ def load_runs(
 
     where: conditions that all hold for each run, such as "depth=6,48", "lr<0.01", "state!=failed"
     or "outcome=trained"; one, several, or {key: value or values}.  sort: a column or setting,
-    descending with `-` before it.  last: the number of runs to keep, those created last.
+    descending with `-` before it.  last: the number of runs to keep, those created last.  best:
+    keys such as "lr"; each setting and depth keeps the runs with the best value, as in
+    `deepstack.compare`.
     settings: 'varying', or 'all' for every setting and the same columns in every study; options of
     schemes and tasks are then one column each.
 
@@ -120,7 +124,7 @@ def load_runs(
 
     if settings not in ("varying", "all"):
         raise ConfigError(f"settings: found {settings!r}; allowed 'varying' or 'all'")
-    summaries = [summarize(run) for run in select(find_runs(path), where, sort, last)]
+    summaries = [summarize(run) for run in select(find_runs(path), where, sort, last, best)]
     table = pd.DataFrame(rows_of(summaries, all_settings if settings == "all" else None))
     table.attrs["folder"] = os.fspath(path)
     return table
@@ -146,12 +150,27 @@ def all_settings(one: Summary) -> dict[str, Any]:
 
 
 def select(
-    runs: Sequence[Run], where: Where = (), sort: str | None = None, last: int | None = None
+    runs: Sequence[Run],
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+    best: str | Sequence[str] = (),
 ) -> list[Run]:
     """Return the runs that meet all conditions, of these the `last` created, in order of `sort`.
 
-    Raises NothingMatchedError if none is left, ConfigError for a wrong key or condition.
+    best: of these runs, those that `compare` with these keys compares, study by study; a damaged
+    run is none of them.  Raises NothingMatchedError if none is left, ConfigError for a wrong key or
+    condition.
     """
+    if best:
+        from deepstack.analysis.comparison import choose_best  # imports numpy
+
+        selected = [run for run in select(runs, where, sort, last) if run.damage() is None]
+        studies: dict[Path, list[Run]] = {}
+        for run in selected:
+            studies.setdefault(run.path.parent, []).append(run)
+        chosen = choose_best(studies, best).values()
+        return [run for run in selected if any(run in members for members in chosen)]
     texts = texts_of(where)
     if not (texts or sort or last):
         return list(runs)
@@ -210,7 +229,7 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
             f"where: found {text!r}; allowed KEY=A,B, or one of !=, <, <=, >, >= for =, such as "
             "depth=6,48 or 'lr<0.01'"
         )
-    word, sign, values_text = match[1], match[2], match[3].strip()
+    word, sign, values_text = match[1], match[2].replace("==", "="), match[3].strip()
     key = full_key(word, list_keys(rows), "where")
     values = parse_values(values_text)
     if sign in ORDERS and not (len(values) == 1 and is_number(values[0])):
@@ -219,18 +238,23 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     for value in values if choices else ():
         if not any(fnmatchcase(name, str(value)) for name in choices):
             raise ConfigError(f"where: {unknown(key, value, choices)}")
+    values = tuple(choices.get(value, value) for value in values) if choices else values
     return Condition(key, sign, values)
 
 
-def names_of(key: str) -> list[str]:
-    """Return the names of states or outcomes, [] for other keys."""
-    if key == "state":
-        return [*STATES, "damaged"]
-    if key != "outcome":
-        return []
-    from deepstack.analysis.outcomes import OUTCOMES  # imports numpy
+def names_of(key: str) -> dict[str, str]:
+    """Return the values of states or outcomes by name; an outcome has its word as a further name.
 
-    return list(dict.fromkeys([*OUTCOMES, *STATES, "damaged"]))
+    Empty for other keys.
+    """
+    if key == "state":
+        return {name: name for name in (*STATES, "damaged")}
+    if key != "outcome":
+        return {}
+    from deepstack.analysis.outcomes import OUTCOME_WORDS  # imports numpy
+
+    names = [*OUTCOME_WORDS, *STATES, "damaged"]
+    return {name: name for name in names} | {word: v for v, word in OUTCOME_WORDS.items()}
 
 
 def parse_values(text: str) -> tuple[Any, ...]:

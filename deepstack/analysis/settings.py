@@ -15,7 +15,7 @@ from typing import Any
 
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import ENDED, Run, varying
-from deepstack.registry import unknown
+from deepstack.registry import nearest
 
 DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
 EXPONENTS = "train.lr_exponents."
@@ -136,8 +136,13 @@ def find_key(word: str, runs: Sequence[Run]) -> str:
         varied = [key for key in names if len({values_of(run, [key]) for run in runs}) > 1]
         names = varied if len(varied) == 1 else names
     if len(names) != 1:
-        problem = f"{word!r} is short for {' and '.join(names)}; write one of these"
-        raise ConfigError(problem if names else unknown("setting", word, known))
+        if names:
+            raise ConfigError(f"{word!r} is short for {' and '.join(names)}; write one of these")
+        lasts = {key.rpartition(".")[2]: key for key in reversed(known)}
+        near = nearest(word, known) or lasts.get(nearest(word, lasts) or "")
+        varying = ", ".join([DEPTH, *varying_settings(runs)])
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"unknown setting {word!r}; {hint}these vary: {varying}")
     return names[0]
 
 

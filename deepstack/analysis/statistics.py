@@ -180,6 +180,12 @@ def final_value(run: Run, column: str) -> float:
     return math.nan if value is None else value
 
 
+def training_flops(run: Run) -> float:
+    """Return the FLOPs of all training steps that a run made; NaN where meta.json has none."""
+    flops = run.meta.get("flops", {}).get("step", math.nan)
+    return float(flops) * int(run.steps["step"].max()) if len(run.steps) else math.nan
+
+
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
     """Return name and value of the runs' levels: distinct values, at most three per name."""
     levels: list[tuple[str, float]] = []

@@ -112,9 +112,15 @@ def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
     i = int(np.argmin(y))
     if not is_inside(curve, i):
         return float(np.exp(x[i]))
-    bend, tilt, _ = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
+    return float(np.exp(vertex(x, y, i)[0]))
+
+
+def vertex(x: np.ndarray, y: np.ndarray, i: int) -> tuple[float, float]:
+    """Return the lowest point of the parabola through point i and its two neighbours."""
+    bend, tilt, least = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
     shift = -tilt / (2 * bend) if bend > 0 else 0.0
-    return float(np.exp(np.clip(x[i] + shift, x[i - 1], x[i + 1])))
+    at = float(np.clip(x[i] + shift, x[i - 1], x[i + 1]))
+    return at, float(np.polyval([bend, tilt, least], at - x[i]))
 
 
 def is_inside(curve: tuple[np.ndarray, np.ndarray], i: int) -> bool:

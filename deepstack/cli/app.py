@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from contextlib import suppress
@@ -14,9 +15,10 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import deepstack
+from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.help_examples import EXAMPLES
 from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
@@ -25,8 +27,9 @@ from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
 COMMANDS = (
-    "train", "sweep", "calibrate", "plot", "report", "compare", "ls", "watch", "serve", "check",
-    "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
+    "train", "sweep", "calibrate", "signal", "analyze", "plot", "report", "compare", "fit", "ls",
+    "watch", "serve",
+    "check", "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
 )  # fmt: skip
 
 
@@ -34,7 +37,7 @@ _CONTINUE = "an interrupted run continues when its train or sweep command is rep
 COMMANDS_ELSEWHERE = {
     "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
     **dict.fromkeys(("resume", "continue", "restart"), _CONTINUE),
-    **dict.fromkeys(("fit", "start"), "did you mean 'train'?"),
+    "start": "did you mean 'train'?",
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
     **dict.fromkeys(("delete", "remove", "clean"), "did you mean 'rm'?"),
     **dict.fromkeys(("grid", "multirun"), "did you mean 'sweep'?"),
@@ -47,6 +50,16 @@ OPTIONS_ELSEWHERE = {
     ),
 }
 """Words of other programs, and the text to type here."""
+_ON_OTHER_MACHINES = "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765"
+COMMAND_OPTIONS_ELSEWHERE = {
+    **{(name, "out"): "did you mean --to?" for name in ("plot", "report")},
+    **{(name, "tag"): "did you mean --where tag=WORD?" for name in ("ls", "plot", "compare")},
+    ("compare", "csv"): "did you mean --json or --markdown?",
+    ("serve", "host"): f"{_ON_OTHER_MACHINES} HOST",
+    **{("tag", word): "write the word itself: tag RUN WORD" for word in ("add", "tag")},
+    **{("note", word): 'write the text itself: note RUN "TEXT"' for word in ("text", "message")},
+}
+"""The same by command."""
 
 
 class Group(TyperGroup):
@@ -56,6 +69,7 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        cut_word_at_equals()
         with printable_streams():
             return super().main(*args, **kwargs)
 
@@ -91,6 +105,9 @@ class Group(TyperGroup):
             if kind == "NoSuchOption":
                 suggest_option(error)
                 raise
+            if kind == "UsageError":
+                suggest_for_extra_words(error)
+                raise
             if kind == "BadParameter":
                 suggest_choice(error)
                 raise
@@ -98,6 +115,22 @@ class Group(TyperGroup):
                 raise
             log(f"deepstack: {bug}")
             raise typer.Exit(DeepstackError.exit_code) from None
+
+
+class Command(TyperCommand):
+    """A command whose help lists options below the heading of their group."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[Any]] = {"Arguments": []}
+        for one in self.get_params(ctx):
+            heading = "Arguments" if one.param_type_name == "argument" else "Options"
+            heading = getattr(one, "rich_help_panel", None) or heading
+            if (row := one.get_help_record(ctx)) is not None:
+                groups.setdefault(heading, []).append(row)
+        for heading in sorted(groups, key="Options".__eq__):  # the ungrouped ones last
+            if groups[heading]:
+                with formatter.section(heading):
+                    formatter.write_dl(groups[heading])
 
 
 def suggest_choice(error: Any) -> None:
@@ -108,6 +141,21 @@ def suggest_choice(error: Any) -> None:
         near = nearest(match[1], choices)
         hint = f"did you mean {near!r}? " if near else ""
         error.message = f"found {match[1]!r}; {hint}allowed: {', '.join(choices)}"
+
+
+def suggest_for_extra_words(error: Any) -> None:
+    """Add the text to type to the message of words that a command does not take."""
+    match = re.search(r"unexpected extra argument\S* \((.*)\)", error.message)
+    options = {one.name for one in getattr(error.ctx.command, "params", ())} if match else set()
+    if not match or not options:
+        return
+    words = match[1].split()
+    if "where" in options and "=" in words[0]:
+        error.message += f"; to select runs: --where {shlex.quote(words[0])}"
+    elif "text" in options:
+        error.message += '; put the text in quotes: note RUN "TEXT"'
+    elif "directory" in options:
+        error.message += "; allowed one folder, and the folder above several has the runs of all"
 
 
 def first_line(text: str | None) -> str:
@@ -123,11 +171,14 @@ def suggest_option(error: Any) -> None:
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
-    if word in OPTIONS_ELSEWHERE:
+    command = getattr(error.ctx, "command", None)
+    elsewhere = COMMAND_OPTIONS_ELSEWHERE.get((getattr(command, "name", ""), word))
+    if elsewhere or word in OPTIONS_ELSEWHERE:
         error.possibilities = None
-        error.message = f"No such option: {error.option_name}; {OPTIONS_ELSEWHERE[word]}"
+        elsewhere = elsewhere or OPTIONS_ELSEWHERE[word]
+        error.message = f"No such option: {error.option_name}; {elsewhere}"
         return
-    parameters = getattr(getattr(error.ctx, "command", None), "params", [])
+    parameters = getattr(command, "params", [])
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
     near = nearest(word, options)
     settings = [key for key in keys() if word in (key, key.rpartition(".")[2])]
@@ -154,7 +205,8 @@ app = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
-    app.command(_name, epilog=f"Example: {EXAMPLES[_name]}")(getattr(_module, f"{_name}_command"))
+    _function = getattr(_module, f"{_name}_command")
+    app.command(_name, cls=Command, epilog=f"Example: {EXAMPLES[_name]}")(_function)
 
 
 @app.callback(invoke_without_command=True)

@@ -18,7 +18,7 @@ def check_command(
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
-    """Check a config and print its coefficients, parameters and memory; train nothing."""
+    """Check a config and print its coefficients, parameters, memory and FLOPs; train nothing."""
     from deepstack import config as conf
     from deepstack.cli.tables import emit_facts
 
@@ -32,8 +32,8 @@ def check_command(
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack import config as conf
-    from deepstack.model import build_model, check_scheme
-    from deepstack.schemes import scheme_memory, stack_schemes
+    from deepstack.model import build_model, check_scheme, with_steps
+    from deepstack.schemes import scheme_flops, scheme_memory, stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
         bf16_support,
@@ -43,11 +43,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
         run_name,
     )
 
+    settings = with_steps(settings)
     model = settings.model
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
     memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings), task.memory)
+    flops = conf.step_flops(settings, task.vocab_size, scheme_flops(settings))
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
@@ -68,6 +70,9 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **({} if len(schemes) > 1 else {"depth": model.depth}),
         "steps": settings.train.steps,
         "tokens a step": settings.train.batch_size * settings.task.seq_len,
+        "FLOPs a step": flops.step,
+        "FLOPs a step with the probe": flops.total,
+        "FLOPs of the training": settings.train.steps * flops.step,
         "data": task.data.get("name"),
         **{name.replace("_", " "): value for name, value in task.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},

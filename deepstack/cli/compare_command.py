@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
 from deepstack.cli.progress import show_work
+
+if TYPE_CHECKING:
+    from deepstack.records import Run
+
+RATES = "finished runs of two learning rates"
+SIZES = "runs of two widths or depths with records of every layer"
 
 
 def compare_command(
@@ -25,6 +32,14 @@ def compare_command(
             "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
         ),
     ] = False,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates",
+            help="Print the exponents in width and in depth of the stream's size and of its change "
+            "at the last record, by layer, with 95 % intervals and a verdict.",
+        ),
+    ] = False,
     markdown: Markdown = False,
     json: Json = False,
 ) -> None:
@@ -35,39 +50,47 @@ def compare_command(
     val_low to val_high is the 95 % interval of the mean over n seeds. diff_low to diff_high is the
     95 % interval of the difference over pairs of runs (Student's t).
     """
-    from deepstack.analysis.outcomes import OUTCOME_WORDS
+    from deepstack.analysis.coordinates import coordinate_table
+    from deepstack.analysis.outcomes import in_words
+    from deepstack.analysis.transfer import transfer_table
     from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
     if transfer:
-        emit(transfer_rows(directories, where, last), json, markdown=markdown)
+        emit(study_rows(directories, where, last, transfer_table, RATES), json, markdown=markdown)
+        return
+    if coordinates:
+        rows = study_rows(directories, where, last, coordinate_table, SIZES)
+        emit(rows, json, markdown=markdown, first=["setting", "quantity", "layer", "verdict"])
         return
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     with show_work("reading runs") as work:
         table = compared(directories, against, best, say=work.note, **selection)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     for row in () if json else rows:
-        for value, word in OUTCOME_WORDS.items():
-            row["outcome"] = str(row["outcome"]).replace(value, word)
+        row["outcome"] = in_words(str(row["outcome"]))
     interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
     chosen = [name for name in table.columns if "." in name]  # by --best
     first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)
 
 
-def transfer_rows(
-    directories: list[str], where: list[str], last: int | None
+def study_rows(
+    directories: list[str],
+    where: list[str],
+    last: int | None,
+    make_table: Callable[[list[Run]], list[dict[str, Any]]],
+    needs: str,
 ) -> list[dict[str, Any]]:
-    """Return the rows of --transfer of all studies that have several learning rates."""
+    """Return the rows of --transfer or --coordinates of all studies that have some."""
     from deepstack.analysis.studies import find_studies
-    from deepstack.analysis.transfer import transfer_table
     from deepstack.errors import NothingMatchedError
 
     studies, skipped = find_studies(directories, where=where, last=last)
     rows: list[dict[str, Any]] = []
     for study, runs in studies.items():
         try:
-            table = transfer_table(runs)
+            table = make_table(runs)
         except NothingMatchedError as error:
             skipped.append(f"{study.name}: {error}")
             continue
@@ -75,5 +98,5 @@ def transfer_rows(
     for line in skipped:
         note(line)
     if not rows:
-        raise NothingMatchedError("no study has finished runs of two learning rates")
+        raise NothingMatchedError(f"no study has {needs}")
     return rows

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import ast
 import os
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-import deepstack
+from deepstack.cli.declarations import registered
 from deepstack.config.examples import example_paths
 
 Complete = Callable[[str], list[str]]
+split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone
+
+
+def cut_word_at_equals() -> None:
+    """Leave out `key` and `=` before the value at the cursor; bash splits a word at `=`.
+
+    The value is then the argument of the option before it, and `split_key` has the rest.
+    """
+    global split_key
+    words = os.environ.get("COMP_WORDS", "").split()
+    position = int(os.environ.get("COMP_CWORD") or 0)
+    equals = next((at for at in (position, position - 1) if words[at : at + 1] == ["="]), 0)
+    split_key = f"{words[equals - 1]}=" if equals > 1 else ""
+    if split_key:
+        del words[equals - 1 : equals + 1]
+        os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(equals - 1)}
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -32,23 +46,58 @@ def complete_setting(incomplete: str) -> list[str]:
     """
     from deepstack.config.walk import keys
 
-    word = _whole_word(incomplete)
-    key, equals, typed = word.partition("=")
+    key, equals, _ = (split_key + incomplete).partition("=")
     if equals:
-        earlier, comma, start = typed.rpartition(",")
-        values = [value for value in values_of(key) if value.startswith(start)]
-        before = "" if incomplete != word else f"{key}="  # bash splits at `=`
-        return [f"{before}{earlier}{comma}{value}" for value in values]
+        return complete_value(incomplete, values_of(key))
     matches = [each for each in keys() if each.startswith(key)]
     if len(matches) == 1 and (values := values_of(matches[0])):
         return [f"{matches[0]}={value}" for value in values]
     return [f"{each}=" for each in matches]
 
 
+def complete_value(incomplete: str, values: list[str]) -> list[str]:
+    """Return the values that continue the last one of `key=a,b`."""
+    key, equals, typed = incomplete.rpartition("=")
+    earlier, comma, start = typed.rpartition(",")
+    return [f"{key}{equals}{earlier}{comma}{one}" for one in values if one.startswith(start)]
+
+
+def complete_where(incomplete: str) -> list[str]:
+    """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
+    from deepstack.analysis.selection import full_key, names_of
+    from deepstack.errors import ConfigError
+
+    key, equals, _ = (split_key + incomplete).partition("=")
+    if not equals:
+        return [f"{name}=" for name in keys_of_runs() if name.startswith(key)]
+    try:
+        key = full_key(key.removesuffix("!"), keys_of_runs(short=False), "where")
+    except ConfigError:
+        return []
+    values = list(names_of(key)) or (values_of(key) if "." in key or key == "seed" else [])
+    return complete_value(incomplete, values)
+
+
+def complete_sort(incomplete: str) -> list[str]:
+    """Return the columns and settings that start like the word, after a `-` for descending."""
+    minus = "-" * incomplete.startswith("-")
+    return [f"{minus}{one}" for one in keys_of_runs() if f"{minus}{one}".startswith(incomplete)]
+
+
+def keys_of_runs(short: bool = True) -> list[str]:
+    """Return the columns and settings of runs; short: also last parts that one setting has."""
+    from deepstack.analysis.selection import COLUMNS
+    from deepstack.config.walk import keys
+
+    lasts = Counter(key.rpartition(".")[2] for key in keys()) if short else {}
+    unique = [last for last, count in lasts.items() if count == 1]
+    return list(dict.fromkeys([*COLUMNS, *unique, *keys()]))
+
+
 def complete_config_or_setting(incomplete: str) -> list[str]:
     """Return configs and settings that start like the word."""
     settings = complete_setting(incomplete)
-    if "=" in _whole_word(incomplete):
+    if "=" in split_key + incomplete:
         return settings
     return complete_config(incomplete) + settings
 
@@ -95,45 +144,8 @@ def values_of(key: str) -> list[str]:
     return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
 
 
-@cache
-def registered(package: str, kind: str) -> list[str]:
-    """Return the names that the files of a package register, read without running them.
-
-    kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
-    """
-    folder = Path(deepstack.__file__).parent / package
-    names: set[str] = set()
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names.update(_class_names(node) if not kind else _decorator_names(node, kind))
-    return sorted(names)
-
-
-def _class_names(node: ast.AST) -> Iterator[str]:
-    for keyword in node.keywords if isinstance(node, ast.ClassDef) else ():
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-            yield str(keyword.value.value)
-
-
-def _decorator_names(node: ast.AST, kind: str) -> Iterator[str]:
-    for call in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == kind:
-            yield from (str(a.value) for a in call.args[:1] if isinstance(a, ast.Constant))
-
-
 def _names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _whole_word(incomplete: str) -> str:
-    """Return the word that the user types; bash splits it at every `=`."""
-    words = os.environ.get("COMP_WORDS", "").split()
-    position = int(os.environ.get("COMP_CWORD") or 0)
-    if 1 < position < len(words) and words[position] == "=":
-        return f"{words[position - 1]}="
-    if position > 2 and words[position - 1 : position] == ["="]:
-        return f"{words[position - 2]}={incomplete}"
-    return incomplete

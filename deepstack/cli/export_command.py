@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,7 @@ from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, note
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepstack.config import Config
     from deepstack.model.build import Built
-    from deepstack.records import RunFolder
 
 
 def export_command(
@@ -60,6 +57,8 @@ def export_command(
     if logs is not None:
         export_tracker_logs(run, logs, to or Path("logs") / logs, json)
         return
+    import torch
+
     from deepstack import config as conf
     from deepstack.cli.tables import emit_facts
     from deepstack.errors import ConfigError, DifferenceError
@@ -68,7 +67,7 @@ def export_command(
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
     from deepstack.records import existing_run
-    from deepstack.training import torch_settings
+    from deepstack.training import load_trained, torch_settings
 
     if to is None:
         raise ConfigError("--to is missing: give a new folder, or x.safetensors")
@@ -79,7 +78,10 @@ def export_command(
     for path in export_paths(to):
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
-    config, built, step, inputs = trained_model(folder)
+    trained = load_trained(folder, note)
+    config, built, step = trained.config, trained.built, trained.step
+    batch = trained.task.validation_batch(0, config.train.batch_size)
+    inputs = torch.from_numpy(batch.inputs)
     values = values_of(built.model)
     facts: dict[str, Any] = {
         "run": folder.name,
@@ -126,41 +128,6 @@ def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> Non
     runs = find_runs(folder)
     command = export_logs(runs, tracker, to)
     emit_facts({"runs": len(runs), "folder": str(to), "to look at it": command}, json)
-
-
-def trained_model(folder: RunFolder) -> tuple[Config, Built, int, Tensor]:
-    """Load config, model and step of the newest whole checkpoint, and a batch of its task."""
-    import torch
-
-    from deepstack import config as conf
-    from deepstack.errors import NothingMatchedError
-    from deepstack.model import without_defaults
-    from deepstack.model.build import build_model
-    from deepstack.plugins import require_plugins
-    from deepstack.tasks import task_of
-    from deepstack.training import checkpoint as ckpt
-    from deepstack.training import refuse_probed
-
-    refuse_probed(folder)
-    require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
-    config = conf.load_config(folder.config_path, [])
-    task = task_of(config)
-    built = build_model(config, vocab_size=task.vocab_size, draw=False)
-    damaged: list[str] = []
-    owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
-    newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
-    for problem in damaged:
-        note(f"not used: {problem}")
-    if newest is None:
-        state = folder.read_status().get("state", "interrupted")
-        raise NothingMatchedError(
-            f"{folder.path} has no whole checkpoint to export (its run is {state}); "
-            "a run that is done keeps its weights, a diverged one has none"
-        )
-    built.load(newest.parts["weights"])
-    built.at_step(newest.step)
-    batch = task.validation_batch(0, config.train.batch_size)
-    return config, built, newest.step, torch.from_numpy(batch.inputs)
 
 
 def forward_facts(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:

@@ -1,25 +1,29 @@
-"""The command `deepstack list configs|settings|schemes|tasks|diagnostics|charts|claims`."""
+"""The command `deepstack list KIND`: configs, settings, schemes, tasks, charts, …"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
+from deepstack.cli.declarations import declare, declared
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
 Rows = list[dict[str, Any]]
 Kind = StrEnum(
-    "Kind", ["configs", "settings", "schemes", "tasks", "diagnostics", "charts", "claims"]
+    "Kind",
+    ["configs", "settings", "schemes", "tasks", "diagnostics", "analyses", "charts", "claims"],
 )
 """The kinds of entries that can be listed."""
 
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
+    "columns": lambda columns: ", ".join(columns),
     "families": lambda families: family_cell(families),
     "options": lambda options: ", ".join(f"{o['name']}={o['default']}" for o in options),
     "source": lambda source: str(source["title"]),
@@ -34,19 +38,21 @@ def list_command(
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
-    """List configs, settings, schemes, tasks, diagnostics, charts or claims.
+    """List configs, settings, schemes, tasks, diagnostics, analyses, charts or claims.
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
+    scheme_row = scheme_rows if plugin or json else scheme_table
     functions: dict[Kind, Callable[[], Rows]] = {
         Kind.configs: config_rows,
         Kind.settings: setting_rows,
-        Kind.schemes: lambda: scheme_rows(depth),
+        Kind.schemes: lambda: scheme_row(depth),
         Kind.tasks: task_rows,
         Kind.diagnostics: diagnostic_rows,
+        Kind.analyses: analysis_rows,
         Kind.charts: chart_rows,
         Kind.claims: claim_rows,
     }
@@ -109,6 +115,23 @@ def scheme_rows(depth: int) -> Rows:
     return rows
 
 
+def scheme_table(depth: int) -> Rows:
+    """Return the columns of `scheme_rows` that a table has, of built-in schemes, without torch."""
+    from deepstack.config import Config, with_overrides
+
+    positions = declared("schemes", "stack_scheme")["stack_positions"]
+    equation_of = declared("schemes", "scheme")["equation_of"]
+    rows = []
+    for name, scheme in declare("schemes", "").items():
+        changes = {"model.family": scheme.families[0], "model.depth": depth}
+        model = with_overrides(Config(), changes).model
+        scheme.place = next(iter(positions(model).values()))
+        row = {"name": name, "equation": equation_of(scheme), "alpha": scheme.alpha(depth)}
+        row |= {"beta": scheme.beta(depth), "families": list(scheme.families)}
+        rows.append(row | {"paper": scheme.paper})
+    return rows
+
+
 def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
     from deepstack.config import Config, with_overrides
@@ -160,36 +183,58 @@ def diagnostic_rows() -> Rows:
     The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
     `beat`, its former name, for one version.
     """
-    from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
-    from deepstack.diagnostics.layers import SYMBOLS, file_names
-
+    layers = names_of("diagnostics", "layers", "diagnostic")
+    columns = names_of("diagnostics", "update")["COLUMNS"]
     entries = [
-        (name, symbol, "every step", sentence) for name, (symbol, _, sentence) in COLUMNS.items()
+        (name, symbol, "every step", sentence) for name, (symbol, _, sentence) in columns.items()
     ]
     entries += [
-        (file, SYMBOLS[name], "every layer", first_sentence(function))
-        for name, function in DIAGNOSTICS.items()
-        for file in file_names(name)
+        (file, layers["SYMBOLS"][name], "every layer", first_sentence(function))
+        for name, function in layers["DIAGNOSTICS"].items()
+        for file in layers["file_names"](name)
     ]
     keys = ("name", "symbol", "interval", "description")
     return [dict(zip(keys, entry, strict=True)) | {"beat": entry[2]} for entry in entries]
 
 
+def analysis_rows() -> Rows:
+    """Return name, description and columns of every analysis of `deepstack analyze`."""
+    from deepstack.depth_use import COLUMNS, MEASURES
+
+    return [
+        {"name": name, "description": first_sentence(function), "columns": list(COLUMNS[name])}
+        for name, function in MEASURES.items()
+    ]
+
+
 def chart_rows() -> Rows:
     """Return name and description of every chart."""
-    from deepstack.plots import CHARTS
-
-    return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
+    charts = names_of("plots", "chart", "chart")["CHARTS"]
+    return [{"name": n, "description": first_sentence(f)} for n, f in charts.items()]
 
 
 def claim_rows() -> Rows:
     """Return id, formula and source of every claim that `deepstack theory` measures."""
-    from deepstack.theory import all_claims
-
     return [
         {"name": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
-        for claim in all_claims()
+        for claim in names_of("theory", "claim", "claim")["all_claims"]()
     ]
+
+
+def names_of(package: str, module: str, kind: str = "") -> Mapping[str, Any]:
+    """Return the names of a module after its package has registered all objects of a kind.
+
+    With a plugin, these are the names of the imported module, otherwise those that
+    `declarations` reads, which needs no torch.
+    """
+    from deepstack.plugins import LOADED
+
+    if LOADED:
+        import_module(f"deepstack.{package}")
+        return vars(import_module(f"deepstack.{package}.{module}"))
+    if kind:
+        declare(package, kind)
+    return declared(package, module)
 
 
 def first_sentence(function: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Json, Last, Sort, Where, note
+from deepstack.cli.options import Best, Json, Last, Sort, Where, note
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
@@ -20,6 +20,7 @@ def ls_command(
     where: Where = [],
     sort: Sort = None,
     last: Last = None,
+    best: Best = [],
     json: Json = False,
 ) -> None:
     """List runs: state, varying settings, last loss and model update, and reasons of failures."""
@@ -28,7 +29,7 @@ def ls_command(
     from deepstack.records import find_runs, rows_of, summarize
     from deepstack.records.cells import one_line
 
-    runs = select(find_runs(directory), where, sort, last)
+    runs = select(find_runs(directory), where, sort, last, best)
     summaries = [summarize(run) for run in runs]
     rows = rows_of(summaries)
     several = len({row["study"] for row in rows}) > 1

@@ -16,9 +16,13 @@ from deepstack.cli.completion import (
     complete_key,
     complete_names,
     complete_setting,
+    complete_sort,
+    complete_where,
 )
 from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
+
+SELECTION = "Selection of runs"  # heading in help texts
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
 StudyName = Annotated[str | None, typer.Option(help="Folder of the runs under --out.")]
@@ -71,21 +75,36 @@ Best = Annotated[
         autocompletion=complete_key,
         help="For each setting and depth, use only the best value of KEY, such as train.lr; "
         "repeatable.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Where = Annotated[
     list[str],
     typer.Option(
         metavar="KEY=A,B",
+        autocompletion=complete_where,
         help="Only runs with these values, as in depth=6,48, lr<0.01, state!=failed, "
         "outcome=trained or tag=good; repeatable.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Order by a column or setting; descending with -COLUMN."),
+    typer.Option(
+        metavar="COLUMN",
+        autocompletion=complete_sort,
+        help="Order by a column or setting; descending with -COLUMN.",
+        rich_help_panel=SELECTION,
+    ),
 ]
-Last = Annotated[int | None, typer.Option(min=1, help="Only so many runs, those created last.")]
+Last = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Only so many runs, those created last.",
+        rich_help_panel=SELECTION,
+    ),
+]
 AtStep = Annotated[
     int | None,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.options import AtStep, Diagnostic, Last, Plugins, Sort, Where, load_plugins
+from deepstack.cli.options import AtStep, Best, Diagnostic, Last, Plugins, Sort, Where, load_plugins
 from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
@@ -34,14 +34,21 @@ def plot_command(
     where: Where = [],
     sort: Sort = None,
     last: Last = None,
+    best: Best = [],
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Folder for the figures (default: figures/ in each study)."),
+        typer.Option(
+            "--to",
+            help="Folder for the figures (default: figures/ in each study).",
+            rich_help_panel="Files",
+        ),
     ] = None,
     x: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY", help="metric, map: a setting, or for metric step, layer or a column."
+            metavar="KEY",
+            help="metric, map: a setting, or for metric step, layer or a column.",
+            rich_help_panel="The charts metric and map",
         ),
     ] = None,
     y: Annotated[
@@ -50,44 +57,103 @@ def plot_command(
             metavar="COLUMN|KEY",
             help="metric: a logged column (val_loss, model_update, …) or a per-layer diagnostic; "
             "map: a setting.",
+            rich_help_panel="The charts metric and map",
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="KEY", help="metric: the setting of the lines.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="metric: the setting of the lines.",
+            rich_help_panel="The charts metric and map",
+        ),
     ] = None,
     value: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="map: the column or diagnostic to show.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="map: the column or diagnostic to show.",
+            rich_help_panel="The charts metric and map",
+        ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
-            help="metric, map: mean (default), max, min or last of the layers, or one's number."
+            help="metric, map: mean (default), max, min, last or growth (rate per layer) of the "
+            "layers, or one's number.",
+            rich_help_panel="The charts metric and map",
         ),
     ] = None,
     schemes: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these schemes, in this order.")
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Only these schemes, in this order.",
+            rich_help_panel="Appearance",
+        ),
     ] = None,
     panels: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The setting that makes the panels.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="The setting that makes the panels.",
+            rich_help_panel="Appearance",
+        ),
     ] = None,
     smooth: Annotated[
-        int, typer.Option(min=1, help="Average curves against the step over so many rows.")
+        int,
+        typer.Option(
+            min=1,
+            help="Average curves against the step over so many rows.",
+            rich_help_panel="Appearance",
+        ),
     ] = 1,
-    x_scale: Annotated[str | None, typer.Option(metavar="lin|log", help="Scale of x axes.")] = None,
+    x_scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="lin|log",
+            help="Scale of x axes.",
+            rich_help_panel="Appearance",
+        ),
+    ] = None,
     y_scale: Annotated[
-        str | None, typer.Option(metavar="lin|log", help="Scale of y axes and colours.")
+        str | None,
+        typer.Option(
+            metavar="lin|log",
+            help="Scale of y axes and colours.",
+            rich_help_panel="Appearance",
+        ),
     ] = None,
     style: Annotated[
         str,
         typer.Option(
             metavar="default|paper",
             help="paper: column width, SVG text as text; title and settings go to a .txt file.",
+            rich_help_panel="Appearance",
         ),
     ] = "default",
-    width: Annotated[float | None, typer.Option(help="Width of the figures in inches.")] = None,
-    font: Annotated[str | None, typer.Option(help="Name of an installed font.")] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            help="Width of the figures in inches.",
+            rich_help_panel="Appearance",
+        ),
+    ] = None,
+    font: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of an installed font.",
+            rich_help_panel="Appearance",
+        ),
+    ] = None,
     formats: Annotated[
-        str, typer.Option("--format", metavar="A,B", help="Files to write: pdf, png, svg, csv.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="A,B",
+            help="Files to write: pdf, png, svg, csv.",
+            rich_help_panel="Files",
+        ),
     ] = "pdf,png,svg,csv",
     plugin: Plugins = [],
 ) -> None:
@@ -98,6 +164,8 @@ def plot_command(
     def is_chart(word: str) -> bool:
         return word in CHARTS or word in WORDED
 
+    if all(map(is_chart, names := words[0].split(","))):  # charts may be joined by commas
+        words = [*names, *words[1:]]
     charts = list(takewhile(lambda word: is_chart(word) or not Path(word).is_dir(), words[:-1]))
     directories = words[len(charts) :]
     directory = directories[-1]
@@ -132,6 +200,7 @@ def plot_command(
                 where=where,
                 sort=sort,
                 last=last,
+                best=best,
             )
     except BrokenChartError as error:
         paths = error.written

@@ -34,23 +34,51 @@ def sweep_command(
         ),
     ] = [],
     depths: Annotated[
-        str | None, typer.Option(help="Values of model.depth, as in 6,48,200,1000.")
+        str | None,
+        typer.Option(
+            help="Values of model.depth, as in 6,48,200,1000.",
+            rich_help_panel="Grid",
+        ),
     ] = None,
     schemes: Annotated[
         str | None,
         typer.Option(
             help="Values of model.scheme, as in post_ln,deepnorm.",
             autocompletion=complete_names("schemes", ""),
+            rich_help_panel="Grid",
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Values of seed, as in 0,1,2.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Values of seed, as in 0,1,2.",
+            rich_help_panel="Grid",
+        ),
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(help="Values of model.d_model, as in 32,64.", rich_help_panel="Grid"),
+    ] = None,
+    flops: Annotated[
+        str | None,
+        typer.Option(
+            help="Values of train.flops instead of train.steps, as in 1e12,1e13.",
+            rich_help_panel="Grid",
+        ),
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time (default: by cores, memory, GPUs).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs at a time (default: by cores, memory, GPUs).",
+            rich_help_panel="Resources",
+        ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory for all runs together: 8GB, or a share of the free memory (default: 0.9)."
+            help="Memory for all runs together: 8GB, or a share of the free memory (default: 0.9).",
+            rich_help_panel="Resources",
         ),
     ] = None,
     dry_run: Annotated[
@@ -65,6 +93,7 @@ def sweep_command(
         typer.Option(
             min=0,
             help="Then start no further run, save running ones and exit 3; repeat to continue.",
+            rich_help_panel="Resources",
         ),
     ] = None,
     run_timeout: Annotated[
@@ -73,6 +102,7 @@ def sweep_command(
             min=0,
             help="Wall-clock seconds for each start of a run; then it saves within 30 s or is "
             "killed, and counts as failed.",
+            rich_help_panel="Resources",
         ),
     ] = None,
     ray: Annotated[
@@ -81,38 +111,61 @@ def sweep_command(
             "--ray",
             help="Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in "
             "--ray HOST:PORT.",
+            rich_help_panel="Clusters",
         ),
     ] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="Write a job array for Slurm; run nothing here.")
+        bool,
+        typer.Option(
+            "--slurm",
+            help="Write a job array for Slurm; run nothing here.",
+            rich_help_panel="Clusters",
+        ),
     ] = False,
     submit: Annotated[
         bool,
         typer.Option(
-            "--submit", help="As --slurm, but submit it with sbatch; print the job's number."
+            "--submit",
+            help="As --slurm, but submit it with sbatch; print the job's number.",
+            rich_help_panel="Clusters",
         ),
     ] = False,
     sbatch: Annotated[
-        list[str], typer.Option(help="An option for sbatch: '--partition=x'; repeatable.")
+        list[str],
+        typer.Option(
+            help="An option for sbatch: '--partition=x'; repeatable.",
+            rich_help_panel="Clusters",
+        ),
     ] = [],
     refine: Annotated[
         str | None,
         typer.Option(
             metavar="KEY",
             help="Find the best value of a setting, as in train.lr, for each cell of the others.",
+            rich_help_panel="Best value of a setting",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="With --refine: the final ratio of neighbouring values.")
+        float,
+        typer.Option(
+            help="With --refine: the final ratio of neighbouring values.",
+            rich_help_panel="Best value of a setting",
+        ),
     ] = 1.26,
     max_runs: Annotated[
-        int | None, typer.Option(min=1, help="With --refine: the largest number of runs.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --refine: the largest number of runs.",
+            rich_help_panel="Best value of a setting",
+        ),
     ] = None,
     select_seeds: Annotated[
         str | None,
         typer.Option(
             help="With --refine: seeds that choose the value; --seeds are trained at it, in "
-            "STUDY_reported."
+            "STUDY_reported.",
+            rich_help_panel="Best value of a setting",
         ),
     ] = None,
     out: opt.Out = Path("results"),
@@ -137,6 +190,7 @@ def sweep_command(
     path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
     settings = words[1:] if named else list(words)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
+    lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)

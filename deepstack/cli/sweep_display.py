@@ -74,7 +74,7 @@ def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
     finished = left = 0.0
     for entry in progress:
         steps = entry.cell.config.train.steps
-        a_step = entry.cell.work / steps
+        a_step = entry.cell.work / max(steps, 1)
         if entry.began:
             finished += a_step * (entry.step - entry.first_step)
         if entry.state in ("waiting", "running"):
@@ -88,7 +88,7 @@ def as_group(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
     total = sum(entry.cell.work for entry in progress)
     ended = [is_over(state) for state in states]
     made = sum(
-        entry.cell.work * (1 if over else entry.step / entry.cell.config.train.steps)
+        entry.cell.work * (1 if over else entry.step / max(entry.cell.config.train.steps, 1))
         for entry, over in zip(progress, ended, strict=True)
     )
     rows = [

@@ -36,6 +36,7 @@ def plan_rows(
         row |= {
             "state": cell.state,
             "steps": cell.config.train.steps,
+            "flops": as_power(cell.flops),
             "parameters": cell.parameters,
             "memory_mb": round(cell.memory / 1e6),
             "minutes": minutes(seconds[id(cell)]),
@@ -51,6 +52,7 @@ def plan_rows(
             **dict.fromkeys([*study.keys, *overridden]),
             "state": "",
             "steps": sum(cell.config.train.steps for cell in todo),
+            "flops": as_power(sum(cell.flops for cell in todo)),
             "parameters": None,
             "memory_mb": round(sum(sorted(c.memory for c in todo)[-workers:]) / 1e6),
             "minutes": minutes(max(sum(known) / workers, max(known, default=0.0)))
@@ -87,6 +89,11 @@ def plan_notes(cells: Sequence[Cell], retry: Collection[str], resources: Resourc
             f"no times for {len(away):,} runs: runtime.device=cuda, and there is no GPU here"
         )
     return notes
+
+
+def as_power(flops: int) -> float:
+    """Return a large number with four digits, which a table shows as 1.234e+12."""
+    return float(f"{flops:.4g}")
 
 
 def minutes(seconds: float | None) -> float | None:

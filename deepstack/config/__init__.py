@@ -7,6 +7,8 @@ from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
 from deepstack.config.estimate import parameter_count as parameter_count
 from deepstack.config.estimate import width_inside as width_inside
+from deepstack.config.flops import StepFlops as StepFlops
+from deepstack.config.flops import step_flops as step_flops
 from deepstack.config.identity import checked_study as checked_study
 from deepstack.config.identity import config_hash as config_hash
 from deepstack.config.identity import digest as digest

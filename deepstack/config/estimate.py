@@ -36,15 +36,17 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     d, d_ff = model.d_model, width_inside(config)
     every, merged = depth + beside, model.decoder_attention == "merged"
     crossing = 0 if merged else beside  # layers with a separate cross-attention
+    averaged = beside * (model.decoder_attention == "average")  # gates read two streams
     sublayers = 2 * every + crossing
     scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
-    of_heads, d_head = 2 * (every + crossing) * model.qk_norm, d // model.n_heads
+    of_heads, d_head = 2 * (every + crossing - averaged) * model.qk_norm, d // model.n_heads
     has_gain = model.norm.final_gain
     final_gain = gain if has_gain is None else gain + d * (has_gain - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
-        **dict.fromkeys(("q", "k", "v", "o"), every * d * d),
+        **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
+        **dict.fromkeys(("v", "o"), every * d * d),
         **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * d * d),
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
@@ -70,7 +72,7 @@ def depths(config: Config) -> tuple[int, int]:
 def sublayers(config: Config) -> int:
     """The sublayers of all layers: cross-attention is one where it is not merged."""
     every, (_, beside) = sum(depths(config)), depths(config)
-    return 2 * every + (beside if config.model.decoder_attention == "separate" else 0)
+    return 2 * every + (beside if config.model.decoder_attention != "merged" else 0)
 
 
 def positions(config: Config) -> int:
@@ -84,7 +86,7 @@ def width_inside(config: Config) -> int:
 
 
 class StackSizes(NamedTuple):
-    """The sizes of a stack from which a scheme computes the memory that it adds.
+    """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
 
     sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
     which keeps the gradients of activations as well.
@@ -99,9 +101,14 @@ class StackSizes(NamedTuple):
     replayed: bool
 
     @property
+    def numbers(self) -> int:
+        """The numbers of one stream, (batch, seq, d_model)."""
+        return self.batch * self.seq * self.d_model
+
+    @property
     def stream(self) -> int:
-        """The bytes of one stream (batch, seq, d_model) in fp32."""
-        return self.batch * self.seq * self.d_model * _FP32
+        """The bytes of one stream in fp32."""
+        return self.numbers * _FP32
 
 
 SchemeMemory = Callable[[StackSizes], int]
@@ -155,6 +162,9 @@ def memory_terms(
             # sublayers at a time, with the stream of all layers once more
             seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
             states = seen * probe * positions(config) * d * _FP32
+            if config.log.stream_update:  # x_l at θ_0, kept, and a difference
+                start = depth * probe * positions(config) * d * _FP32
+                copies, states = copies + start, states + start
             saved = saved_by_layers(config, probe, scheme_memory)
             after = 2 * weights + saved + states
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
@@ -245,11 +255,17 @@ def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> 
     depth, beside = depths(config)
     crossing = sublayers(config) - 2 * (depth + beside)  # each keeps as much as a self-attention
     saved = (depth + beside) * (attention + feed_forward) + crossing * attention
-    common = batch, n, model.n_heads, model.d_model, _replayed(config)
-    saved += scheme_memory(StackSizes(depth, 2 * depth, *common))
-    return saved + (
-        scheme_memory(StackSizes(beside, 2 * beside + crossing, *common)) if beside else 0
-    )
+    return saved + sum(map(scheme_memory, stack_sizes(config, batch)))
+
+
+def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
+    """Return the sizes of the stack of a configuration, or of both, for a batch."""
+    model, (depth, beside) = config.model, depths(config)
+    common = batch, config.task.seq_len, model.n_heads, model.d_model, _replayed(config)
+    sizes = [StackSizes(depth, 2 * depth, *common)]
+    if beside:
+        sizes.append(StackSizes(beside, sublayers(config) - 2 * depth, *common))
+    return sizes
 
 
 def _held_out(config: Config) -> int:

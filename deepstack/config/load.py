@@ -15,7 +15,7 @@ from typing import Any
 
 from deepstack.config import too_large
 from deepstack.config.explain import raise_problems, validate
-from deepstack.config.schema import Config
+from deepstack.config.schema import LENGTHS, Config
 from deepstack.config.suggestions import suggest_full_key
 from deepstack.config.walk import keys
 from deepstack.errors import ConfigError
@@ -104,8 +104,10 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
 
 
 def given_values(config: Config) -> dict[str, Any]:
-    """Return the values as nested dicts, without a derived d_ff."""
+    """Return the values as nested dicts, without a derived d_ff or steps that a budget sets."""
     data = config.model_dump()
+    if config.train.has_budget:
+        del data["train"]["steps"]
     if "d_ff" not in config.model.model_fields_set:
         del data["model"]["d_ff"]
     return data
@@ -165,15 +167,29 @@ def override_place(override: str) -> str:
 
 
 def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
-    """Return a copy of the tree with another node at a path; unchanged nodes are shared."""
+    """Return a copy of the tree with another node at a path; unchanged nodes are shared.
+
+    `train.steps`, `train.tokens` and `train.flops` replace one another.
+    """
     if not path:
         return node
+    if replaced := rival_lengths(".".join(path)):
+        train = tree.at(("train",))
+        if isinstance(train.value, dict) and not replaced.isdisjoint(train.value):
+            kept = {key: value for key, value in train.value.items() if key not in replaced}
+            tree = put(tree, ("train",), replace(train, value=kept))
     section = Node({}, node.where, "a section", node.where)
     tree = tree if isinstance(tree.value, dict) else section
     values = dict(tree.value) if isinstance(tree.value, dict) else {}
     return replace(
         tree, value=values | {path[0]: put(values.get(path[0], section), path[1:], node)}
     )
+
+
+def rival_lengths(key: str) -> set[str]:
+    """Return the keys of `train` that a dotted key replaces: the other lengths of a run."""
+    section, _, name = key.rpartition(".")
+    return {*LENGTHS} - {name} if section == "train" and name in LENGTHS else set()
 
 
 def to_node(value: Any, where: str) -> Node:

@@ -46,9 +46,15 @@ def _in_order(roles: tuple[str, ...]) -> tuple[str, ...]:
 Family = Literal["encoder", "decoder", "encoder_decoder"]
 Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
-    "truncated_normal", "normal", "zero_identity", "ntk",
+    "truncated_normal", "normal", "zero_identity", "ntk", "torch_linear",
+]  # fmt: skip
+Activation = Literal[
+    "relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2", "scaled_sigmoid", "scaled_tanh",
 ]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
+
+# Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
+LENGTHS = ("steps", "tokens", "flops")
 
 # The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
@@ -66,14 +72,15 @@ NORM_KINDS = {
     "rms": NormKind(keeps_output=True),
     "batch": NormKind(),
     "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
+    "dynamic_erf": NormKind(scalars=2, keeps_output=True),
 }
 
 
 class Norm(Section):
     """The norms of a stack, in the place of LN in a scheme's equation."""
 
-    kind: Literal["layer", "rms", "batch", "dynamic_tanh"] = "layer"
-    """LayerNorm; RMSNorm; BatchNorm; or DyT, gain * tanh(a z) + bias, which has no statistics."""
+    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf"] = "layer"
+    """LayerNorm; RMSNorm; BatchNorm; without statistics: DyT, gain * tanh(a z) + bias, or Derf."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True
@@ -83,16 +90,17 @@ class Norm(Section):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """The number that is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    """dynamic_tanh: the scalar a at the start."""
+    """dynamic_tanh, dynamic_erf: the scalar a at the start."""
 
-    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh",)})
+    _check_use = unused_without(start={"model.norm.kind": ("dynamic_tanh", "dynamic_erf")})
 
 
 class Init(Section):
     """How weight matrices start, before the scheme's own gain."""
 
     distribution: Distribution = "xavier_normal"
-    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in)."""
+    """The distribution of matrices; ntk: N(0, gain^2), and products are divided by sqrt(n_in);
+    torch_linear: nn.Linear's own, U(-gain/sqrt(n_in), gain/sqrt(n_in)), also of biases."""
     fan: Literal["in_out", "in"] = "in_out"
     """xavier: 'in_out': variance gain^2 * 2 / (n_in + n_out), as published; 'in': gain^2 / n_in."""
     qkv: Literal["separate", "packed"] = "separate"
@@ -120,16 +128,18 @@ class Model(Section):
     """encoder: sees all positions; decoder: those before; encoder_decoder: one reads the other."""
     decoder_depth: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
-    decoder_attention: Literal["separate", "merged"] = "separate"
-    """encoder_decoder: self- and cross-attention as two sublayers, or merged into one."""
+    decoder_attention: Literal["separate", "merged", "average"] = "separate"
+    """encoder_decoder: self- and cross-attention, merged, or an average and cross-attention."""
+    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The number of layers with parameters of their own, which the others repeat; null: all."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
     """The number of attention heads; it divides d_model."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
-    activation: Literal["relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2"] = "relu"
-    """The nonlinearity of the feed-forward; relu2: relu's square."""
+    activation: Activation = "relu"
+    """The nonlinearity of the feed-forward; relu2: relu's square; scaled_…: of unit mean square."""
     gated: bool = False
     """Whether a third matrix, w3, gates the feed-forward's hidden values; with silu: SwiGLU."""
     bias: bool = True
@@ -144,11 +154,39 @@ class Model(Section):
     init: Init = Init()
     head: Literal["tied", "separate", "bert"] = "tied"
     """The output: the token table again, a separate matrix, or BERT's masked-token head."""
+    start: Annotated[str, Field(min_length=1)] | None = None
+    """The folder of a finished run with whose weights it begins; null: drawn from the seed."""
+    grow: Literal["stack", "interleave", "middle", "identity"] | None = None
+    """start: how a deeper stack begins: 1212, 1122, the middle twice, or new layers that add 0."""
 
     _check_use = unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
         decoder_attention={"model.family": ("encoder_decoder",)},
     )
+
+    @field_validator("grow")
+    @classmethod
+    def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
+        if grow and info.data.get("start") is None:
+            raise PydanticCustomError(
+                "relation",
+                "found {grow}, unused under model.start=null; allowed null, or a model.start",
+                {"grow": grow},
+            )
+        return grow
+
+    @field_validator("unique_layers")
+    @classmethod
+    def _unique_layers_divide_depth(cls, unique: int | None, info: Any) -> int | None:
+        for key in ("depth", "decoder_depth"):
+            depth = info.data.get(key)
+            if unique and depth and depth % unique:
+                raise PydanticCustomError(
+                    "relation",
+                    "found {unique}; allowed a divisor of model.{key} = {depth}",
+                    {"unique": unique, "key": key, "depth": depth},
+                )
+        return unique
 
     @field_validator("n_heads")
     @classmethod
@@ -201,8 +239,12 @@ class Muon(Section):
 class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
-    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 300
-    """The number of optimizer steps."""
+    steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
+    """The number of optimizer steps; 0: measure the start and write no weights."""
+    tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
+    """Instead of steps: the tokens of all batches, batch_size * seq_len each, rounded to steps."""
+    flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
+    """Instead of steps: the FLOPs of all steps, as `deepstack check` prints, rounded to steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
     shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
@@ -228,6 +270,8 @@ class Train(Section):
     """Decay of matrices and embeddings; biases, gains and scalars never decay."""
     spectral_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """eps in the training loss (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p."""
     clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: Annotated[
@@ -270,6 +314,22 @@ class Train(Section):
         decay_period={"train.schedule": ("inverse_sqrt",)},
     )
 
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        given = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
+        if len(given) > 1:
+            raise PydanticCustomError(
+                "relation",
+                "found {given}; allowed one of {lengths}",
+                {"given": " and ".join(given), "lengths": ", ".join(LENGTHS)},
+            )
+        return self
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether tokens or flops are given, from which the steps are yet to be computed."""
+        return self.tokens is not None or self.flops is not None
+
     @field_validator("shards")
     @classmethod
     def _shards_divide_batch(cls, shards: int, info: Any) -> int:
@@ -296,6 +356,10 @@ class Log(Section):
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
+    stream_update: bool = False
+    """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
+    jacobian: bool = False
+    """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
@@ -303,16 +367,17 @@ class Log(Section):
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 
-    @field_validator("first_order")
+    @field_validator("first_order", "stream_update")
     @classmethod
-    def _first_order_is_of_attribution(cls, first_order: bool, info: Any) -> bool:
-        if first_order and info.data.get("attribution_every") == 0:
+    def _is_of_a_record(cls, chosen: bool, info: Any) -> bool:
+        every = {"first_order": "attribution_every", "stream_update": "layers_every"}
+        key = every[info.field_name]
+        if chosen and info.data.get(key) == 0:
             raise PydanticCustomError(
                 "relation",
-                "found true, unused under log.attribution_every=0; allowed false, or another "
-                "log.attribution_every",
+                f"found true, unused under log.{key}=0; allowed false, or another log.{key}",
             )
-        return first_order
+        return chosen
 
 
 class Runtime(Section):

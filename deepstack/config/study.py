@@ -22,6 +22,7 @@ from deepstack.config.load import (
     read_file,
     read_tree,
     refuse_absurd_tree,
+    rival_lengths,
 )
 from deepstack.config.schema import Config
 from deepstack.config.sweep import (
@@ -149,9 +150,12 @@ def parse_study(
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
     for key, axis in zip(given, axes, strict=True):
+        gone = {f"train.{other}" for other in rival_lengths(key)} | (
+            {key} if axis is None else set()
+        )
+        groups = [{k: node for k, node in group.items() if k not in gone} for group in groups]
+        groups = [group for group in groups if group]
         if axis is None:
-            groups = [{k: node for k, node in group.items() if k != key} for group in groups]
-            groups = [group for group in groups if group]
             continue
         node, more = axis
         problems += more

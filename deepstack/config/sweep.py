@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepstack.config import walk
 from deepstack.config.explain import distinct_errors, validate
-from deepstack.config.load import put
+from deepstack.config.load import put, rival_lengths
 from deepstack.config.schema import Config
 from deepstack.config.suggestions import hint_for, suggest_full_key, suggest_inner_key
 from deepstack.registry import nearest
@@ -178,6 +178,8 @@ def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Probl
             text = wrong_key(key, node)
             if key in seen:
                 text = text or "found the key twice among grid and zip; allowed once"
+            elif other := next((o for o in seen if o[6:] in rival_lengths(key)), ""):
+                text = text or f"found this key and {other}; allowed one of them"
             elif any(other.startswith(key + ".") for other in keys):
                 text = text or "found this key and another below it; allowed one of them"
             seen.add(key)

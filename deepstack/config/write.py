@@ -15,7 +15,10 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 
 def to_yaml(config: Config) -> str:
     """Return every value as YAML; reading it gives an equal configuration."""
-    return yaml_of(config.model_dump(mode="json"))
+    data = config.model_dump(mode="json")
+    if config.train.has_budget:
+        del data["train"]["steps"]
+    return yaml_of(data)
 
 
 def yaml_of(data: Mapping[str, Any]) -> str:

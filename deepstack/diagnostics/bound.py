@@ -112,12 +112,13 @@ def not_said_of(model: conf.Model) -> tuple[str, ...]:
 
     Theorem 4.2 and `grad_norm_predicted` assume LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
     = √d/‖z‖ of each token, and ReLU without a gate.  The theorem assumes products x Wᵀ, which the
-    NTK parameterisation divides by √n_in.
+    NTK parameterisation divides by √n_in, and attention that is linear in the values.
     """
     relu = model.activation == "relu" and not model.gated
     if model.norm.kind not in ("layer", "rms") or not relu:
         return (*NAMES, "grad_norm_predicted")
-    return NAMES if model.init.distribution == "ntk" else ()
+    other = model.init.distribution == "ntk" or model.decoder_attention == "average"
+    return NAMES if other else ()
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deepstack.diagnostics.jacobian import jacobian_norms, norms_by_boundary, separated
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
@@ -41,9 +42,11 @@ class Snapshot:
     by a sublayer's input, by its residual sum, by the input and output of its last norm;
     entropy: sublayer -> (depth,), mean entropy of its attention weights;
     grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
-    norm of the weight matrices alone;
+    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `separated`;
+    jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
     loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
-    None if not requested; shared: values that diagnostics share.
+    None if not requested; initial_states: `states` at θ_0, None if not requested; shared: values
+    that diagnostics share.
     """
 
     sublayers: tuple[str, ...]
@@ -67,10 +70,13 @@ class Snapshot:
     entropy: Mapping[str, Tensor]
     grad_norm: Tensor
     matrix_grad_norm: Tensor
+    stream_grad: Tensor
     param_norm: Tensor
     param_update_norm: Tensor
     loss: Tensor
     skip_loss: Tensor | None = None
+    initial_states: Tensor | None = None
+    jacobian: Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,22 +97,42 @@ def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
     """Run the model forward and backward for a snapshot, without waiting for the device."""
     parameters = trained_by_layer(model)
+    boundaries: list[list[Tensor]] = []
     with evaluating(model), record_values(model) as seen, torch.enable_grad():
         # Detached leaves: the gradient goes down to the first sublayer and no further.
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         memory = None
         for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-            for x in stack.stream(x0, memory):
+            for x in stack.stream(x0, memory, lambda x: separated(x, boundaries)):
                 seen[side].states.append(visible(x).detach())
             memory = stack.leave(x)
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-        gradients = torch.autograd.grad(value, [*flat, *inputs], allow_unused=True)
+        sizes = [len(tensors) for tensors in boundaries]
+        wanted = [*flat, *inputs, *(t for tensors in boundaries for t in tensors)]
+        gradients = torch.autograd.grad(value, wanted, allow_unused=True)
         value, x, memory = value.detach(), None, None
+        boundaries.clear()
+        wanted.clear()
         free_graph(seen)
         lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
+    deltas = norms_by_boundary(lengths[len(flat) + len(inputs) :], sizes)
+    for values in seen.values():
+        values.deltas, deltas = deltas[: len(values.states)], deltas[len(values.states) :]
     return Pass(seen, value, tuple(lengths))
+
+
+def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
+    states: dict[str, Tensor] = {}
+    memory = None
+    with torch.no_grad(), evaluating(model), model.unfused():
+        for (side, stack), x0 in zip(model.stacks.items(), model.inputs(tokens), strict=True):
+            streams = list(stack.stream(x0, memory))
+            states[side] = torch.stack([visible(x) for x in streams])
+            memory = stack.leave(streams[-1])
+    return states
 
 
 def take(
@@ -118,14 +144,18 @@ def take(
     before: Sequence[Tensor] | None,
     initial: Sequence[Tensor],
     skipped: int = 0,
+    jacobian: bool = False,
     passed: Callable[[], Pass] | None = None,
+    initial_states: Mapping[str, Tensor] | None = None,
 ) -> list[Snapshot]:
     """Take a snapshot of each stack of the model at its current parameters.
 
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
     before: values of these banks before the last step, None at initialisation; initial: at θ_0.
-    skipped: how many layers are left out in turn, one forward pass each.  passed: a faster
-    equivalent of `pass_through` with these arguments; its result is not cleared.
+    skipped: how many layers are left out in turn, one forward pass each.  jacobian: whether to
+    measure the norm of ∂F/∂x_l, one forward and one backward pass.  passed: a faster equivalent of
+    `pass_through` with these arguments; its result is not cleared.  initial_states: those of
+    `stream_states` at θ_0.
     """
     seen, value, lengths = passed() if passed else pass_through(model, tokens, loss)
     grad_norm = length_by_layer(model, lengths, lambda p: True)
@@ -133,6 +163,7 @@ def take(
         model, lengths, lambda p: getattr(p, "start", "") == "matrix"
     )
     without = losses_without(model, tokens, loss, skipped) if skipped else None
+    jacobians = jacobian_norms(model, tokens) if jacobian else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
@@ -161,10 +192,13 @@ def take(
                 entropy={n: torch.stack(e) for n, e in seen[side].entropy.items() if e},
                 grad_norm=grad_norm[rows],
                 matrix_grad_norm=matrix_grad_norm[rows],
+                stream_grad=seen[side].deltas,
                 param_norm=norms,
                 param_update_norm=changes,
                 loss=value,
                 skip_loss=without[side] if without else None,
+                initial_states=initial_states[side] if initial_states else None,
+                jacobian=jacobians[side] if jacobians else None,
             )
         )
     return snapshots

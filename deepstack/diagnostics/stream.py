@@ -1,4 +1,4 @@
-"""The stream from layer to layer: its angle of rotation and the rank of its tokens."""
+"""The stream from layer to layer: its size, angles, rank and gradients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.diagnostics.watch import variance
 
 # Values of the stream processed at a time, in double precision: 8 MiB.
 AT_ONCE = 2**20
@@ -32,6 +33,15 @@ def angular_distance(snapshot: Snapshot) -> Tensor:
         return (2 / math.pi * half).flatten(1).mean(dim=1)
 
     return in_chunks(snapshot.states, angle, overlap=1)
+
+
+@diagnostic("stream_update", "‖x_l,t − x_l,0‖", parts=())
+def stream_update(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
+    """Mean over probe tokens of ‖x_l,t − x_l,0‖₂, the change of the stream (log.stream_update)."""
+    if snapshot.initial_states is None:
+        return {}
+    change = snapshot.states[1:] - snapshot.initial_states[1:]
+    return change.norm(dim=-1).flatten(1).mean(dim=1)
 
 
 @diagnostic("effective_rank", "erank X_l", parts=())
@@ -71,6 +81,50 @@ def rank_collapse(snapshot: Snapshot) -> Tensor:
         return (composite_norm(rest) / composite_norm(states)).mean(dim=1)
 
     return in_chunks(snapshot.states[1:], collapse)
+
+
+@diagnostic("stream_variance", "Var x_l", parts=())
+def stream_variance(snapshot: Snapshot) -> Tensor:
+    """Variance of x_l over the d coordinates, mean over probe tokens."""
+    return in_chunks(snapshot.states[1:], lambda x: variance(x).flatten(1).mean(dim=1))
+
+
+@diagnostic("token_distance", "1 − cos(x_i, x_j)", parts=())
+def token_distance(snapshot: Snapshot) -> Tensor:
+    """1 − mean cosine between two tokens of a sequence in x_l, mean over sequences: 0 where alike.
+
+    The mean cosine is the correlation of tokens in mean-field theory, arXiv:2403.02579.  NaN for
+    sequences of one token.
+    """
+
+    def distance(states: Tensor) -> Tensor:
+        unit = states / states.norm(dim=-1, keepdim=True)
+        apart = unit - unit.mean(dim=2, keepdim=True)  # 1 − cos would lose digits near cos = 1
+        count = states.shape[2] - 1
+        mean = apart.square().sum(dim=(2, 3)).mean(dim=1)
+        return mean / count if count else torch.full_like(mean, float("nan"))
+
+    return in_chunks(snapshot.states[1:], distance)
+
+
+@diagnostic("stream_grad", "‖∂L/∂x_l‖", parts=())
+def stream_grad(snapshot: Snapshot) -> Tensor:
+    """Norm of the probe loss's gradient by the stream that leaves each layer.
+
+    Of several streams all count, but not the past values that a scheme keeps beside them.
+    """
+    return snapshot.stream_grad[1:]
+
+
+@diagnostic("jacobian", "‖∂F/∂x_l‖_F²/dim F", parts=())
+def jacobian(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
+    """‖∂F/∂x_l‖_F² over the number of values in F, on the probe batch (needs log.jacobian).
+
+    The averaged partial Jacobian norm, Doshi et al. 2021, arXiv:2111.12143, of F, which follows the
+    final norm.  Estimated as ‖Rᵀ ∂F/∂x_l‖²/‖R‖² with one R of independent N(0, 1).  It is 1 in the
+    last layer if F = x_N.
+    """
+    return {} if snapshot.jacobian is None else snapshot.jacobian[1:]
 
 
 def composite_norm(X: Tensor) -> Tensor:

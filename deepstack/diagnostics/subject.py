@@ -51,8 +51,8 @@ class Subject:
             kind = type(model).__name__
             raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
         self.modules = dict(model.named_modules())
-        self.layers_name, self.layers = self._find_layers(layers)
-        self._source = self._find_module(hidden) if isinstance(hidden, str) else hidden
+        self.layers_name, self.layers = find_layers(self.modules, layers)
+        self._source = find_module(self.modules, hidden) if isinstance(hidden, str) else hidden
         self.f_name = hidden if isinstance(hidden, str) else "given" if hidden else "output"
         # before F: the width of the stream says whether an output is a hidden state
         self.width: int | None = self._streams()[-1][1] if self.layers else None
@@ -132,7 +132,7 @@ class Subject:
         ConfigError for a pattern without a match and for a parameter in two groups.
         """
         if patterns is not None:
-            return groups_by_pattern(list(self.parameters), patterns)
+            return names_by_group(list(self.parameters), patterns)
         layers = set(self.layers)
         prefixes = [f"{name}." for name, module in self.modules.items() if module in layers]
         groups: dict[str, list[str]] = {}
@@ -143,11 +143,7 @@ class Subject:
         return groups
 
     def _run(self) -> Any:
-        """Call the model with the batch unpacked according to its type."""
-        batch = self.batch
-        if isinstance(batch, Mapping):
-            return self.model(**batch)
-        return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
+        return call_model(self.model, self.batch)
 
     def _outputs(self, modules: Sequence[nn.Module], take: Callable[[Tensor], T]) -> list[T | None]:
         """Return `take(output)` of each module in a forward pass on the probe batch."""
@@ -201,34 +197,12 @@ class Subject:
             "model and batch"
         )
 
-    def _find_module(self, name: str) -> nn.Module:
-        if name not in self.modules:
-            near = nearest(name, list(self.modules))
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"the model has no module {name!r}{hint}")
-        return self.modules[name]
 
-    def _find_layers(self, layers: Layers) -> tuple[str, list[nn.Module]]:
-        """Return the name of the layers' container, and the layers."""
-        if isinstance(layers, str):
-            children = list(self._find_module(layers).children())
-            if not children:
-                raise ConfigError(f"layers: {layers!r} holds no modules")
-            return layers, children
-        if layers is not None:
-            return "those given", list(layers)
-        lists = {n: m for n, m in self.modules.items() if isinstance(m, nn.ModuleList) and len(m)}
-        if not lists:
-            raise ConfigError(
-                "layers: the model has no ModuleList; name what holds the layers, as in "
-                "layers='blocks', or layers=() for no values by layer"
-            )
-        name = max(lists, key=lambda n: len(lists[n]))
-        return name, list(lists[name])
+def names_by_group(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
+    """Return group -> names of the parameters that match its patterns, and the others as `rest`.
 
-
-def groups_by_pattern(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
-    """Return group -> names of the parameters that match its patterns, and those of the rest."""
+    Raises ConfigError for a pattern without a match and for a parameter in two groups.
+    """
     groups: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for group, wanted in patterns.items():
@@ -250,6 +224,41 @@ def groups_by_pattern(names: Sequence[str], patterns: Groups) -> dict[str, list[
         groups[group] = [name for name, of in owner.items() if of == group]
     rest = [name for name in names if name not in owner]
     return groups | ({REST: rest} if rest else {})
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call the model with the batch unpacked according to its type."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def find_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """Return the module of this name.  Raises ConfigError with the nearest name."""
+    if name not in modules:
+        near = nearest(name, list(modules))
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(f"the model has no module {name!r}{hint}")
+    return modules[name]
+
+
+def find_layers(modules: Mapping[str, nn.Module], layers: Layers) -> tuple[str, list[nn.Module]]:
+    """Return the name of the container of the layers, and the layers."""
+    if isinstance(layers, str):
+        children = list(find_module(modules, layers).children())
+        if not children:
+            raise ConfigError(f"layers: {layers!r} holds no modules")
+        return layers, children
+    if layers is not None:
+        return "those given", list(layers)
+    lists = {n: m for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m)}
+    if not lists:
+        raise ConfigError(
+            "layers: the model has no ModuleList; name what holds the layers, as in "
+            "layers='blocks', or layers=() for no values by layer"
+        )
+    name = max(lists, key=lambda n: len(lists[n]))
+    return name, list(lists[name])
 
 
 def last_module(layer: nn.Module) -> nn.Module:

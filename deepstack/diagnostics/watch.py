@@ -51,13 +51,15 @@ class StackValues:
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
     order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer;
-    nodes: those of the graph that have hooks, see `free_graph`.
+    nodes: those of the graph that have hooks, see `free_graph`; deltas: (depth + 1,), the norm of
+    the loss's gradient by the stream at each boundary.
     """
 
     states: list[Tensor] = field(default_factory=list)
     sublayers: list[Sublayer] = field(default_factory=list)
     entropy: dict[str, list[Tensor]] = field(default_factory=dict)
     nodes: list[Any] = field(default_factory=list)
+    deltas: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 def free_graph(seen: Mapping[str, StackValues]) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.fast.products import Library, product_functions
+from deepstack.model.sublayers import SIGMOID_RMS, TANH_RMS
 from deepstack.schemes.norms import in_fp32
 
 aten = torch.ops.aten
@@ -132,6 +133,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "selu": Activation(F.selu, selu_gradient),
     "silu": Activation(F.silu, aten.silu_backward),
     "relu2": Activation(lambda x: torch.relu_(x) * x, lambda dy, x: dy.mul_(x).mul_(2.0)),
+    "scaled_sigmoid": Activation(
+        lambda x: torch.sigmoid_(x).div_(SIGMOID_RMS),
+        lambda dy, y: aten.sigmoid_backward(dy.div_(SIGMOID_RMS), y * SIGMOID_RMS),
+        reads_result=True,
+    ),
+    "scaled_tanh": Activation(
+        lambda x: torch.tanh_(x).div_(TANH_RMS),
+        lambda dy, y: aten.tanh_backward(dy.div_(TANH_RMS), y * TANH_RMS),
+        reads_result=True,
+    ),
 }
 
 

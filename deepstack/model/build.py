@@ -59,6 +59,7 @@ class Built:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
         with torch.no_grad():
             self.model.calibrate(tokens)
+        self.banks.tie()
         self.at_step(0)
 
 
@@ -88,11 +89,14 @@ def build_model(
     seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
     layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
-    banks = Banks(model, layers, device, stacked=config.runtime.banks)
+    banks = Banks(
+        model, layers, device, stacked=config.runtime.banks, unique=config.model.unique_layers
+    )
     if draw and device.type != "meta":
         initialise(banks, config.model, schemes, config.seed)
         if first.scheme_class.constrains:
             constrain(banks, schemes)
+        banks.tie()
     chosen = config.train.trainable
     trained = [b for b in banks if chosen == "all" or all(role in chosen for role in b.roles)]
     if not trained:
@@ -167,8 +171,10 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
             f"the decoder; allowed with {chosen}: separate",
         )
     d_head = model.d_model // model.n_heads
-    if model.positions == "rotary" and (d_head % 2 or merged):
-        why = "a merged attention, which turns nothing" if merged else f"heads of {d_head}"
+    apart = model.decoder_attention == "separate"
+    if model.positions == "rotary" and (d_head % 2 or not apart):
+        kind = f"{model.decoder_attention} attention"
+        why = f"heads of {d_head}" if apart else f"{kind}, which turns nothing"
         refuse(
             "positions",
             f"rotary with {why}; allowed with an even model.d_model / model.n_heads and "

@@ -1,4 +1,4 @@
-"""The sublayers with which a decoder reads an encoder: cross-attention and merged attention."""
+"""Sublayers of decoders: cross-attention, merged attention and average attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deepstack.model.sublayers import Heads
+from deepstack.model.sublayers import Heads, LinearMaps
 
 
 class CrossAttention(Heads):
@@ -88,3 +88,35 @@ class MergedAttention(CrossAttention):
             count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
             mean = self.values(x).cumsum(dim=1) / count
         return self.out(self.attend(self.queries(x), k, v), mean)
+
+
+class AverageAttention(LinearMaps):
+    """G(x) = i * x + f * g, [i, f] = sigmoid([x, g] W_ifᵀ + b), g = FFN(mean_{j <= i} x_j).
+
+    FFN(y) = relu(y W_vᵀ + b_v) W_oᵀ + b_o.  It replaces the self-attention of a decoder, and
+    decoding stores one sum instead of all keys and values.  x, g: (batch, seq, d_model); W_v, W_o:
+    (d_model, d_model), the width that OpenNMT-py has inside the FFN; W_i, W_f: (d_model, 2
+    d_model).  The gates have the roles of self-attention's other matrices: W_i q, W_f k.  Zhang et
+    al. 2018, arXiv:1805.00631, section 4; the paper's text was not at hand: the equation is that
+    of OpenNMT-py, which cites its equations.
+    """
+
+    SLOTS = ("before_out",)
+    READS: ClassVar = {"before_out": ("o",)}
+
+    def __init__(self, d_model: int, dropout: float, **common: Any) -> None:
+        super().__init__(dropout, **common)
+        for name, width in (("q", 2 * d_model), ("k", 2 * d_model), ("v", d_model), ("o", d_model)):
+            self.add_matrix(name, d_model, width)
+            self.add_bias(name, d_model)
+
+    def forward(self, x: Tensor, mean: Tensor | None = None) -> Tensor:
+        """Return G(x); mean: of x up to each position, if it is known."""
+        if mean is None:
+            count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+            mean = x.cumsum(dim=1) / count
+        hidden = torch.relu(self.apply_map("v", mean.flatten(0, 1)))
+        g = self.apply_map("o", self.fill("before_out", hidden)).view(x.shape)
+        both = torch.cat([x, g], dim=-1).flatten(0, 1)
+        i, f = (torch.sigmoid(self.apply_map(name, both)).view(x.shape) for name in ("q", "k"))
+        return self.drop(i * x + f * g)

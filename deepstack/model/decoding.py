@@ -1,8 +1,8 @@
 """Decoding: a decoder generates one token at a time and caches values of earlier positions.
 
 A self-attention caches all keys and values, so its work and memory grow with the number of tokens;
-a merged attention caches the sum of the values.  Keys and values of the encoder's output are
-computed once.  The scheme's own `layer` runs; only its sublayers are replaced.
+merged and average attention cache one sum.  Keys and values of the encoder's output are computed
+once.  The scheme's own `layer` runs; only its sublayers are replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
-from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.stack import Layer
 from deepstack.model.sublayers import Attention, Cache
 from deepstack.model.transformer import Transformer
@@ -107,18 +107,26 @@ def one_by_one(module: nn.Module, memory: Tensor | None, seq_len: int) -> Sublay
         if isinstance(module, MergedAttention):
             return merged_one_by_one(module, k, v)
         return partial(module.read, k=k, v=v)
+    if isinstance(module, AverageAttention):
+        mean = running_mean()
+        return lambda x: module(x, mean(x))
     return module  # a feed-forward caches nothing
 
 
 def merged_one_by_one(attention: MergedAttention, k: Tensor, v: Tensor) -> Sublayer:
     """Return merged attention for one position at a time, with a cached sum of the values."""
+    mean = running_mean()
+    return lambda x: attention.read(x, k, v, mean(attention.values(x)))
+
+
+def running_mean() -> Callable[[Tensor], Tensor]:
+    """Return a function that returns the mean of all tensors that it has received."""
     total: Tensor | None = None
     count = 0
 
-    def step(x: Tensor) -> Tensor:
+    def add(value: Tensor) -> Tensor:
         nonlocal total, count
-        value = attention.values(x)
         total, count = value if total is None else total + value, count + 1
-        return attention.read(x, k, v, total / count)
+        return total / count
 
-    return step
+    return add

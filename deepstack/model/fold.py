@@ -116,7 +116,7 @@ def follow(model: Transformer) -> Follow:
     def enter(module: Any, args: Any, kwargs: Any) -> None:
         if module is model.head:
             weight, bias = model.head.first_map(model.embedding)
-            return follow.enter([LinearMap((weight,), bias)], args[0])
+            return follow.enter([LinearMap((weight,), bias, model.head.factor)], args[0])
         for name, value in (("x", args[0]), ("memory", kwargs.get("memory"))):
             if maps := module.readers(name):
                 follow.enter(maps, value)
@@ -258,8 +258,9 @@ def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
     """Return an equivalent model whose separate head has a copy of the token table."""
     config = conf.with_overrides(config, {"model.head": "separate"})
     values = values_of(built.model)
-    values["head.weight"] = values["embedding"]
     folded = build_model(config, vocab_size=len(values["embedding"]), draw=False)
+    factor = built.model.head.factor / folded.model.head.factor  # of schemes with a rule for width
+    values["head.weight"] = values["embedding"] * factor
     fill(folded.model, values)
     return config, folded
 

@@ -10,13 +10,19 @@ from deepstack.schemes import LayerNorm
 
 
 class TiedHead(nn.Module):
-    """logits = F Eᵀ + b, E the token table.  F: (batch, seq, d_model), E: (vocab, d_model)."""
+    """logits = c F Eᵀ + b, E the token table.  F: (batch, seq, d_model), E: (vocab, d_model).
+
+    c, `factor`, is 1 but for schemes with a rule for width (`Scheme.head_factor`).
+    """
+
+    factor = 1.0
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
         self.bias = parameter(vocab_size, role="head", start="zero")
 
     def forward(self, final: Tensor, table: nn.Parameter) -> Tensor:
+        final = final if self.factor == 1 else final * self.factor
         return F.linear(final, *self.first_map(table))
 
     def first_map(self, table: nn.Parameter) -> tuple[nn.Parameter, nn.Parameter]:
@@ -25,7 +31,7 @@ class TiedHead(nn.Module):
 
 
 class SeparateHead(TiedHead):
-    """logits = F Wᵀ + b with a separate matrix, W ~ N(0, 1/d_model).  W: (vocab, d_model)."""
+    """logits = c F Wᵀ + b with a separate matrix, W ~ N(0, 1/d_model).  W: (vocab, d_model)."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         nn.Module.__init__(self)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.config.schema import MATRICES
+from deepstack.model.sublayers import JOINED
 from deepstack.parameters import Bank, Banks
 from deepstack.schemes import StackScheme
 
@@ -120,6 +121,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "normal": Distribution(lambda init, n_in, n_out: init.std, normal),
     "zero_identity": Distribution(one, zero_identity),
     "ntk": Distribution(one, normal),
+    "torch_linear": Distribution(lambda init, n_in, n_out: math.sqrt(1 / (3 * n_in)), uniform),
 }
 # the distributions that differ outside the sublayers, where nothing divides the products
 ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
@@ -148,6 +150,10 @@ def initialise(
     (`deepstack.model.sublayers.scaled_linear`).  Tables are unchanged.  Nothing divides the product
     of a matrix of the head or of the scheme; it is drawn from N(0, gain^2/n_in).
 
+    'torch_linear' is the start of `nn.Linear` (kaiming_uniform with a = sqrt(5)), of variance
+    gain^2/(3 n_in), which torchscale's DeepNorm scales.  The biases of the sublayers start from the
+    same distribution as their matrices, gain included, as they do there.
+
     Every matrix has its own random stream, numbered by seed, role and layer.  So a layer starts
     from the same numbers at every depth and under every scheme, except for the gain, and
     comparisons are paired.
@@ -156,12 +162,16 @@ def initialise(
     start = DISTRIBUTIONS[model.init.distribution]
     elsewhere = ELSEWHERE.get(model.init.distribution, start)
     with torch.no_grad():
+        if model.init.distribution == "torch_linear":
+            draw_biases(banks, schemes, seed)
         for bank in banks:
             for role, tensors in bank.by_role():
                 rows = [row for tensor in tensors for row in tensor]
                 for layer, row in enumerate(rows, start=1):
                     begin = bank.starts[layer - 1]
                     if begin not in ("matrix", "table"):
+                        if role == "bias" and model.init.distribution == "torch_linear":
+                            continue
                         row.fill_(CONSTANTS.get(begin, begin))
                         continue
                     gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
@@ -175,6 +185,27 @@ def initialise(
                     # NTK divides the products of sublayers alone
                     rule = start if role in MATRICES else elsewhere
                     rule.fill(row, gain * rule.scale(model.init, n_in, n_out), rng)
+
+
+def draw_biases(banks: Banks, schemes: Mapping[str, StackScheme], seed: int) -> None:
+    """Draw the biases of all sublayers from U(-gain/sqrt(n_in), gain/sqrt(n_in))."""
+    by_key = {bank.key: bank for bank in banks}
+    for bank in banks:
+        if bank.roles != ("bias",) or bank.stack is None:
+            continue
+        path, _, name = bank.key.removesuffix("_bias").rpartition(".")
+        parts = JOINED.get(name, (name,)) if f"{path}.{name}" not in by_key else (name,)
+        matrices = [by_key[f"{path}.{part}"] for part in parts]
+        roles = [role for matrix in matrices for role in matrix.roles]
+        bound = matrices[0].shape[1] ** -0.5
+        values = bank.values().clone()
+        for layer, row in enumerate(values, start=1):
+            for role, piece in zip(roles, row.chunk(len(roles)), strict=True):
+                gain = schemes[bank.stack].gain(role, layer)
+                digest = hashlib.sha256(f"{bank.stack}/{role}_bias/{layer}".encode()).digest()
+                rng = generator(seed, int.from_bytes(digest[:4], "little"), row.device)
+                piece.uniform_(-bound, bound, generator=rng).mul_(gain)
+        bank.copy_(values)
 
 
 def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:

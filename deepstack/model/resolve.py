@@ -1,4 +1,4 @@
-"""Addition and removal of the default options of a configuration's task and scheme.
+"""The steps of a configuration, and addition and removal of its task's and scheme's defaults.
 
 `deepstack.config` does not know these defaults.  A run folder stores all options; two
 configurations are compared without options that equal their defaults.
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from deepstack.config import Config, Task
+from deepstack.config import Config, Task, step_flops, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.options import Options, validated
-from deepstack.schemes import SCHEMES, scheme_options
-from deepstack.tasks import TASKS, task_options
+from deepstack.schemes import SCHEMES, scheme_flops, scheme_options
+from deepstack.tasks import TASKS, task_of, task_options
 
 
 def with_defaults(config: Config) -> Config:
@@ -37,6 +37,31 @@ def without_defaults(config: Config) -> Config:
         return values
 
     return _changed(config, shortest)
+
+
+def with_steps(
+    config: Config, vocab_size: Callable[[Config], int] = lambda config: task_of(config).vocab_size
+) -> Config:
+    """Return the configuration with the steps nearest to its `train.tokens` or `train.flops`.
+
+    A configuration that gives its steps is returned as it is.  vocab_size: of its task.
+    """
+    train, budget = config.train, 0.0
+    if train.tokens is not None:
+        key, budget, a_step = "tokens", train.tokens, train.batch_size * config.task.seq_len
+    elif train.flops is not None:
+        flops = step_flops(config, vocab_size(config), scheme_flops(config))
+        key, budget, a_step = "flops", train.flops, flops.step
+    else:
+        return config
+    steps = round(budget / a_step)
+    if not 1 <= steps <= 10**9:
+        raise ConfigError(
+            f"train.{key}: found {budget:.6g}, {budget / a_step:.3g} steps of {a_step:.6g}; "
+            "allowed 1 to 1e9 steps",
+            key=f"train.{key}",
+        )
+    return with_overrides(config, {"train.steps": steps})
 
 
 def option_defaults(config: Config) -> dict[str, Any]:

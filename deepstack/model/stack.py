@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
-from deepstack.model.cross_attention import CrossAttention, MergedAttention
+from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, Joins, scaled_linear
 from deepstack.registry import unknown
@@ -148,6 +148,8 @@ class Stack(nn.Module):
             modules: dict[str, nn.Module] = {}
             if merged:
                 modules["attention"] = MergedAttention(*sizes, qk=qk(None), **common)
+            elif causal and model.decoder_attention == "average":
+                modules["attention"] = AverageAttention(d, model.dropout, **common)
             else:
                 modules["attention"] = Attention(*sizes, causal=causal, qk=qk(rotation), **common)
             if "cross_attention" in chosen:
@@ -176,12 +178,20 @@ class Stack(nn.Module):
             stream = tuple(norm(one) for norm, one in norms)
         return self.schemes[-1].leave(stream, self.final_norm)
 
-    def stream(self, x: Tensor, memory: Tensor | None = None) -> Iterator[Stream]:
-        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
-        stream = self.enter(x)
+    def stream(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        at_boundary: Callable[[Stream], Stream] = lambda stream: stream,
+    ) -> Iterator[Stream]:
+        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model).
+
+        at_boundary: returns the stream with which the next layer continues.
+        """
+        stream = at_boundary(self.enter(x))
         yield stream
         for layer in self.layers:
-            stream = layer(stream, memory)
+            stream = at_boundary(layer(stream, memory))
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:

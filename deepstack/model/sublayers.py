@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from deepstack.model.query_key import QueriesAndKeys
 from deepstack.parameters import parameter
 
+# The roots of E[sigmoid(z)^2] = 0.2933790 and E[tanh(z)^2] = 0.3942945, z ~ N(0, 1): divided by
+# these, an activation preserves the second moment.  Derived: no paper defines them.
+SIGMOID_RMS, TANH_RMS = 0.29337903585809**0.5, 0.39429449039784**0.5
+
 # relu; gelu(z) = z Phi(z), exact; selu: Klambauer et al. 2017, arXiv:1706.02515; silu(z) =
 # z sigmoid(z); relu2(z) = relu(z)^2: So et al. 2021, arXiv:2109.08668
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,6 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "selu": F.selu,
     "silu": F.silu,
     "relu2": lambda z: torch.relu(z).square(),
+    "scaled_sigmoid": lambda z: torch.sigmoid(z) / SIGMOID_RMS,
+    "scaled_tanh": lambda z: torch.tanh(z) / TANH_RMS,
 }
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -65,6 +65,7 @@ class Transformer(nn.Module):
         stacks = {side: Stack(model, scheme, seq_len, joins) for side, scheme in schemes.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
+        self.head.factor = next(iter(schemes.values())).head_factor
         self.infers = False  # whether a pass without gradients uses torch's inference mode
         self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
 

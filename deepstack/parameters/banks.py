@@ -92,6 +92,21 @@ class Bank:
                 self.shaped(part).copy_(new)
 
     @torch.no_grad()
+    def tie(self, unique: int) -> None:
+        """Give layer l the parameters of layer l modulo `unique`, the first layers as they are."""
+        values = self.values()
+        self.copy_(values[:unique].repeat(len(values) // unique, *[1] * (values.ndim - 1)))
+
+    @torch.no_grad()
+    def sum_repeats(self, unique: int) -> None:
+        """Give every layer the sum of the gradients of the layers with its parameters."""
+        rows = self.gradient_rows()
+        total = rows.view(-1, unique, rows.shape[1]).sum(dim=0)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        summed = self.parts(total.repeat(len(rows) // unique, 1))
+        torch._foreach_copy_(gradients, summed)
+
+    @torch.no_grad()
     def change(self, by: Callable[[str, Tensor], None]) -> None:
         """Let `by` change each role's values in place: (role, (depth, …)), all layers at once."""
         for role, parts in self.by_role():
@@ -106,7 +121,9 @@ class Banks:
 
     stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
     `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
-    same bit for bit.
+    same bit for bit.  unique: the number of layers with parameters of their own; layer l repeats
+    those of layer l - unique.  Each repetition has a copy, so that a layer has its row in every
+    bank; equal gradients keep the copies equal.  None: all.
     """
 
     def __init__(
@@ -115,8 +132,10 @@ class Banks:
         stacks: Mapping[str, Sequence[nn.Module]],
         device: torch.device,
         stacked: bool = True,
+        unique: int | None = None,
     ) -> None:
         self.all: list[Bank] = []
+        self.unique = unique
         self._gradients: list[Tensor] = []
         for path, owners, stack in modules_of(model, stacks):
             for name, parameter in owners[0]._parameters.items():
@@ -169,6 +188,18 @@ class Banks:
         """Set every gradient to zero, in place."""
         torch._foreach_zero_(self._gradients)
 
+    def tie(self) -> None:
+        """Make repeated layers equal, if there are any."""
+        for bank in self.all if self.unique else ():
+            if bank.in_layers:
+                bank.tie(self.unique or 1)
+
+    def sum_repeats(self) -> None:
+        """Sum the gradients over repetitions: those of the parameters that they share."""
+        for bank in self.all if self.unique else ():
+            if bank.in_layers:
+                bank.sum_repeats(self.unique or 1)
+
     def state(self) -> dict[str, Tensor]:
         """Every parameter by key, as tensors (depth, …)."""
         return {bank.key: bank.values() for bank in self.all}
@@ -179,11 +210,12 @@ class Banks:
             bank.copy_(state[bank.key])
 
     def count(self) -> dict[str, int]:
-        """Number of parameters by role."""
+        """Number of parameters by role; those of repeated layers count once."""
         counts: dict[str, int] = {}
         for bank in self.all:
+            repeats = len(bank.starts) // self.unique if self.unique and bank.in_layers else 1
             for role, values in bank.by_role():
-                counts[role] = counts.get(role, 0) + sum(v.numel() for v in values)
+                counts[role] = counts.get(role, 0) + sum(v.numel() for v in values) // repeats
         return counts
 
     def __iter__(self) -> Iterator[Bank]:
@@ -209,12 +241,14 @@ def layer_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(squares), dim=0)
 
 
-def global_norm(banks: Sequence[Bank]) -> Tensor:
+def global_norm(banks: Sequence[Bank], unique: int | None = None) -> Tensor:
     """The norm of all gradients of these banks, taken as the norm of the norms by layer.
 
-    One fp32 norm over a whole bank is off by 6e-4 at depth 1000, and differs from plain storage.
+    unique: the layers that count, if the others repeat them.  One fp32 norm over a whole bank is
+    off by 6e-4 at depth 1000, and differs from plain storage.
     """
-    by_layer = [torch.linalg.vector_norm(b.gradient_rows(), dim=1) for b in banks]
+    rows = [b.gradient_rows()[: unique if b.in_layers else None] for b in banks]
+    by_layer = [torch.linalg.vector_norm(row, dim=1) for row in rows]
     return torch.linalg.vector_norm(torch.cat(by_layer))
 
 

@@ -34,6 +34,7 @@ class Options:
     panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
     smooth: the number of steps over which curves against the step are averaged.
     x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
+    ordered: whether lines have the order of their first runs, not that of their values.
     style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
     width: of the figure in inches.  font: the name of an installed font.
     """
@@ -47,6 +48,7 @@ class Options:
     smooth: int = 1
     x_scale: str | None = None
     y_scale: str | None = None
+    ordered: bool = False
     style: str = "default"
     width: float | None = None
     font: str | None = None

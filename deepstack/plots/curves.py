@@ -61,14 +61,16 @@ class Arrangement:
     Where depth and something else vary, the one with fewer values makes the panels: depths are
     shades and series panels, or, of many series and few depths, the other way round.  Many series
     of several settings have a panel for each scheme and depth, if these are few enough.  The user
-    may name the setting of the panels.
+    may name the setting of the panels.  multiples: whether more series than have bands in one panel
+    get one panel each, if all of them fit.
     """
 
-    def __init__(self, drawing: Drawing) -> None:
+    def __init__(self, drawing: Drawing, multiples: bool = False) -> None:
         self.drawing, self.series = drawing, drawing.series
         self.depths = sorted({depth for s in self.series for depth in s.depths})
         few = len(self.series) <= max(FEW_SERIES, len(self.depths))
-        self.by_depth = len(self.depths) > 1 and few
+        self.multiples = multiples and MOST_BANDS < len(self.series) <= MOST_PANELS
+        self.by_depth = len(self.depths) > 1 and (few or self.multiples)
         self.groups: list[tuple[str, list[int]]] = []
         chosen = drawing.options.panels
         if chosen is not None and find_key(chosen, drawing.runs) == DEPTH:

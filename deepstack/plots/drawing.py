@@ -40,6 +40,7 @@ from deepstack.records import Run
 
 ALL_DIVERGED = "all seeds diverged: last finite value"
 EDGE_RATE = "edge"
+AT_CHANCE = "at_chance"
 # Marks of points, in the order of the legend: marker and words.
 MARKS = {
     "saturated": ("o", "saturated: above 0.3 of unrelated states"),
@@ -47,6 +48,7 @@ MARKS = {
     "diverged": (DIVERGED_MARKER, "diverged"),
     ALL_DIVERGED: (DIVERGED_MARKER, ALL_DIVERGED),
     EDGE_RATE: ("o", "best rate tried lies at the edge"),
+    AT_CHANCE: ("o", "no seed learnt: at chance or worse"),
 }
 MOST_BANDS = 5  # series in a panel up to which each has a band; more have error bars
 MOST_MARKERS = 24  # points of a line up to which each has a marker
@@ -280,8 +282,17 @@ def draw_points(
     panel.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
 
 
-def heat_map(panel: Panel, steps: np.ndarray, values: np.ndarray, scale: Normalize) -> QuadMesh:
-    """Draw values (steps, layers) as cells, and add them to the table; those it hides are grey."""
+def heat_map(
+    panel: Panel,
+    steps: np.ndarray,
+    values: np.ndarray,
+    scale: Normalize,
+    rows: Sequence[int] | np.ndarray | None = None,
+) -> QuadMesh:
+    """Draw values (steps, layers) as cells, and add them to the table; those it hides are grey.
+
+    rows: the layers, by default 1 to N.
+    """
     values = values.T
     depth, count = values.shape
     drawable = is_drawable(values, scale)
@@ -299,7 +310,11 @@ def heat_map(panel: Panel, steps: np.ndarray, values: np.ndarray, scale: Normali
     places = evenly_spaced(range(count), 6)
     panel.axes.set_xticks(places, [str(int(steps[i])) for i in places])
     layer_axis(panel.axes, depth, "y")
-    step, layer = (grid.ravel() for grid in np.meshgrid(steps, np.arange(1, depth + 1)))
+    if rows is not None:
+        places = evenly_spaced(range(depth), 6)
+        panel.axes.set_yticks([i + 1 for i in places], [str(int(rows[i])) for i in places])
+    layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
+    step, layer = (grid.ravel() for grid in np.meshgrid(steps, layers))
     panel.add(pd.DataFrame({"x": step, "y": layer, "value": values.ravel()}), kind="cell")
     return mesh
 

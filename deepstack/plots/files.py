@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepstack.analysis.comparison import choose_best
 from deepstack.analysis.selection import Where
 from deepstack.analysis.studies import (
     Folders,
@@ -63,6 +64,7 @@ def draw(
     where: Where = (),
     sort: str | None = None,
     last: int | None = None,
+    best: str | Sequence[str] = (),
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
@@ -73,7 +75,8 @@ def draw(
     formats: of pdf, png, svg and csv.  options: of all charts.  functions: charts by name that are
     drawn instead of registered ones.
 
-    where, sort, last: as in `deepstack.load_runs`.
+    where, last, best: as in `deepstack.load_runs`.  sort: the order of runs, and so of the lines of
+    a chart and its legend: a line has the place of its first run.
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
     runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
@@ -91,6 +94,7 @@ def draw(
             "FOLDER (out=… from Python)"
         )
     studies, skipped = find_studies(folders, where=where, sort=sort, last=last)
+    studies = choose_best(studies, best)
     named = diagnostic or options.diagnostic
     named_or_none = None if named == DEFAULT_OPTIONS.diagnostic else named
     refuse_unknown_diagnostic(named_or_none, (run for runs in studies.values() for run in runs))
@@ -107,6 +111,7 @@ def draw(
             at_step=at_step or options.at_step,
             diagnostic=diagnostic or options.diagnostic,
             reference=read_reference(folders, members),
+            ordered=options.ordered or sort is not None,
         )
         draw_them = partial(
             draw_study, functions=functions, target=target, options=options, formats=formats

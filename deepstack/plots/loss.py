@@ -27,7 +27,7 @@ from deepstack.analysis.statistics import (
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import Arrangement, curve_rows, smoothed
+from deepstack.plots.curves import MOST_PANELS, Arrangement, curve_rows, smoothed
 from deepstack.plots.drawing import (
     MOST_BANDS,
     Drawing,
@@ -44,6 +44,7 @@ from deepstack.records.cells import counted
 
 TRAINING, VALIDATION = "training loss", "validation loss"
 MOST_ROWS = 6
+CROWDED_PARTS = 20  # crowded training losses are means over this part of all steps
 SHARED_PANEL = 3  # curves up to which training and validation loss share one panel
 LEVELS: dict[str, tuple[str, Any]] = {
     "unigram_entropy": ("unigram entropy", DASHES[1]),
@@ -65,16 +66,22 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = with_steps(runs)
     drawing = Drawing(runs, options)
-    arrangement = Arrangement(drawing)
-    shown, notes = arrangement.panels(MOST_ROWS)
+    arrangement = Arrangement(drawing, multiples=True)
+    multiples = arrangement.multiples and arrangement.by_depth
+    shown, notes = arrangement.panels(MOST_PANELS if multiples else MOST_ROWS)
     rows = {TRAINING: curve_rows(drawing.series, "loss")}
     validation = VALIDATION + mask_note(runs)
     if any(len(run.evals) for run in runs):
         rows[validation] = curve_rows(drawing.series, loss_column(runs), "evals")
-    rows[TRAINING] = smoothed(rows[TRAINING], options.smooth)
     count = int(rows[TRAINING]["curve"].nunique())
+    width = options.smooth
+    if width == 1 and (multiples or count > MOST_BANDS * len(shown)):
+        width = max(1, int(rows[TRAINING]["x"].max()) // CROWDED_PARTS)
+    rows[TRAINING] = smoothed(rows[TRAINING], width)
     if count <= SHARED_PANEL and len(shown) == 1:
         cells, columns = [(shown[0], list(rows))], 1
+    elif multiples:
+        cells, columns = [(panel, list(rows)) for panel in shown], 3
     elif 1 < len(shown) <= 4:
         cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
     else:
@@ -111,7 +118,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         step_axis(panel.axes, int(steps.min()), int(steps.max()))
     drawn = pd.concat(rows.values())
     entries, more = arrangement.handles(drawn) if count > 1 else ([], [])
-    if len(cells) == 1:
+    if len(cells) == 1 or multiples:
         line, depth = drawn[["line", "depth"]].iloc[0]
         own = arrangement.style(line, depth)["color"]
         first, second = (GREY, GREY) if count > 1 else (own, "black")
@@ -119,8 +126,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
         entries += [Line2D([], [], label=quantity, **mark) for quantity in list(rows)[1:]]
     notes += more
-    if options.smooth > 1:
-        notes.append(f"training loss: mean over {options.smooth} steps")
+    if width > 1:
+        notes.append(f"training loss: mean over {width} steps")
     if stride > 1:
         notes.append(f"one step in {stride} of the training loss is drawn")
     if at_once := [

@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
 
 from deepstack.analysis.quantities import (
+    FLOPS,
     LAYER,
     STEP,
     Layers,
@@ -77,6 +78,9 @@ def metric(
     table = labelled(runs, quantity, across, by_key, panel_keys, options.at_step)
     drawing = Drawing(runs, options)
     groups = sorted_values(table["line"])
+    if options.ordered and by_key is not None:
+        order = [setting_of(run, by_key) for run in runs]
+        groups.sort(key=order.index)
     labels = {group: line_label(by_key, group, runs) for group in groups}
     styles = dict(zip(groups, line_styles(by_key, groups, str(runs[0].get(SCHEME))), strict=True))
     categories = None if is_numeric(table["x"]) else sorted_values(table["x"])
@@ -284,7 +288,7 @@ def line_label(key: str | None, group: Any, runs: Sequence[Run]) -> str:
 def name_of(across: str) -> str:
     """Return the words of an axis: `depth N (layers)`, `learning rate`, `step t`."""
     words = {DEPTH: "depth N (layers)", "train.lr": "learning rate", STEP: "step t",
-             LAYER: "layer l", SCHEME: "scheme"}  # fmt: skip
+             LAYER: "layer l", SCHEME: "scheme", FLOPS: "training FLOPs"}  # fmt: skip
     return words.get(across, short_key(across).replace("_", " "))
 
 

@@ -107,8 +107,8 @@ def plot(
     figures, which a notebook shows: one for one name, a list for several, and for none a list of
     all charts that these runs allow.
 
-    options: `where`, `sort` and `last` of `load_runs`, `formats` of files, x, y, by, value of
-    `metric` and `map`, and the fields of `Options`.
+    options: `where`, `sort`, `last` and `best` of `load_runs`, `formats` of files, x, y, by, value
+    of `metric` and `map`, and the fields of `Options`.
     Raises what `plots.draw` raises.
     """
     if are_names(directory) and charts is not None and not are_names(charts):
@@ -117,7 +117,7 @@ def plot(
     options |= {"at_step": at_step} if at_step is not None else {}
     options |= {"diagnostic": diagnostic} if diagnostic is not None else {}
     selection: dict[str, Any] = {
-        key: options.pop(key) for key in ("where", "sort", "last") if key in options
+        key: options.pop(key) for key in ("where", "sort", "last", "best") if key in options
     }
     folders = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     if isinstance(folders, (list, tuple)) and all(
@@ -133,6 +133,7 @@ def plot(
         more |= selection
         return draw(directory, names, out, say=say, **more)
     runs = select(runs_of(directory), **selection)
+    options |= {"ordered": True} if selection.get("sort") else {}
     if charts is not None:
         figures = [figure(runs, name, **options) for name in names]
         return figures[0] if isinstance(charts, str) else figures

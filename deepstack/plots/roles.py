@@ -8,7 +8,7 @@ import numpy as np
 
 from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.fit import power_law_of_seeds
-from deepstack.analysis.settings import choose_series, depths_of
+from deepstack.analysis.settings import LR, choose_series, depths_of, values_of, varying_settings
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
@@ -28,6 +28,7 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     used = [run for run in runs if len(run.attribution)]
     if not used:
         raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
+    runs, used = used, used if options.panels else without_half_rates(used)
     depths = depths_of(used)
     drawing = Drawing(used, options)
     tables = {s.label: role_updates(s.runs) for s in drawing.series}
@@ -67,10 +68,29 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
         published(panel)
         depth_axis(panel.axes, depths)
     drawing.value_axis(typeset("‖ΔF_{role}‖"), panels)
+    if len(used) < len(runs):
+        notes.append("left out: runs at half the rate, which show how linear the updates are")
     notes = [f"step {step}", *notes, *exponents.notes()]
     notes.append("a role: the distance that F moves if its change alone is applied to θ$_0$")
     title = "Model update by parameter role against depth"
     return drawing.finish(title, notes, exponents.handles(), exponents.title())
+
+
+def without_half_rates(runs: list[Run]) -> list[Run]:
+    """Return runs without those of a calibration at half of its rate (see `deepstack calibrate`).
+
+    A calibration has two rates, one of them half of the other, and never evaluates.
+    """
+    keys = [key for key in varying_settings(runs) if key != LR]
+    rates: dict[tuple[Any, ...], set[float]] = {}
+    for run in runs:
+        rates.setdefault(values_of(run, keys), set()).add(float(run.get(LR, 0.0)))
+
+    def is_half(run: Run) -> bool:
+        there, rate = rates[values_of(run, keys)], float(run.get(LR, 0.0))
+        return run.get("train.eval_every") == 0 and there == {rate, 2 * rate}
+
+    return [run for run in runs if not is_half(run)]
 
 
 def role_style(role: str, roles: list[str]) -> dict[str, Any]:
@@ -81,6 +101,6 @@ def role_style(role: str, roles: list[str]) -> dict[str, Any]:
     index = ROLES.index(role) if role in ROLES else roles.index(role)
     return {
         "color": colours[index % len(colours)],
-        "linestyle": "-",
+        "linestyle": "-" if index < len(colours) else DASHES[2],
         "marker": MARKERS[(index + index // len(colours)) % len(MARKERS)],
     }

@@ -31,8 +31,11 @@ def scheme_of(series: Series) -> str:
 def series_of(
     runs: Sequence[Run], options: Options, but: Sequence[str] = ()
 ) -> tuple[list[Series], list[str]]:
-    """Return `split_series` of runs, in the order of the schemes that the user chose."""
+    """Return `split_series` of runs, in the order of runs or schemes that the user chose."""
     series, depth_settings = split_series(runs, but)
+    if options.ordered:
+        place = {run: i for i, run in enumerate(runs)}
+        series.sort(key=lambda s: min(place[run] for run in s.runs))
     if options.schemes:
         series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
     return series, depth_settings

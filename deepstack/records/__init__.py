@@ -1,5 +1,12 @@
 """Run folders: written atomically and locked, checked against checksums, read back."""
 
+from deepstack.records.analyses import (
+    Analysis,
+    Column,
+    analysis_names,
+    read_analysis,
+    write_analysis,
+)
 from deepstack.records.append_log import AppendLog, number_text
 from deepstack.records.checksums import (
     CHECKSUMS,
@@ -34,12 +41,15 @@ __all__ = [
     "STATES",
     "STEPS_COLUMNS",
     "TIMING_COLUMNS",
+    "Analysis",
     "AppendLog",
+    "Column",
     "Inspection",
     "Labels",
     "Run",
     "RunFolder",
     "Summary",
+    "analysis_names",
     "change_note",
     "change_tags",
     "damage",
@@ -50,6 +60,7 @@ __all__ = [
     "mapping",
     "number_text",
     "problems",
+    "read_analysis",
     "read_labels",
     "removal",
     "rows_of",
@@ -60,6 +71,7 @@ __all__ = [
     "sync_folder",
     "trouble",
     "varying",
+    "write_analysis",
     "write_checksums",
     "write_end",
 ]

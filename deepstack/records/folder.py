@@ -58,6 +58,7 @@ class RunFolder:
         self.evals_path = self.path / "evals.csv"
         self.layers_dir = self.path / "layers"
         self.checkpoint_dir = self.path / "checkpoint"
+        self.analysis_dir = self.path / "analysis"
         self.lock_path = self.path / ".lock"
 
     def __repr__(self) -> str:
@@ -85,7 +86,7 @@ class RunFolder:
         if writing would follow a link out of it (not checked with to_write=False).
         """
         if to_write:
-            files.refuse_links(self.path, ("layers", "aside"))
+            files.refuse_links(self.path, ("layers", "aside", "analysis"))
         with files.locked(self.lock_path):
             yield
 
@@ -210,9 +211,9 @@ class RunFolder:
         for name, array in arrays.items():
             if array.ndim != 2:
                 raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
-        every = ((f"{name}.npy", _npy(array)) for name, array in arrays.items())
+        every = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
         files.replace_all(self.layers_dir, every)
-        files.replace(self.layers_dir / "steps.npy", _npy(np.asarray(steps, dtype=np.int64)))
+        files.replace(self.layers_dir / "steps.npy", npy_bytes(np.asarray(steps, dtype=np.int64)))
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps (records,), values (records, depth)) of one diagnostic.
@@ -227,17 +228,8 @@ class RunFolder:
 
     def _read_array(self, name: str) -> np.ndarray:
         """Read layers/<name>.npy.  Raises KeyError if there is none, ResourceError."""
-        import numpy as np
-
         path = self.layers_dir / f"{name}.npy"
-        data = files.read(path)
-        if data is None:
-            raise KeyError(name)
-        try:
-            array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        except Exception as error:  # numpy evaluates the header, which may raise anything
-            # Hide numpy's message: it advises to allow pickles, which run code.
-            raise damage_error(path, "is no array of numbers") from error
+        array = read_npy(path)
         if array.ndim != (1 if name == "steps" else 2):
             raise damage_error(path, "is no array as a run has it")
         return array
@@ -282,11 +274,31 @@ def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]
 
 def damage_error(path: Path, why: str) -> ResourceError:
     """Return the error for a file that is not as a run wrote it."""
-    folder = path.parent.parent if path.suffix == ".npy" else path.parent
+    levels = 2 if path.parent.parent.name == "analysis" else int(path.suffix == ".npy")
+    folder = path.parents[levels]
     return ResourceError(f"{path}: {why}; `deepstack verify {shlex.quote(str(folder))}` says more")
 
 
-def _npy(array: np.ndarray) -> bytes:
+def read_npy(path: Path) -> np.ndarray:
+    """Return the array in a .npy file.
+
+    Raises ResourceError if it cannot be read, KeyError if there is no file.
+    """
+    import numpy as np
+
+    data = files.read(path)
+    if data is None:
+        raise KeyError(path.stem)
+    try:
+        array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:  # numpy evaluates the header, which may raise anything
+        # Hide numpy's message: it advises to allow pickles, which run code.
+        raise damage_error(path, "is no array of numbers") from error
+    return array
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """Return the content of the .npy file of an array."""
     import numpy as np
 
     buffer = io.BytesIO()

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepstack.errors import DeepstackError, NothingMatchedError
+from deepstack.records.analyses import analysis_problems
 from deepstack.records.append_log import number_text
 from deepstack.records.checksums import (
     CHECKSUMS,
@@ -35,7 +36,8 @@ class Inspection:
 
     A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
     run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
-    checksum are read, and their rows and steps are compared with each other.
+    checksum are read, and their rows and steps are compared with each other.  An analysis has
+    checksums of its own.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
@@ -54,6 +56,9 @@ class Inspection:
         status = self._read_status()
         if self.state == "running" and not held:
             self.state = "interrupted"
+        self.files, problems = analysis_problems(folder)
+        for name, problem in problems.items():
+            self._add(name, problem)
         has_sums = (folder.path / CHECKSUMS).exists()
         # In a run that has not ended, checksums were written just before a kill and are outdated.
         if has_sums and (self.state in ENDED or not status):

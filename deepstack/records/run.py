@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.notebook import html_table
+from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import text
 from deepstack.records.files import read
 from deepstack.records.folder import (
@@ -193,6 +194,13 @@ class Run:
         """Return (steps (records,), values (records, depth)) of a diagnostic; KeyError if none."""
         return self.folder.read_layers(name)
 
+    def analysis(self, name: str) -> Analysis:
+        """Return what `deepstack analyze` measured on the weights, such as `lens`.
+
+        Raises KeyError if it has not been measured.
+        """
+        return read_analysis(self.folder, name)
+
 
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in a run, study or results folder, in natural order (d6 before d48).
@@ -204,6 +212,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
         first = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
+        first += f"; to select runs: --where {root}" if "=" in root.name else ""
         raise NothingMatchedError(
             f"{root} {reason}: expected a run, a study or a results folder{first}"
         )

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
 from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.outcomes import in_words
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
 from deepstack.analysis.statistics import update_column
@@ -178,6 +179,7 @@ def section_of(
     for row in rows:
         losses = [r["val_loss"] for r in rows if r["depth"] == row["depth"]]
         same = [loss for loss in losses if loss is not None]
+        row["outcome"] = in_words(row["outcome"])
         row["best"] = one_task and len(same) > 1 and row["val_loss"] == min(same)
     listed = run_rows(runs)
     for run, row in zip(runs, listed, strict=True):

@@ -15,16 +15,17 @@ from deepstack.schemes.scheme import (
     StackPosition,
     Stream,
     Sublayer,
-    Tap,
     visible,
 )
 from deepstack.schemes.stack_scheme import (
     StackScheme,
+    scheme_flops,
     scheme_memory,
     scheme_options,
     stack_positions,
     stack_schemes,
 )
+from deepstack.schemes.tap import Tap
 
 import_all(__name__, __path__)
 
@@ -50,6 +51,7 @@ __all__ = [
     "defined_at",
     "has_role",
     "parameter",
+    "scheme_flops",
     "scheme_memory",
     "scheme_options",
     "stack_positions",

@@ -34,7 +34,17 @@ class DLCL(PreLN, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=Tr
 
     @classmethod
     def extra_memory(cls, sizes: StackSizes) -> int:
-        return cls.stacked(sizes, sizes.depth * (sizes.depth + 3) // 2)
+        return cls.stacked(sizes, cls.read_by_all(sizes.depth))
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of the weighted sums of all layers."""
+        return 2 * cls.read_by_all(sizes.depth) * sizes.numbers
+
+    @classmethod
+    def read_by_all(cls, depth: int) -> int:
+        """Return how many outputs all layers read together."""
+        return depth * (depth + 3) // 2
 
     @classmethod
     def stacked(cls, sizes: StackSizes, states: int) -> int:
@@ -83,8 +93,11 @@ class DenseFormer(
 
     @classmethod
     def extra_memory(cls, sizes: StackSizes) -> int:
-        mixing = range(0, sizes.depth + 1, cls.period)
-        return cls.stacked(sizes, sum(layer // cls.dilation + 1 for layer in mixing))
+        return cls.stacked(sizes, 1 + cls.read_by_all(sizes.depth))
+
+    @classmethod
+    def read_by_all(cls, depth: int) -> int:
+        return sum(layer // cls.dilation + 1 for layer in range(cls.period, depth + 1, cls.period))
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
         """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
@@ -133,10 +146,20 @@ class AttentionResiduals(
     @classmethod
     def extra_memory(cls, sizes: StackSizes) -> int:
         """Return the bytes of all values weighed, also normed; a replayed sum has gradients."""
-        total = sizes.sublayers
-        full = not cls.blocks or cls.blocks >= total
-        sources = total * ((total if full else cls.blocks) + 3) // 2
+        full = not cls.blocks or cls.blocks >= sizes.sublayers
+        sources = sizes.sublayers * ((sizes.sublayers if full else cls.blocks) + 3) // 2
         return (3 + 3 * (sizes.replayed and full)) * sources * sizes.stream
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of wᵀ RMS(v) and of the weighted sum, at every sublayer."""
+        total, sources, whole = sizes.sublayers, 0, 0
+        blocks = cls.blocks or total
+        for i in range(1, total + 1):
+            completes = i * blocks // total > (i - 1) * blocks // total
+            whole += completes
+            sources += 1 + whole + (not completes)  # x_0, complete blocks, and the current sum
+        return 4 * sources * sizes.numbers
 
     def enter(self, x: Tensor) -> Stream:
         return x, None, (x,)

@@ -80,6 +80,18 @@ class ManyStreams(Scheme, registered=False):
         """Return the bytes of the streams: as they are, normed, mixed and added to."""
         return sizes.sublayers * 4 * cls.streams * sizes.stream
 
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of A H, and of the map from H to the connections."""
+        n = cls.streams
+        each = n * (n + 1) + n * cls.mapped()
+        return 2 * each * sizes.sublayers * sizes.numbers
+
+    @classmethod
+    def mapped(cls) -> int:
+        """Return how many numbers the connections compute from each stream of a token."""
+        raise NotImplementedError
+
     def enter(self, x: Tensor) -> Stream:
         return x, x.expand(self.streams, *x.shape)
 
@@ -128,6 +140,10 @@ class HyperConnections(
     dynamic: Annotated[
         bool, Field(description="connections depend on the streams, not only on training")
     ] = True
+
+    @classmethod
+    def mapped(cls) -> int:
+        return (cls.streams + 2) * cls.dynamic
 
     def connections(self, k: int, parts: Parts) -> nn.Module:
         identity = torch.eye(self.streams)
@@ -204,6 +220,10 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
 
     iterations: Annotated[int, Field(ge=1, description="of Sinkhorn and Knopp")] = 20
 
+    @classmethod
+    def mapped(cls) -> int:
+        return cls.streams * (cls.streams + 2)
+
     def connections(self, k: int, parts: Parts) -> nn.Module:
         return Constrained(k, self.streams, parts, self.iterations)
 
@@ -246,6 +266,12 @@ class FracConnections(
         begin = torch.eye(self.fractions).repeat(1, 2)  # [Y | A]
         width = parts.d_model // self.fractions
         self.add_per_sublayer("connections", lambda: Connections(begin, width, parts, self.dynamic))
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of [Y | A]ᵀ H, and of the map from H to the connections."""
+        each = 2 * cls.fractions + (2 * cls.fractions + 1) * cls.dynamic
+        return 2 * each * sizes.sublayers * sizes.numbers
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         every = self.per_sublayer("connections")

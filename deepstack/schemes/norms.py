@@ -97,6 +97,28 @@ class DynamicTanh(StackNorm, kind="dynamic_tanh"):
         return y if self.bias is None else y + self.bias
 
 
+class DynamicErf(StackNorm, kind="dynamic_erf"):
+    """Derf(z) = g * erf(a z + s) + b, a and s trained scalars, `model.norm.start` (0.5) and 0.
+
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
+    It has no statistics: it acts on every number alone.  a and s have the role of the gain.  Chen
+    et al. 2025, arXiv:2512.10938; the starts of a and s are those of the authors' code.
+    """
+
+    fixes_scale = False
+
+    def __init__(self, d: int, *, start: float = 0.5, **common: Any) -> None:
+        super().__init__(d, **common)
+        roles = common.get("roles", ("norm_gain", "norm_bias"))
+        self.scale = parameter(1, role=roles[0], start=start)
+        self.shift = parameter(1, role=roles[0], start="zero")
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = torch.erf(self.scale * z + self.shift)
+        y = y if self.gain is None else y * self.gain
+        return y if self.bias is None else y + self.bias
+
+
 class BatchNorm(StackNorm, kind="batch"):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 

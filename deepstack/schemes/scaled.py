@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.config import StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
-from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 
 
 class LNScaling(
@@ -98,44 +99,23 @@ class DeepScaleLM(
         return self.skip * x + self.branch * G(norm(x))
 
 
-class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02244", static=True):
-    """x <- x + (N/base)^(-1/2) G(LN(x)).  Yang et al. 2023, arXiv:2310.02244.
+class Looped(Scheme, name="looped", label="Looped", paper="arXiv:2606.18524", static=True):
+    """x <- x + lambda / (n sqrt(L)) G(LN(x)).  Wang et al. 2026, arXiv:2606.18524.
 
-    Learning rates and epsilon inside the layers are multiplied by (N/base)^(-1/2) (Adam and AdamW;
-    SGD's rates are unchanged).  This is the rule for depth.  The rule for width changes nothing at
-    d_model = its base, except attention's logits: here divided by sqrt(d_head) and not d_head.
+    L layers have parameters of their own (`model.unique_layers`) and are run n = N/L times.  Sums
+    of n equal updates grow as n, sums over L different ones as sqrt(L).  Without repeated layers
+    n = 1, L = N.  The paper's step is one residual block; here it is each sublayer.
     """
 
     final_norm = True
-    base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 2
-    power: ClassVar[float] = 0.5
+    scale: Annotated[float, Field(gt=0, description="lambda")] = 1.0
 
     def setup(self, parts: Parts) -> None:
-        self.factor = (self.depth / self.base) ** -0.5
-
-    @classmethod
-    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
-        return branch_optim(role, depth / cls.base, cls.power, optimizer)
+        unique = self.place.unique_layers or self.depth
+        self.factor = self.scale * unique**0.5 / self.depth
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
-
-
-class CompleteP(
-    DepthMuP, name="complete_p", label="CompleteP", paper="arXiv:2505.01618", static=True
-):
-    """x <- x + (N/base)^(-1) G(LN(x)).  Dey et al. 2025, arXiv:2505.01618.
-
-    Learning rates are unchanged; epsilon inside the layers is multiplied by (N/base)^(-1) (Adam and
-    AdamW; SGD's learning rates by N/base).  This is the rule for depth.  The rule for width changes
-    nothing at d_model = its base, except attention's logits: here divided by sqrt(d_head) and not
-    d_head.
-    """
-
-    power = 1.0
-
-    def setup(self, parts: Parts) -> None:
-        self.factor = self.base / self.depth
 
 
 class ProRes(Scheme, name="pro_res", label="ProRes", paper="arXiv:2603.05369", static=True):
@@ -187,21 +167,13 @@ class LAuReL(Scheme, name="laurel", label="LAuReL-LR", paper="arXiv:2411.07501",
         self.add_per_sublayer("down", lambda: parameter(rank, d, role="scheme", start="zero"))
         self.add_per_sublayer("up", lambda: parameter(d, rank, role="scheme", start="zero"))
 
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of B A x."""
+        return 2 * 2 * cls.rank * sizes.sublayers * sizes.numbers
+
     def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, down: Tensor, up: Tensor) -> Tensor:
         return x + F.linear(F.linear(x, self.begin + down), up) + G(norm(x))
-
-
-def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
-    """Return the factors inside the layers: m^(a - 1) for the learning rate, m^(-a) for epsilon.
-
-    m = N/base; outside the layers the factors are 1.  arXiv:2505.01618, Table 1, for AdamW: a = 1/2
-    is depth-µP, a = 1 CompleteP.  For SGD the learning rate's power is 2 a - 1.
-    """
-    if role in ("embedding", "position", "head", "final_norm"):
-        return Optim()
-    if optimizer == "sgd":
-        return Optim(lr=multiple ** (2 * power - 1))
-    return Optim(lr=multiple ** (power - 1), eps=multiple**-power)
 
 
 class WithoutNorm(Scheme, registered=False):

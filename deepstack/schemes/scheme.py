@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from deepstack.notebook import html_table
 from deepstack.options import Options, options_of_class, options_of_function
 from deepstack.registry import Registry
 from deepstack.schemes.checks import check_class
+from deepstack.schemes.tap import Tap, with_tap
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
@@ -34,7 +34,8 @@ class StackPosition(NamedTuple):
 
     encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
     decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if
-    one merged attention replaces two sublayers.
+    one merged attention replaces two sublayers.  unique_layers: how many layers of a side have
+    parameters of their own; 0: all.
     """
 
     family: Family = "encoder"
@@ -42,6 +43,7 @@ class StackPosition(NamedTuple):
     encoder_depth: int = 0
     decoder_depth: int = 0
     decoder_sublayers: int = 3
+    unique_layers: int = 0
 
     @property
     def depth(self) -> int:
@@ -78,49 +80,6 @@ class Parts:
         return self.make_norm(width or self.d_model)
 
 
-class Tap:
-    """Receives the values inside each `Scheme.residual` call, in order.
-
-    `branch` and `norm` return the value with which the layer continues, by default its own.  A
-    scheme calls its tap only while `scheme.tap` is set.
-    """
-
-    def enter(self, x: Tensor) -> None:
-        """Receive the stream x before the sublayer, (batch, seq, d_model)."""
-
-    def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-        """Return the output of the sublayer G for the input y."""
-        return G(y)
-
-    def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
-        """Return a norm's output for the input z; last: whether it is its sublayer's last norm."""
-        return norm(z)
-
-    def leave(self, x: Tensor) -> None:
-        """Receive the stream x after the sublayer, (batch, seq, d_model)."""
-
-
-def with_tap(residual: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap `residual` to pass its values through the scheme's tap while one is set."""
-
-    @wraps(residual)
-    def run(self: Any, x: Tensor, G: Callable[..., Tensor], *norms: Any, **more: Any) -> Tensor:
-        tap = self.tap
-        if tap is None:
-            return residual(self, x, G, *norms, **more)
-        tap.enter(x)
-        tapped = [partial(tap.norm, norm, last=norm is norms[-1]) for norm in norms]
-        self.tap = None  # `residual` may call that of its parent class
-        try:
-            out = residual(self, x, partial(tap.branch, G), *tapped, **more)
-        finally:
-            self.tap = tap
-        tap.leave(out)
-        return out
-
-    return run
-
-
 class Optim(NamedTuple):
     """A scheme's factors on the learning rate, weight decay and epsilon of a role."""
 
@@ -151,10 +110,12 @@ class Scheme(nn.Module):
 
     - `setup`: makes parameters, `slots` and buffers.
     - `alpha` and `beta`: its coefficients at a depth; None if it has none.
-    - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training.
+    - `gain`: the factor on the initial matrices; `optim`: the factors on a role's training;
+      `head_factor`: the factor on F in the head.
     - `entry_norm`, `final_norm`: whether a stack begins or ends with its own norm.
     - `families`, `merges`: the models for which its paper defines it.
     - `extra_streams`, `extra_memory`: the memory of a training step beyond Pre-LN's.
+    - `extra_flops`: the FLOPs of a forward pass beyond those of the sublayers.
     - `post_scale`: the constant with which a GPU can use one kernel for all of `residual`.
     - `slots`: modules inside a sublayer (see `deepstack.model.sublayers`).
     - `enter`, `leave`: convert x to several streams and back.
@@ -163,8 +124,8 @@ class Scheme(nn.Module):
     - `project`: constrains matrices, at the start and after every step.
 
     A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
-    `gain`, `project` and `optim` receive each option that they name as an argument, and `place`,
-    `qkv` (of 'model.init') and `optimizer` (of 'train').
+    `gain`, `optim`, `head_factor` and `project` receive each option that they name as an argument,
+    and `place`, `config` (the whole one), `qkv` (of 'model.init') and `optimizer` (of 'train').
     """
 
     name: ClassVar[str]
@@ -231,7 +192,7 @@ class Scheme(nn.Module):
             )
         cls.argument_options = options_of_function(cls.__init__, owner)
         check_class(cls, Scheme)
-        cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
+        cls.equation = equation_of(cls)
         SCHEMES.register(name, cls)
 
     def __repr__(self) -> str:
@@ -317,6 +278,11 @@ class Scheme(nn.Module):
         return Optim()
 
     @classmethod
+    def head_factor(cls) -> float:
+        """Return the constant by which the head multiplies F before its first matrix."""
+        return 1.0
+
+    @classmethod
     def project(cls, role: str, matrices: Tensor) -> None:
         """Apply the scheme's constraint to a role's matrices in place, after each optimizer step.
 
@@ -331,6 +297,14 @@ class Scheme(nn.Module):
     def extra_memory(cls, sizes: StackSizes) -> int:
         """Return the bytes that a stack keeps for its gradients, in addition to Pre-LN's."""
         return cls.extra_streams * sizes.sublayers * sizes.stream
+
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of a stack's forward pass in products of the scheme's own.
+
+        A multiply-add of a matrix product, or of a weighted sum over streams or layers, counts two.
+        """
+        return 0
 
     def residual(self, *args: Any, **kwargs: Any) -> Tensor:
         """Join one sublayer to the stream, (x, G, *norms) -> x: (batch, seq, d_model)."""
@@ -372,6 +346,11 @@ class Scheme(nn.Module):
         seen: values that earlier layers of the same stack stored for later ones.
         """
         return self.layer(x, *sublayers)
+
+
+def equation_of(cls: type) -> str:
+    """Return the equation that opens the docstring of a scheme."""
+    return (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
 
 
 # method -> the capability that a class declares when it defines the method

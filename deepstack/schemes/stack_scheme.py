@@ -26,11 +26,11 @@ class StackScheme:
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: str
+        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: Any
     ) -> None:
         """Validate the options, and bind the arguments that class methods name.
 
-        settings: `qkv` and `optimizer`, of the configuration.
+        settings: `config`, and its `qkv` and `optimizer`.
         """
         self.options = option_values(name, options)
         self.place, self.depth = place, place.depth
@@ -44,7 +44,7 @@ class StackScheme:
         scheme = self.scheme_class
         self._alpha, self._beta = bind(scheme.alpha), bind(scheme.beta)
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
-        self._project = bind(scheme.project)
+        self._head_factor, self._project = bind(scheme.head_factor), bind(scheme.project)
 
     @property
     def alpha(self) -> float | None:
@@ -55,6 +55,11 @@ class StackScheme:
     def beta(self) -> float | None:
         """The initialisation gain of this stack, or None."""
         return self._beta(self.depth)
+
+    @property
+    def head_factor(self) -> float:
+        """The constant by which the head multiplies F."""
+        return self._head_factor()
 
     def gain(self, role: str, layer: int) -> float:
         """Return the factor on a role's initial matrix; layer is 1..N, 0 outside the layers.
@@ -137,7 +142,8 @@ def stack_positions(model: Model) -> dict[str, StackPosition]:
     both = model.family == "encoder_decoder"
     encoder = model.depth if model.family != "decoder" else 0
     decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
-    counts = encoder, decoder, 2 if model.decoder_attention == "merged" else 3
+    sublayers = 2 if model.decoder_attention == "merged" else 3
+    counts = encoder, decoder, sublayers, model.unique_layers or 0
     positions = {
         "encoder": StackPosition(model.family, "encoder", *counts),
         "decoder": StackPosition(model.family, "decoder", *counts),
@@ -149,7 +155,7 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
     """Return the scheme of each stack of a configuration, by side."""
     model = config.model
     name, options = model.scheme, model.scheme_options
-    more = {"qkv": model.init.qkv, "optimizer": config.train.optimizer}
+    more = {"config": config, "qkv": model.init.qkv, "optimizer": config.train.optimizer}
     return {
         side: StackScheme(name, options, place, **more)
         for side, place in stack_positions(model).items()
@@ -158,7 +164,15 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    model = config.model
-    options = option_values(model.scheme, model.scheme_options)
-    scheme = SCHEMES[model.scheme]
-    return (scheme.configure(options) if model.scheme_options else scheme).extra_memory
+    return scheme_with_options(config.model).extra_memory
+
+
+def scheme_flops(config: Config) -> Callable[[StackSizes], int]:
+    """Return the FLOPs that the scheme of a configuration adds, for `config.step_flops`."""
+    return scheme_with_options(config.model).extra_flops
+
+
+def scheme_with_options(model: Model) -> type[Scheme]:
+    """Return the scheme's class with the options of a configuration."""
+    options, scheme = option_values(model.scheme, model.scheme_options), SCHEMES[model.scheme]
+    return scheme.configure(options) if model.scheme_options else scheme

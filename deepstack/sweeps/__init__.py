@@ -1,6 +1,7 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
 from deepstack.sweeps.calibration import Calibration, calibrate
+from deepstack.sweeps.initial_signals import Signals, signal
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.local import Local, default_workers, local_resources, most_threads
 from deepstack.sweeps.plan import (
@@ -25,6 +26,7 @@ __all__ = [
     "Pool",
     "Progress",
     "Resources",
+    "Signals",
     "calibrate",
     "default_workers",
     "expand",
@@ -35,5 +37,6 @@ __all__ = [
     "plan",
     "retry_states",
     "seconds_per_run",
+    "signal",
     "sweep",
 ]

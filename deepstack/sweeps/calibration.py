@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
 from deepstack.analysis.calibration import (
-    TOGETHER,
     RoleExponent,
+    first_exponents,
     interpolated_factors,
     role_exponents,
     role_updates,
@@ -66,11 +66,7 @@ class Calibration:
     @property
     def exponents(self) -> dict[str, float]:
         """The exponent of each role: at the first step at which it moves F."""
-        chosen: dict[str, float] = {}
-        for row in self.rows:
-            if row.role != TOGETHER and row.exponent is not None:
-                chosen.setdefault(row.role, row.exponent)
-        return chosen
+        return first_exponents(self.rows)
 
     @property
     def corrected(self) -> conf.Config:
@@ -162,6 +158,7 @@ def short_settings(config: conf.Config, steps: Sequence[int]) -> dict[str, Any]:
         "train.eval_batches": 1,
         "model.dropout": 0.0,
         "log.layers_every": 0,
+        "log.stream_update": False,
         "log.skipped_layers": 0,
         "log.attribution_every": math.gcd(*steps),
         "log.first_order": False,

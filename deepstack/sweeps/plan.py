@@ -14,10 +14,10 @@ import torch
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError, ResourceError
-from deepstack.model import build_model, with_defaults, without_defaults
+from deepstack.model import build_model, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
-from deepstack.schemes import scheme_memory
+from deepstack.schemes import scheme_flops, scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
 
@@ -29,6 +29,7 @@ class Cell:
     """One cell of a sweep's grid: its configuration, its folder and its estimated size.
 
     state: 'new', or the state of the folder's run; parameters: a number; memory: bytes.
+    flops: of all training steps, without the probe.
     values: of the swept keys; overridden: further keys that an override of the sweep's file set.
     """
 
@@ -39,14 +40,15 @@ class Cell:
     memory: int
     values: dict[str, Any] = field(default_factory=dict)
     overridden: dict[str, Any] = field(default_factory=dict)
+    flops: int = 0
 
     @property
     def work(self) -> int:
         """Layers times tokens times steps: cells are ordered by it, cheap first."""
         train, model = self.config.train, self.config.model
         per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
-        layers = sum(conf.depths(self.config))
-        return layers * train.batch_size * self.config.task.seq_len * train.steps * per_layer
+        layers, steps = sum(conf.depths(self.config)), max(train.steps, 1)
+        return layers * train.batch_size * self.config.task.seq_len * steps * per_layer
 
     def claim(self) -> None:
         """Write the configuration to a folder with a numbered name, so that `train` finds it.
@@ -125,6 +127,7 @@ def _cells(
         with named_in_errors(combination):
             config = conf.with_overrides(base.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
+            config = with_steps(config, cache.vocab_size)
         plain = cache.without_defaults(config)
         name = conf.run_name(plain)
         same_name = by_name.setdefault(name, [])
@@ -188,6 +191,8 @@ def plan(
                 ),
                 values=combination.values,
                 overridden=combination.overridden,
+                flops=config.train.steps
+                * conf.step_flops(config, vocab_size, scheme_flops(config)).step,
             )
         )
     return sorted(cells, key=lambda cell: cell.work)

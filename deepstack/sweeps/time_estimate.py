@@ -66,7 +66,7 @@ def step_seconds(config: conf.Config, depth: int) -> float:
     The first steps do not count if they compile, capture or record the later ones.
     """
     paths = fast_paths_of(config, choose_device(config.runtime))
-    few = min(config.train.steps, FEW_STEPS)  # enough for the same fast paths as the run
+    few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
     shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
     with closing(timed_steps(shallow)) as steps:

@@ -48,6 +48,8 @@ class Task:
     references: losses in nats to compare the training loss with.
     data: name, sha256 and bytes of the training data, as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at the predicted positions of that batch.
+    levels, level_of: the numbers k of steps that answers take, each with its own accuracy in
+    evals.csv, and Batch -> the k of each predicted position, (batch, target).
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
@@ -62,6 +64,8 @@ class Task:
     data: dict[str, Any] = field(default_factory=dict)
     exact_loss: Callable[[Batch], float] | None = None
     unigram: NDArray[np.float64] | None = None
+    levels: tuple[int, ...] = ()
+    level_of: Callable[[Batch], NDArray[np.int64]] | None = None
     memory: int = 0
     bytes_per_token: float | None = None
     keep: object = None

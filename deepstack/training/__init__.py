@@ -25,3 +25,5 @@ from deepstack.training.preflight import refuse_probed as refuse_probed
 from deepstack.training.preflight import run_name as run_name
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps
+from deepstack.training.trained import Trained as Trained
+from deepstack.training.trained import load_trained as load_trained

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepstack import config as conf
@@ -25,16 +27,27 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def mean_loss(logits: Tensor, targets: Tensor, count: float | Tensor | None = None) -> Tensor:
+def mean_loss(
+    logits: Tensor,
+    targets: Tensor,
+    count: float | Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+) -> Tensor:
     """Return the mean cross-entropy over predicted positions in nats, (batch, seq, vocab) -> 0-d.
 
     count: divisor of the sum for a part of a batch; by default the number of positions here.
+    smoothing: eps of (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p, label smoothing as
+    in Szegedy et al. 2015, arXiv:1512.00567, section 7.
     """
     logits, targets = logits.flatten(0, 1).float(), targets.flatten()
+    more: Any = {"ignore_index": IGNORE, "label_smoothing": smoothing}
     if count is None:
-        return F.cross_entropy(logits, targets, ignore_index=IGNORE)
-    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum") / count
+        return F.cross_entropy(logits, targets, **more)
+    return F.cross_entropy(logits, targets, **more, reduction="sum") / count
 
+
+SOLVED = 0.95  # accuracy above which answers of k steps count as solved
 
 # Tokens of a forward pass without gradients: several batches, as launches dominate narrow layers.
 TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**14}
@@ -66,7 +79,8 @@ class Evaluation:
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         self.bytes_per_token = task.bytes_per_token
         of_bytes = ("bits_per_byte",) if self.bytes_per_token else ()
-        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes)
+        self.answers = Answers(task, joined)
+        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes, *self.answers.columns())
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [
@@ -78,12 +92,15 @@ class Evaluation:
     ) -> dict[str, float | None]:
         """Return one row of evals.csv without its step; waits for the device."""
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        guesses: list[NDArray[np.int64]] = []
         with torch.no_grad(), evaluating(model), model.statistics("followed"):
             for batch in self.batches:
                 inputs, targets = to_device(batch, self.device)
                 shown = torch.from_numpy(batch.masked).to(self.device)
                 with autocast():
                     logits = model(inputs)
+                if self.answers.levels:
+                    guesses.append(logits.argmax(dim=-1).cpu().numpy())
                 losses = F.cross_entropy(
                     logits.flatten(0, 1).float(),
                     targets.flatten(),
@@ -103,4 +120,46 @@ class Evaluation:
         }
         if self.bytes_per_token:
             row["bits_per_byte"] = bits / self.bytes_per_token
-        return row | self.floors
+        return row | self.floors | self.answers.measure(guesses)
+
+
+class Answers:
+    """Accuracies of a task whose answers take k = 1, 2, … steps; without levels there are none."""
+
+    def __init__(self, task: Task, batch: Batch) -> None:
+        self.levels = task.levels if task.level_of else ()
+        if task.level_of:
+            predicted = batch.targets != IGNORE
+            self.predicted, self.truth = predicted, batch.targets[predicted]
+            self.level = task.level_of(batch)[predicted]
+
+    def columns(self) -> dict[str, tuple[str, str, str]]:
+        """Return symbol, unit and meaning of each column."""
+        if not self.levels:
+            return {}
+        meaning = "Share of the validation answers that are right"
+        of_level = {
+            accuracy_column(k): ("", "", f"{meaning}, of those that take k = {k} steps.")
+            for k in self.levels
+        }
+        solved = f"Largest k up to which every accuracy is above {SOLVED:g}; 0: none."
+        return {"accuracy": ("", "", f"{meaning}."), **of_level, "solved": ("k", "", solved)}
+
+    def measure(self, guesses: Sequence[NDArray[np.int64]]) -> dict[str, float | None]:
+        """Return the accuracies and the largest k solved; None for a k without a position."""
+        if not self.levels:
+            return {}
+        right = np.concatenate(guesses)[self.predicted] == self.truth
+        row: dict[str, float | None] = {"accuracy": float(right.mean())}
+        solved: list[int] = []
+        for i, k in enumerate(self.levels):
+            of_level = right[self.level == k]
+            accuracy = float(of_level.mean()) if len(of_level) else None
+            row[accuracy_column(k)] = accuracy
+            if accuracy is not None and accuracy > SOLVED and len(solved) == i:
+                solved.append(k)
+        return row | {"solved": solved[-1] if solved else 0}
+
+
+def accuracy_column(k: int) -> str:
+    return f"accuracy_{k}"

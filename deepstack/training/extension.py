@@ -27,6 +27,7 @@ from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.intervals import is_due
 from deepstack.training.schedule import depends_on_steps, learning_rate
+from deepstack.training.start import changed_source
 
 # Settings that an extension may change; `runtime` is free.
 CHANGEABLE = ("train.steps", "train.schedule", "train.lr", "train.decay_period")
@@ -64,14 +65,15 @@ class Parent:
         """
         meta = self.folder.read_meta()
         require_plugins(meta.get("plugins", []), str(self.folder.path))
-        known = meta.get("data", {}).get("sha256")
-        if known != data.get("sha256"):
+        if changed := changed_source({"data": {}} | meta, data, self.config):
+            _, source, was, now = changed
             raise ConfigError(
-                f"{self.folder.path} was trained on other data: sha256 was {known}, is "
-                f"{data.get('sha256')} ({data.get('name')})"
+                f"{self.folder.path} was trained on other data or weights: sha256 was {was}, is "
+                f"{now} ({source})"
             )
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
-        folder.write_meta({"extends": self.record, "environment": meta.get("environment", {})})
+        kept = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
+        folder.write_meta({"extends": self.record, **kept})
         for path in (*self._logs(), self.folder.timing_path):
             replace(folder.path / path.name, self._kept_rows(path))
         parts = ckpt.load(self.folder.checkpoint_path(self.step), self.step).parts

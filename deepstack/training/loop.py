@@ -6,6 +6,7 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.interrupts import Stop, stop_requests
+from deepstack.model import with_steps
 from deepstack.records import Run
 from deepstack.training.extension import Parent
 from deepstack.training.notebook_progress import default_observer
@@ -49,7 +50,7 @@ def train(
     DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
     """
     with preflight(
-        config,
+        with_steps(conf.checked_config(config)),
         study,
         Path(out),
         observer or default_observer(),

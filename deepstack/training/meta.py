@@ -14,7 +14,7 @@ from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
-from deepstack.schemes import NORMS, SCHEMES, stack_positions
+from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 from deepstack.training.preflight import Prepared
 
@@ -31,6 +31,9 @@ EVAL_COLUMNS = {
     "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
+COMPUTE = {
+    "flops": ("C", "FLOPs", "Forward and backward passes of the training batches up to this step."),
+}
 # The distance from 1 to the next fp32 number.
 RESOLUTION = 2.0**-23
 TIMING = {
@@ -42,20 +45,23 @@ TIMING = {
 def meta_of(
     prepared: Prepared, before: dict[str, Any], parameters: dict[str, int]
 ) -> dict[str, Any]:
-    """Return meta.json: command, time, environment, parameters and data of the run.
+    """Return meta.json: command, time, environment, parameters, FLOPs of a step and data.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
     run; of a run that extends another one, `extends` and the environment of that.
     """
-    task = prepared.task
+    task, config = prepared.task, prepared.config
+    flops = conf.step_flops(config, task.vocab_size, scheme_flops(config))
     now = {
         "command": prepared.command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "environment": prepared.environment,
         "git": git_state(),
-        "seed": prepared.config.seed,
+        "seed": config.seed,
         "parameters": parameters | {"total": sum(parameters.values())},
+        "flops": {"step": flops.step, "with_probe": flops.total, **flops._asdict()},
         "data": task.data,
+        **({"start": prepared.start.record()} if prepared.start else {}),
         "references": task.references,
         "plugins": [{"file": f, "sha256": p.sha256} for f, p in sorted(plugins.LOADED.items())],
     }
@@ -82,19 +88,21 @@ def columns_of(
     prepared: Prepared,
     built: Built,
     update: ModelUpdate,
+    evals: dict[str, tuple[str, str, str]],
     attribution: dict[str, tuple[str, str, str]],
 ) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
-    attribution: the columns of attribution.csv, empty for a run without it.  The result has the
-    default options of scheme and task, so that a chart names those that were set, and under
-    below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
+    evals: more columns of evals.csv.  attribution: those of attribution.csv, empty for a run
+    without it.  The result has the default options of scheme and task, so that a chart names those
+    that were set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such
+    steps.
     """
     config = prepared.config
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, built)
     return {
-        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | TIMING),
+        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE),
         "layers": entries(describe()),
         "attribution": entries(attribution),
         "scheme": {
@@ -130,7 +138,7 @@ def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
         steps = train.steps
         if rate >= RESOLUTION:
             steps = min(steps, math.ceil(max(train.warmup_steps, 1) * RESOLUTION / rate) - 1)
-        if rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
+        if train.steps and rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
             counts[role] = steps
     return counts
 

@@ -131,9 +131,10 @@ class PlainLines(Observer):
 
     def started(self, run: Started) -> None:
         self.run = run
+        steps = f"steps {run.first_step} to {run.steps}" if run.steps else "the start"
         self.line(
             f"{run.label}, {run.layers} layers, {run.parameters:,} parameters on {run.device}: "
-            f"steps {run.first_step} to {run.steps} in {run.folder.path}"
+            f"{steps} in {run.folder.path}"
         )
 
     def stepped(self, step: int, row: Row) -> None:

@@ -37,6 +37,7 @@ from deepstack.training.environment import (
 from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
 from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.start import Start, changed_source, start_of
 from deepstack.training.tracking import refuse_missing_tracker, tracking
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
@@ -49,15 +50,16 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT
 class Prepared:
     """A checked run: its settings, device and locked folder.
 
-    path: of the run.  folder: where this rank writes, temporary except on rank 0.  paths: the fast
-    paths.  environment: as meta.json records it.  observer: also writes log.txt; silent on other
-    ranks than 0.
+    start: the run whose weights it begins with.  path: of the run.  folder: where this rank writes,
+    temporary except on rank 0.  paths: the fast paths.  environment: as meta.json records it.
+    observer: also writes log.txt; silent on other ranks than 0.
     """
 
     config: conf.Config
     path: Path
     folder: RunFolder
     task: Task
+    start: Start | None
     device: torch.device
     ranks: RankGroup
     paths: FastPaths
@@ -94,6 +96,7 @@ def preflight(
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     refuse_broken_scheme(config)
+    start = start_of(config, task.vocab_size)
     device = choose_device(config.runtime)
     ranks = join_ranks(device)
     ranks.share(config.train.batch_size)
@@ -126,8 +129,10 @@ def preflight(
             parent.begin(folder, task.data)
         if ranks.is_rank0 and not folder.exists() and (news := changed_data(folder, config)):
             observer.notify(news)
+        for line in start.fresh if start and not folder.exists() else ():
+            observer.notify(line)
         yield Prepared(
-            config, path, folder, task, device, ranks, paths, environment, observer, command
+            config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
 
 
@@ -162,6 +167,10 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     if config.model.norm.kind == "batch" and needs_whole:
         key = "model.norm.kind"
         raise ConfigError(f"{key}: found batch, which needs {needs_whole}; or use rms", key=key)
+    if config.model.unique_layers and (mode == "fully_sharded" or config.train.spectral_penalty):
+        key = "model.unique_layers"
+        excluded = "runtime.parallel=fully_sharded and train.spectral_penalty"
+        raise ConfigError(f"{key}: it excludes {excluded}; allowed null", key=key)
     needs = {
         "train.optimizer": config.train.optimizer == "muon",
         "train.spectral_penalty": config.train.spectral_penalty > 0,
@@ -238,12 +247,10 @@ def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Con
             "another schedule, so its config alone does not repeat it; rerun that run instead"
         )
     config = conf.load_config(folder.config_path)
-    data, known = task_of(config).data, meta.get("data", {})
-    if data.get("sha256") != known.get("sha256"):
-        raise ConfigError(
-            f"{folder.path} was trained on other data: sha256 was {known.get('sha256')}, "
-            f"is {data.get('sha256')} ({data.get('name')})"
-        )
+    if changed := changed_source({"data": {}} | meta, task_of(config).data, config):
+        key, source, was, is_now = changed
+        other = "began with other weights" if key == "model.start" else "was trained on other data"
+        raise ConfigError(f"{folder.path} {other}: sha256 was {was}, is {is_now} ({source})")
     device = choose_device(config.runtime)
     with torch_settings(config, device) as threads:
         now = environment_of(config, device, threads, fast_paths_of(config, device))
@@ -338,15 +345,15 @@ def choose_folder(
     for folder in folders_called(study, name):
         if not is_same_experiment(folder, config) or inexact_parent(folder) != extends:
             continue
-        was = folder.read_meta().get("data", data).get("sha256")
-        if was == data.get("sha256"):
+        if not (changed := changed_source(folder.read_meta(), data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
+            key, source, was, now = changed
             raise ConfigError(
-                f"{data.get('name')} has changed since the checkpoint of {folder.path}: its sha256 "
-                f"was {str(was)[:12]}…, is {str(data.get('sha256'))[:12]}…; put the old one back, "
-                "or begin another run with --study",
-                key="task.path",
+                f"{source} has changed since the checkpoint of {folder.path}: its sha256 was "
+                f"{was[:12]}…, is {now[:12]}…; put the old one back, or begin another run with "
+                "--study",
+                key=key,
             )
     return free_folder(study, name, taken)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training.checkpoint import Checkpoint
+from deepstack.training.start import Start
 
 
 def common_checkpoint(ranks: RankGroup, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
@@ -79,9 +81,16 @@ def parameters_of(model: Transformer, bank: Bank) -> list[nn.Parameter]:
 
 
 def build_for_ranks(
-    config: conf.Config, task: Task, device: torch.device, ranks: RankGroup
+    config: conf.Config,
+    task: Task,
+    device: torch.device,
+    ranks: RankGroup,
+    start: Start | None = None,
 ) -> Built:
-    """Return the model of a run, whole on each rank, or sharded if that is configured."""
+    """Return the model of a run, whole on each rank, or sharded if that is configured.
+
+    start: the run whose weights it begins with.
+    """
     sharded = parallelism(config, ranks) == "fully_sharded"
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
@@ -91,6 +100,8 @@ def build_for_ranks(
         if config.model.dropout:  # the same masks on every rank
             torch.manual_seed(dropout_seed(config.seed, 0))
         built.calibrate(torch.from_numpy(first.inputs).to(device))
+    if start:
+        start.load_into(built, config.model.grow)
     return shard(built, ranks, device) if sharded else built
 
 
@@ -118,10 +129,22 @@ def share_of(batch: Batch, built: Built, ranks: RankGroup) -> tuple[Batch, float
 def reductions(
     built: Built, ranks: RankGroup
 ) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Sequence[Bank]], Tensor]]:
-    """Return the all-reduce of gradients and loss (None for one rank) and the global norm."""
+    """Return the all-reduce of gradients and loss (None for one rank) and the global norm.
+
+    With repeated layers (`model.unique_layers`) the first also sums gradients over repetitions.
+    """
     if isinstance(built.banks, ShardedBanks):
         return sharded_sum(built.trained, ranks), sharded_norm
-    return ranks.gradient_sum(built.trained), global_norm
+    share, banks = ranks.gradient_sum(built.trained), built.banks
+    if not banks.unique:
+        return share, global_norm
+
+    def share_and_sum(loss: Tensor) -> Tensor:
+        loss = share(loss) if share else loss
+        banks.sum_repeats()
+        return loss
+
+    return share_and_sum, partial(global_norm, unique=banks.unique)
 
 
 def whole_copy(

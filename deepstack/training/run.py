@@ -84,7 +84,7 @@ class TrainingRun:
         self.observer, self.progress = prepared.observer, progress
         config, train = self.config, self.config.train
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
-        self.built = build_for_ranks(config, self.task, self.device, self.ranks)
+        self.built = build_for_ranks(config, self.task, self.device, self.ranks, prepared.start)
         self.model = self.built.model
         self.model.train(config.model.dropout > 0)
         self.penalised = SpectralPenalty(config, self.built, self.ranks)
@@ -124,7 +124,13 @@ class TrainingRun:
         before = self.folder.read_meta()
         meta = meta_of(prepared, before, self.built.banks.count())
         self.folder.write_meta(meta)
-        columns = columns_of(prepared, self.built, self.update, self.snapshots.columns())
+        columns = columns_of(
+            prepared,
+            self.built,
+            self.update,
+            self.evaluation.answers.columns(),
+            self.snapshots.columns(),
+        )
         self.folder.write_columns(columns)
         if not before and (notice := resolution_notice(columns)):
             self.observer.notify(notice)
@@ -226,7 +232,9 @@ class TrainingRun:
         """
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
-        return self.penalised(mean_loss(logits, targets, self.count if count is None else count))
+        divisor = self.count if count is None else count
+        smoothing = self.config.train.label_smoothing
+        return self.penalised(mean_loss(logits, targets, divisor, smoothing=smoothing))
 
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
@@ -310,10 +318,12 @@ class TrainingRun:
         if divergence is None:
             state, step = "done", self.config.train.steps
             kept = self.config.runtime.keep_optimizer
-            self._write_checkpoint(step, self._resumable_parts() if kept else {})
+            saves = step > 0 or kept  # config and seed determine the initial weights
+            if saves:
+                self._write_checkpoint(step, self._resumable_parts() if kept else {})
             if self.ranks.is_rank0:
                 ckpt.keep_only(self.folder, step)
-                write_end(self.folder, state, step, logs=logs)
+                write_end(self.folder, state, step, checkpoints=saves, logs=logs)
         else:
             state, step = "diverged", divergence.step
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")

@@ -13,7 +13,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
-from deepstack.diagnostics.snapshot import Pass, pass_through
+from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
 from deepstack.distributed import RankGroup
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
@@ -102,6 +102,10 @@ class SnapshotWriter:
         banks = built.banks.all if self.parts else self._banks
         takes_any = config.log.layers_every or self.parts
         self._initial = {b.key: on_host(b.values()) for b in banks} if takes_any else {}
+        self._initial_states: dict[str, Tensor] | None = None
+        if config.log.stream_update:
+            copy = whole_copy(config, built, self.inputs.device, ranks)
+            self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(folder)
         # not a bound method: a captured function would form a reference cycle with this object
@@ -166,7 +170,9 @@ class SnapshotWriter:
                 before=before,
                 initial=[self._initial[bank.key] for bank in banks],
                 skipped=self.config.log.skipped_layers,
+                jacobian=self.config.log.jacobian,
                 passed=self._passed,
+                initial_states=self._initial_states,
             )
         )
         unknown = not_said_of(self.config.model)

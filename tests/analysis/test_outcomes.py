@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deepstack.analysis.outcomes import CLEAR, margin, outcome
 from deepstack.cli import app
 from deepstack.errors import NothingMatchedError
 from deepstack.records import EVALS_COLUMNS, Run
+from deepstack.reports import report
 
 UNIGRAM = 2.5
 # How far from the unigram a run of each outcome ends.
@@ -243,6 +245,9 @@ def test_readers_see_plain_words_and_files_keep_the_values(tmp_path: Path) -> No
     table = CliRunner().invoke(app, ["compare", str(tmp_path)])
     for word in ("1 learnt", "1 at chance", "1 worse", "1 diverged", "‖ΔF‖"):
         assert word in table.stdout
+    report(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1 at chance" in page and not re.search(r"\d (trained|stalled|above)\b", page)
     printed = CliRunner().invoke(app, ["compare", str(tmp_path), "--json"])
     entries = json.loads(printed.stdout)
     assert [row["outcome"] for row in entries] == [f"1 {result}" for result in ENDS]

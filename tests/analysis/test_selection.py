@@ -53,6 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("depth <= 48", "p6 p48 d6 d48"),
         ("depth!=48,200", "p6 d6"),
         ("scheme=post_ln", "p6 p48"),
+        ("scheme == post_ln", "p6 p48"),
         ("scheme=post*", "p6 p48"),
         ("lr=1e-3", "p6 d6"),
         ("clip=null", "p6 p48 d6 d48 d200"),
@@ -61,6 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("state!=done", "p48 d200"),
         ("outcome=trained", "p6"),
         ("outcome=stalled,diverged", "p48 d6"),
+        ("outcome=at chance,diverged", "p48 d6"),
         ("val_loss<2.6", "p6 p48"),
         ("run=d*", "d6 d48 d200"),
         (["scheme=deepnorm", "depth=6,48"], "d6 d48"),
@@ -139,6 +141,8 @@ def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
     chosen = typed(*words, "--best", "lr", "--json")
     assert chosen.exit_code == 0 and '"train.lr": 0.001' in chosen.stdout
     assert typed("compare", results, "--against", "scheme=post_ln").exit_code == 0
+    unknown = typed("compare", results, "--against", "lr").stderr
+    assert "allowed: deepnorm, post_ln; another setting: --against KEY=VALUE" in unknown
     for option, message in {
         "--against=scheme=deepnorm": "against: model.scheme does not vary: it is deepnorm in all",
         "--best=betas": "best: train.betas does not vary: it is (0.9, 0.98) in all of these runs",

@@ -84,10 +84,13 @@ def test_a_mistake_is_answered_in_a_few_lines(words: list[str], code: int, said:
     assert "Traceback" not in result.stderr
 
 
-def test_check_counts_parameters_exactly(tmp_path: Path) -> None:
+def test_check_counts_parameters_and_flops_exactly(tmp_path: Path) -> None:
     described = json.loads(deepstack("check", QUICK, *TINY, "--json").stdout)[0]
     run = deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip()
     assert described["parameters"] == Run(run).meta["parameters"]["total"]
+    assert described["FLOPs a step"] == Run(run).meta["flops"]["step"]
+    plan = json.loads(deepstack("sweep", QUICK, *TINY, "--dry-run", "--json").stdout)
+    assert plan[0]["flops"] == pytest.approx(described["FLOPs of the training"], rel=1e-3)
     assert described["run"] == Path(run).name
     assert deepstack("check", QUICK).exit_code == 0
 
@@ -250,7 +253,7 @@ def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-NEEDING_RATES = {"frontier", "loss_vs_lr", "best_lr_vs_depth"}
+NEEDING_MORE = {"frontier", "loss_vs_lr", "best_lr_vs_depth", "solved_vs_depth"}
 
 
 @pytest.mark.slow
@@ -270,7 +273,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     assert all(path.stat().st_size > 5000 for path in written if path.suffix != ".csv")
     names = {path.stem for path in written}
     charts = {row["name"] for row in json.loads(deepstack("list", "charts", "--json").stdout)}
-    assert names == charts - NEEDING_RATES
+    assert names == charts - NEEDING_MORE
     assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
     chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
     assert len(chosen.stdout.splitlines()) == 4

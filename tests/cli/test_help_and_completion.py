@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from helpers.command_line import TINY, typed
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from deepstack.cli import app
@@ -30,6 +32,25 @@ def test_the_help_of_every_command_shows_an_example(command: str) -> None:
     words = shlex.split(" ".join(text.partition("Example: ")[2].split()))
     assert words[:2] == ["deepstack", command]
     assert all(word in text.partition("Example: ")[0] for word in words if word[:2] == "--")
+
+
+@pytest.mark.parametrize(
+    ("command", "headings"),
+    [
+        ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting"]),
+        ("plot", ["Selection of runs", "Files", "The charts metric and map", "Appearance"]),
+        ("ls", ["Selection of runs"]),
+        ("train", []),
+    ],
+)
+def test_options_stand_below_the_heading_of_their_group(command: str, headings: list[str]) -> None:
+    text = typed(command, "--help").stdout
+    found = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert found == ["Arguments", *headings, "Options"]
+    options = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    names = [one.opts[0] for one in options if one.param_type_name == "option"]
+    listed = re.findall(r"^  (?:-q, )?(--[\w-]+)", text, re.MULTILINE)
+    assert sorted(listed) == sorted([*names, "--help"])
 
 
 def completed(line: str) -> list[str]:
@@ -60,6 +81,13 @@ def completed(line: str) -> list[str]:
         ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
         ("deepstack list sch", {"schemes"}),
         ("deepstack compare --best train.l", {"train.lr"}),
+        ("deepstack ls --where val", {"val_loss=", "val_loss_masked="}),
+        ("deepstack ls --where dept", {"depth="}),
+        ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
+        ("deepstack compare --where state=do", {"done"}),
+        ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),
+        ("deepstack ls --where tags=", set()),
+        ("deepstack ls --sort model.dep", {"model.depth"}),
         ("deepstack train quick nothing.", set()),
     ],
 )

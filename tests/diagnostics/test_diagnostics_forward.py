@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.layers import file_names
+from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
 
@@ -200,6 +201,10 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
         "param_norm": math.hypot(*(size(p) for p in parameters)),
         "param_update_norm": LAST_STEP * count,
         "stream_norm": norms(y).mean().item(),
+        "stream_variance": y.var(dim=-1, correction=0).mean().item(),
+        "token_distance": 1 - mean_cosine(y),
+        "stream_grad": size(entry["y"].grad),
+        "stream_update": 0.25 * norms(y).mean().item(),
         "angular_distance": (cosine.acos() / math.pi).mean().item(),
         "effective_rank": math.exp(-(p * p.log()).sum().item()),
         "rank_collapse": (composite(rest) / composite(y)).mean().item(),
@@ -210,6 +215,12 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
     lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in applied_.items()}
     result["spectral_log_product"] = sum(map(math.log, lengths.values()))
     return result | {f"spectral_norm_{role}": length for role, length in lengths.items()}
+
+
+def mean_cosine(y: Tensor) -> float:
+    unit, n = y / y.norm(dim=-1, keepdim=True), y.shape[1]
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    return sum((unit[:, i] * unit[:, j]).sum(-1).mean().item() for i, j in pairs) / len(pairs)
 
 
 def size(x: Tensor) -> float:
@@ -234,12 +245,30 @@ def losses_without_layers(look: Look) -> list[float]:
     return losses
 
 
+def jacobian_rows(look: Look) -> list[float]:
+    """‖Rᵀ ∂F/∂x_l‖²/‖R‖² of every layer, R the fixed draw."""
+    entries: list[dict[str, Any]] = [{} for _ in look.model.layers]
+    hooks = [
+        layer.register_forward_hook(keep(entry, "x", "y"))
+        for layer, entry in zip(look.model.layers, entries, strict=True)
+    ]
+    F = look.model.hidden(look.tokens)
+    R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0))
+    (F * R).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return [(size(entry["y"].grad) / size(R)) ** 2 for entry in entries]
+
+
 def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
     """Layer by layer, file name of a diagnostic -> its value."""
+    jacobians = jacobian_rows(look)
+    look.model.zero_grad()
     layers, loss_of_all = record_pass(look), look.loss(look.model(look.tokens)).item()
     rows: list[dict[str, float]] = []
-    for entry, loss in zip(layers, losses_without_layers(look), strict=True):
+    for entry, loss, share in zip(layers, losses_without_layers(look), jacobians, strict=True):
         row = of_layer(entry) | {"skip_loss": loss, "skip_loss_increase": loss - loss_of_all}
+        row["jacobian"] = share
         merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
         sums = [record["sum"] for record in entry["sublayers"]]
         for record, following in zip(entry["sublayers"], [*sums[1:], entry["y"]], strict=True):
@@ -278,11 +307,13 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
                 for number, omega in enumerate(entry.each("omega")):
                     omega.fill_(1.5 + number)
     values = [bank.values().clone() for bank in look.banks]
+    stream = stream_states(look.model, look.tokens)
     logged = evaluate(
         take(
             look.model, look.banks, look.tokens, look.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
-            skipped=len(look.model.layers),
+            skipped=len(look.model.layers), jacobian=True,
+            initial_states={side: 0.75 * states for side, states in stream.items()},
         )
     )  # fmt: skip
     assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)

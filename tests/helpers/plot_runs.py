@@ -44,12 +44,15 @@ def make_run(
     layers: np.ndarray | None = None,
     references: dict[str, float] | None = None,
     optimal: float | None = None,
+    solved: float | None = None,
     config: dict[str, Any] | None = None,
     defaults: dict[str, Any] | None = None,
+    flops: int | None = 10**9,
 ) -> Path:
     """A run folder as training leaves it; updates[t-1] is the model update after step t.
 
     config: more keys of it, dotted.  defaults: those of options, as columns.json has them.
+    flops: of a step.
     """
     folder = RunFolder(root / "-".join(map(str, (scheme, f"d{depth}", f"s{seed}", lr))))
     sections: dict[str, Any] = {
@@ -87,11 +90,12 @@ def make_run(
         for step, value in enumerate(values, start=1):
             loss = losses[step - 1] if losses else 4.0 - 0.1 * step
             log.write((step, loss, lr, 1.0, value, value, 4 * value, value / 8))
-    columns = EVALS_COLUMNS if optimal is None else (*EVALS_COLUMNS, "optimal_loss")
-    with folder.log("evals", columns) as log:
+    more = {"optimal_loss": optimal, "solved": solved}
+    more = {name: value for name, value in more.items() if value is not None}
+    with folder.log("evals", (*EVALS_COLUMNS, *more)) as log:
         for step in (0, len(values)):
             row: dict[str, Any] = {"step": step, "loss": 2.0, "loss_masked": masked}
-            log.write(row if optimal is None else row | {"optimal_loss": optimal})
+            log.write(row | more)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
         signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
@@ -101,6 +105,8 @@ def make_run(
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
                 log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
+    if flops is not None:
+        folder.write_meta({"flops": {"step": flops}})
     folder.write_status(state, len(values))
     return folder.path
 

@@ -19,6 +19,7 @@ from deepstack.bench.products import Products
 from deepstack.config import Config, with_overrides
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
+from deepstack.model.sublayers import ACTIVATIONS
 from deepstack.schemes import SCHEMES
 
 LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -30,6 +31,8 @@ LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         z > 0, z, 1.6732632423543772 * (torch.exp(z) - 1)),
     "silu": lambda z: z / (1 + torch.exp(-z)),
     "relu2": lambda z: z.clamp(min=0) ** 2,
+    "scaled_sigmoid": lambda z: 1 / (1 + torch.exp(-z)) / 0.2933790**0.5,
+    "scaled_tanh": lambda z: (1 - 2 / (torch.exp(2 * z) + 1)) / 0.3942945**0.5,
 }  # fmt: skip
 
 
@@ -38,6 +41,12 @@ def config(**changes: Any) -> Config:
     return with_overrides(
         Config(), sizes | {key.replace("__", "."): value for key, value in changes.items()}
     )
+
+
+@pytest.mark.parametrize("name", ["scaled_sigmoid", "scaled_tanh"])
+def test_scaled_activations_keep_the_mean_square(name: str) -> None:
+    z = torch.special.ndtri((torch.arange(200_001, dtype=torch.float64)[1:] - 0.5) / 200_000)
+    assert ACTIVATIONS[name](z).square().mean().item() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", LITERAL)

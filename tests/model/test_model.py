@@ -232,6 +232,7 @@ def drawn(distribution: str, n_out: int, n_in: int, scale: float = 1.0, **more: 
         ("kaiming_normal", math.sqrt(2 / 300), 9.0),
         ("kaiming_uniform", math.sqrt(2 / 300), math.sqrt(3)),
         ("truncated_normal", math.sqrt(2 / 500), 2 / 0.87962566),
+        ("torch_linear", 1 / 30, math.sqrt(3)),
         ("normal", 0.02, 9.0),
         ("orthogonal", math.sqrt(1 / 300), 9.0),
     ],
@@ -244,6 +245,29 @@ def test_standard_deviations_and_bounds(distribution: str, std: float, most: flo
         largest = matrix.abs().max().item() / (scale * std)
         assert largest <= most * 1.0001
         assert largest > (0.98 * most if most < 9 else 3.5)
+
+
+@pytest.mark.parametrize("factors", [{}, {"q": 0.5}])  # q, k, v joined and apart
+def test_torch_linear_is_the_start_of_nn_linear_with_gains_also_on_biases(
+    factors: dict[str, float],
+) -> None:
+    init = {"model__init__distribution": "torch_linear", "model__scheme": "deepnorm",
+            "model__d_model": 96, "model__n_heads": 3, "model__depth": 40}  # fmt: skip
+    state = built(**init, train__lr_factors=factors).banks.state()
+    beta = (8 * 40) ** -0.25
+    of_torch = torch.nn.Linear(384, 96)
+    bias = state["encoder.layers.attention.qkv_bias"]
+    cases = [
+        (state["encoder.layers.feed_forward.w2_bias"], beta, of_torch.bias),
+        (state["encoder.layers.feed_forward.w2"], beta, of_torch.weight),
+        (bias[:, :192], 1.0, torch.nn.Linear(96, 192).bias),
+        (bias[:, 192:], beta, torch.nn.Linear(96, 96).bias),
+    ]
+    for values, gain, like in cases:
+        most = values.abs().max().item()
+        assert most == pytest.approx(gain * like.abs().max().item(), rel=0.06)
+        assert values.std().item() == pytest.approx(most / math.sqrt(3), rel=0.05)
+        assert not torch.equal(values[0], values[1])
 
 
 def test_normal_takes_its_own_standard_deviation() -> None:

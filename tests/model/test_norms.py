@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def a_norm(kind: str, d: int = 5, *, gain: bool = True, bias: bool = True) -> St
     torch.manual_seed(0)
     norm = NORMS[kind](d, eps=0.1, gain=gain, bias=bias, start=0.7)
     for name in dict(norm.named_parameters()):
-        fresh = torch.full((1,), 0.7) if name == "scale" else torch.randn(d)
+        scalars = {"scale": 0.7, "shift": 0.2}
+        fresh = torch.full((1,), scalars[name]) if name in scalars else torch.randn(d)
         setattr(norm, name, torch.nn.Parameter(fresh))
     return norm
 
@@ -68,7 +70,11 @@ def dynamic_tanh(z: torch.Tensor) -> torch.Tensor:
     return (up - down) / (up + down)
 
 
-LITERAL = {function.__name__: function for function in (layer, rms, batch, dynamic_tanh)}
+def dynamic_erf(z: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([math.erf(0.7 * x + 0.2) for x in z.flatten().tolist()]).view(z.shape)
+
+
+LITERAL = {f.__name__: f for f in (layer, rms, batch, dynamic_tanh, dynamic_erf)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -306,7 +312,7 @@ def test_a_resolved_config_is_read_back(choice: dict[str, Any]) -> None:
 
 
 def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
-    for kind, fixed in (("rms", True), ("dynamic_tanh", False)):
+    for kind, fixed in (("rms", True), ("dynamic_tanh", False), ("dynamic_erf", False)):
         run = deepstack.train(small(model__norm__kind=kind), out=tmp_path / kind)
         assert run.columns["scheme"]["normalised"] is fixed
     found = built(model__norm__kind="dynamic_tanh", model__norm__start=0.8)

@@ -216,7 +216,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for depth in DEPTHS:
             for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
                 layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
-                make_run(root, scheme=scheme, depth=depth, seed=seed, lr=lr, layers=layers)
+                numbers = {"depth": depth, "seed": seed, "lr": lr, "solved": depth / 2}
+                make_run(root, scheme=scheme, layers=layers, **numbers)
     return root
 
 
@@ -299,7 +300,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     make_run(tmp_path / "study")
     messages: list[str] = []
     paths = draw(tmp_path / "study", say=messages.append, formats=("csv",))
-    drawn = {"loss_vs_step", "update_vs_step"}
+    drawn = {"loss_vs_compute", "loss_vs_step", "update_vs_step"}
     assert {path.stem for path in paths} == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in paths)
     left_out = [name for name in CHARTS.names() if name not in drawn]

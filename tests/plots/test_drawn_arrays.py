@@ -42,6 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                         updates=growth.tolist(), losses=(4 - growth).tolist(),
                         masked=float(random.uniform(2, 3)) + 0.5 * i + 200 * lr * i,
                         layers=np.ones((5, depth)), state="diverged" if diverges else "done",
+                        solved=float(random.uniform(1, 8)),
                     )  # fmt: skip
                     folder = RunFolder(path)
                     names = folder.layer_names()
@@ -174,11 +175,12 @@ def check_shares(axes: Axes, rows: pd.DataFrame, colours: dict[str, str]) -> boo
 
 
 def check_best_rates(chart: Chart, name: str) -> None:
-    """The ring is around the best learning rate."""
+    """The ring is around the best learning rate, or the least loss of a parabola."""
     check_curves(chart, name)
     for axes, rows in panels(chart, name):
         rings = [points_of(line) for line in axes.lines if line.get_markersize() == 9]
-        assert same(np.concatenate(rings), rows[rows["kind"] == "best"][["x", "y"]])
+        best = rows[rows["kind"].isin(["best", "minimum"])]
+        assert same(np.concatenate(rings) if rings else [], best[["x", "y"]])
 
 
 def check_heat_map(chart: Chart, name: str) -> None:
@@ -246,6 +248,7 @@ def check_map(chart: Chart, name: str) -> None:
 
 OTHERS: dict[str, Callable[[Chart, str], None]] = {
     "layer_step_heat_map": check_heat_map,
+    "iso_flop": check_best_rates,
     "loss_vs_lr": check_best_rates,
     "outcomes": check_map,
     "frontier": check_map,

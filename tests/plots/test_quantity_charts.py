@@ -11,6 +11,7 @@ from helpers.plot_runs import caption, make_run, make_runs
 from matplotlib.collections import QuadMesh
 from typer.testing import CliRunner
 
+from deepstack.analysis.comparison import compare
 from deepstack.cli import app
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import Options
@@ -59,6 +60,17 @@ def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> Non
         assert chart.data["y"].tolist()[-1] == value
     both = draw(tmp_path, "loss", "model_update").data
     assert both["x"].tolist() == [4.0, 3.0, 2.0] and both["y"].is_monotonic_increasing
+
+
+def test_flops_are_a_column(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path, seed=seed, losses=[4.0, 3.0, 2.0], steps=3, flops=10**9)
+    make_run(tmp_path, depth=18, losses=[4.0, 3.0, 2.0], steps=3, flops=None)  # of an older version
+    chart = draw(tmp_path, "flops", "loss", "depth")
+    assert chart.data[["x", "y"]].to_numpy().tolist() == [[1e9, 4.0], [2e9, 3.0], [3e9, 2.0]]
+    assert "training FLOPs" in caption(chart)
+    known, unknown = compare(tmp_path)["flops"]
+    assert known == 3e9 and math.isnan(unknown)
 
 
 def test_diverged_runs_are_no_part_of_a_mean_and_are_counted(tmp_path: Path) -> None:

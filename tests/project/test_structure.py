@@ -34,7 +34,7 @@ LEVELS = (
     ("fast", "reports", "trackers"),
     ("diagnostics",),
     ("training",),
-    ("theory", "sweeps", "bench"),
+    ("theory", "sweeps", "bench", "depth_use"),
     ("cli",),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

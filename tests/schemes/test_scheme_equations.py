@@ -155,6 +155,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "layer_scale": every(lambda x, G, n, s: x + s * G(n[0](x)), "scale"),
     "depth_mup": every(lambda x, G, n, p: x + (p.N / 2) ** -0.5 * G(n[0](x))),
     "complete_p": every(lambda x, G, n, p: x + (p.N / 2) ** -1 * G(n[0](x))),
+    "looped": every(lambda x, G, n, p: x + p.N**-0.5 * G(n[0](x))),
     "deep_scale_lm": every(
         lambda x, G, n, p: math.sqrt(1 - 2 / p.N) * x + math.sqrt(2 / p.N) * G(n[0](x))
     ),

@@ -20,7 +20,7 @@ from deepstack.tasks.synthetic import (
 )
 from deepstack.tasks.task import STRUCTURE, choose_positions
 
-NAMES = ["copy", "markov", "reverse", "text"]
+NAMES = ["copy", "group", "hops", "markov", "reverse", "text"]
 
 
 def build(name: str, seq_len: int = 32, seed: int = 0, **options: object) -> Task:
@@ -134,6 +134,8 @@ def test_options_are_listed_with_type_default_and_description() -> None:
         ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed an integer from 2"]),
         ("copy", {"vocab_size": 1}, ["task.vocab_size: found 1"]),
         ("copy", {"vocabsize": 8}, ["did you mean 'vocab_size'?"]),
+        ("group", {"degree": 7}, ["task.degree: found 7; allowed an integer from 2 to 6"]),
+        ("hops", {"n": 16}, ["task.n: found 16, which needs task.seq_len = 2 n + 2 q for"]),
         ("markov", {"states": 1}, ["task.states: found 1; allowed an integer from 2 to 256"]),
         ("markov", {"concentration": 0}, ["task.concentration: found 0"]),
     ],

@@ -19,7 +19,7 @@ from deepstack.records import RunFolder
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"model__dropout": 0.1},
-    {"train__optimizer": "muon"},
+    {"train__optimizer": "muon", "log__stream_update": True},
     {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
 ]
 

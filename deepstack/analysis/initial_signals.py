@@ -1,0 +1,131 @@
+"""What a stack does with signals before training: values of every layer, and their growth rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepstack.analysis.quantities import growth
+from deepstack.analysis.settings import SCHEME, SEED, depth_of, split_series
+from deepstack.analysis.statistics import mean_of
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# column of the tables -> diagnostic
+SIGNALS = {
+    "variance": "stream_variance",
+    "token_distance": "token_distance",
+    "stream_grad": "stream_grad",
+    "grad_norm": "grad_norm",
+    "jacobian": "jacobian",
+    "attention_entropy": "attention_entropy_attention",
+    "rank_collapse": "rank_collapse",
+}
+# growth rates: column -> signal, and whether it grows from a layer to the one after or before it
+RATES = {
+    "variance_growth": ("variance", 1),
+    "angle_exponent": ("token_distance", 1),
+    "gradient_exponent": ("stream_grad", -1),
+    "parameter_gradient_exponent": ("grad_norm", -1),
+    "jacobian_exponent": ("jacobian", -1),
+}
+# Distances of tokens below this are rounding in fp32: their growth is that of the layers before.
+ROUNDING = 1e-11
+
+
+def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row per run and layer at step 0: setting, depth, side, seed, layer, and SIGNALS.
+
+    side: encoder or decoder; layer: its number in its stack, from 1.  A signal that a run lacks is
+    NaN.  Raises NothingMatchedError if no run has a snapshot of step 0.
+    """
+    import pandas as pd
+
+    tables = []
+    for series in split_series(runs)[0]:
+        for run in series.runs:
+            values = {column: at_start(run, name) for column, name in SIGNALS.items()}
+            if values["variance"] is None:
+                continue
+            total = len(values["variance"])
+            stacks = run.columns.get("stacks") or {"encoder": total}
+            layers = [(side, layer + 1) for side, depth in stacks.items() for layer in range(depth)]
+            table = pd.DataFrame(layers, columns=["side", "layer"])
+            labels = {"setting": series.label, "scheme": run.get(SCHEME), "depth": depth_of(run)}
+            for name, value in (labels | {"seed": run.get(SEED)}).items():
+                table[name] = value
+            for name, array in values.items():
+                table[name] = np.full(total, np.nan) if array is None else array
+            tables.append(table)
+    if not tables:
+        raise NothingMatchedError("no run has stream_variance at step 0; see deepstack signal")
+    first = ["setting", "scheme", "depth", "side", "seed", "layer"]
+    return pd.concat(tables, ignore_index=True)[[*first, *SIGNALS]]
+
+
+def at_start(run: Run, diagnostic: str) -> np.ndarray | None:
+    """Return a diagnostic of every layer at step 0, or None."""
+    if diagnostic not in run.layer_names():
+        return None
+    steps, values = run.layers(diagnostic)
+    return values[0].astype(float) if len(steps) and steps[0] == 0 else None
+
+
+def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per setting, depth, side and seed: the first and last layer, and RATES.
+
+    layers: from `signal_layers`.  A rate is the least-squares slope of ln of the signal on the
+    layer: per layer away from the input, or toward it for gradients (`gradient_exponent` and the
+    two after it), so that a positive one is a growth in the direction in which the signal goes.
+    `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².
+    """
+    import pandas as pd
+
+    rows = []
+    keys = ["setting", "scheme", "depth", "side", "seed"]
+    for labels, table in layers.groupby(keys, sort=False):
+        first, last = table.iloc[0], table.iloc[-1]
+        row: dict[str, Any] = dict(zip(keys, labels, strict=True))
+        row |= {"variance_first": first["variance"], "variance_last": last["variance"]}
+        row |= {"cosine_first": 1 - first["token_distance"]}
+        row |= {"cosine_last": 1 - last["token_distance"]}
+        for name, (signal, direction) in RATES.items():
+            values = table[signal].to_numpy(float)
+            if signal == "token_distance" and (values < ROUNDING).any():
+                values = values[: int((values < ROUNDING).argmax())]
+            row[name] = direction * float(growth(values[None])[0])
+        row["jacobian_ratio"] = first["jacobian"] / last["jacobian"]
+        row["attention_entropy"] = table["attention_entropy"].mean()
+        row["rank_collapse_last"] = last["rank_collapse"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def signal_table(layers: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a row per setting, depth and side: means over seeds, None where nothing is finite.
+
+    The angle and the gradient exponent have a 95 % interval over seeds, `…_low` and `…_high`
+    (Student's t).  The side is left out if there is one.
+    """
+    by_seed = seed_rows(layers)
+    keys = ["setting", "depth", *(["side"] if by_seed["side"].nunique() > 1 else [])]
+    rows = []
+    for labels, table in by_seed.groupby(keys, sort=False):
+        row: dict[str, Any] = dict(zip(keys, labels, strict=True)) | {"seeds": len(table)}
+        for name in table.columns.difference(["setting", "scheme", "depth", "side", "seed"], False):
+            mean = mean_of(table[name].tolist())
+            row[name] = number(mean.value)
+            if name in ("angle_exponent", "gradient_exponent"):
+                row |= {f"{name}_low": number(mean.low), f"{name}_high": number(mean.high)}
+        rows.append(row)
+    return rows
+
+
+def number(value: float) -> float | None:
+    """Return a finite number, or None."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,189 @@
+"""Fits L = E + c x^(-a) to final losses, x the depth, the width or the training FLOPs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deepstack.analysis.compute import (
+    STEPS,
+    WIDTH,
+    budgets_of,
+    by_size,
+    chosen_settings,
+    made_flops,
+)
+from deepstack.analysis.settings import DEPTH, SEED, depth_of, split_series
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.analysis.transfer import Interval, interval, resample
+from deepstack.errors import NothingMatchedError
+from deepstack.records import ENDED, Run
+
+LAWS = {"depth": DEPTH, "width": WIDTH, "compute": "train.flops"}
+LEAST = 4  # values of x: three numbers are fitted
+SMALLEST, LARGEST = 1e-3, 10.0  # limits of the exponent a
+DRAWS = 400  # bootstrap samples
+
+BySeed = Mapping[int, float]
+"""Seed -> final loss."""
+
+
+class Law(NamedTuple):
+    """L = E + c x^(-a), each with its 95 % bootstrap interval.
+
+    residual: root of the mean square of loss minus law, in nats.  n: values of x.  seeds: those
+    that every x shares.
+    """
+
+    E: Interval
+    c: Interval
+    a: Interval
+    residual: float
+    n: int
+    seeds: int
+
+
+def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) -> Law:
+    """Fit the law to the mean loss at each x by least squares, with 0 <= E and c > 0.
+
+    Intervals come from samples of the seeds that every x shares, equal at every x; with fewer than
+    two, from samples of the points.  Raises NothingMatchedError for fewer than four x, for losses
+    that do not fall with x, and where the interval of a reaches a limit, so that it has no end.
+    """
+    if len(set(x)) < LEAST:
+        raise NothingMatchedError(
+            f"needs {LEAST} values or more to fit three numbers; found {len(set(x))}"
+        )
+    at = np.asarray(x, float)
+    shared = sorted(set.intersection(*(set(by_seed) for by_seed in losses)))
+    means = np.array([np.mean(list(by_seed.values())) for by_seed in losses])
+    if len(shared) > 1:
+        means = mean_of_seeds(losses, shared)
+    best = solve(at, means)
+    samples = [best]
+    if len(shared) > 1:
+        known: dict[tuple[int, ...], tuple[float, float, float]] = {}  # few seeds have few samples
+        for seeds in map(sorted, resample(shared, draws)):
+            if tuple(seeds) not in known:
+                known[tuple(seeds)] = solve(at, mean_of_seeds(losses, seeds), best)
+            samples.append(known[tuple(seeds)])
+    else:
+        for points in resample(range(len(at)), draws):
+            if len(set(at[points])) >= LEAST:
+                samples.append(solve(at[points], means[points], best))
+    E, c, a = (interval(values) for values in np.array(samples).T.tolist())
+    if not math.isfinite(a.low):
+        raise NothingMatchedError(f"needs two seeds, or more than {LEAST} values, for an interval")
+    if a.low <= 1.01 * SMALLEST or a.high >= 0.99 * LARGEST:
+        raise NothingMatchedError(
+            f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
+            f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range"
+        )
+    error = means - (best[0] + best[1] * at ** -best[2])
+    return Law(E, c, a, float(np.sqrt(np.mean(error**2))), len(at), max(len(shared), 1))
+
+
+def mean_of_seeds(losses: Sequence[BySeed], seeds: Sequence[int]) -> np.ndarray:
+    """Return the mean loss over these seeds at each x."""
+    return np.array([np.mean([by_seed[seed] for seed in seeds]) for by_seed in losses])
+
+
+def solve(
+    x: np.ndarray, y: np.ndarray, near: Sequence[float] | None = None
+) -> tuple[float, float, float]:
+    """Return E, c and a of least squares.  near: where to start; else the best of several a."""
+    from scipy.optimize import least_squares
+
+    middle = math.exp(np.log(x).mean())  # k = c middle^(-a) is as large as the losses
+    z = np.log(x / middle)
+    exponents = np.geomspace(0.02, 5, 40).tolist()
+    if near is None:
+        starts = [(*linear(z, y, a), a) for a in exponents]
+    else:
+        starts = [(near[0], near[1] * middle ** -near[2], near[2])]
+    starts = [start for start in starts if start[1] > 0]
+    if not starts:
+        raise NothingMatchedError("the loss does not fall with x, as E + c x^(-a) does")
+
+    def error(p: np.ndarray) -> np.ndarray:
+        return np.asarray(p[0] + np.exp(p[1] - p[2] * z) - y)
+
+    points = [np.array([E, math.log(k), a]) for E, k, a in starts]
+    start = min(points, key=lambda p: float(np.square(error(p)).sum()))
+    low, high = np.array([0.0, -40.0, SMALLEST]), np.array([y.max(), 40.0, LARGEST])
+    inside = np.clip(start, low + 1e-9, high - 1e-9)
+    found = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
+    E, log_k, a = found.x.tolist()
+    return E, math.exp(log_k) * middle**a, a
+
+
+def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
+    """Return E >= 0 and k of the least squares of E + k exp(-a z)."""
+    basis = np.exp(-a * z)
+    k, E = np.polyfit(basis, y, 1)
+    if E < 0:
+        E, k = 0.0, float(basis @ y / (basis @ basis))
+    return float(E), float(k)
+
+
+def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each setting whose losses have a law, and a sentence for each other one.
+
+    law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
+    budget has a law of its own; `compute` has one for each depth.  Diverged runs are left out.
+    """
+    rows, refused = [], []
+    for label, members in points_by_setting(runs, law):
+        column = loss_column([run for there in members.values() for run in there])
+        losses = [
+            {int(run.get(SEED, 0)): final_value(run, column) for run in there}
+            for there in members.values()
+        ]
+        try:
+            fitted = fit_law(list(members), losses)
+        except NothingMatchedError as error:
+            refused.append(f"{label}: {error}")
+            continue
+        row: dict[str, Any] = {"setting": label}
+        for name in ("a", "E", "c"):
+            value, low, high = getattr(fitted, name)
+            row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row | {"residual": fitted.residual, "n": fitted.n, "seeds": fitted.seeds})
+    return rows, refused
+
+
+def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, dict[float, list[Run]]]]:
+    """Return label and runs at each x of every setting, without diverged and unfinished runs."""
+    ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
+    if not ended:
+        raise NothingMatchedError("no finished run that did not diverge has a validation loss")
+    size = LAWS[law]
+    has_flops = any("flops" in run.meta for run in ended)
+    budgets = budgets_of(ended) if has_flops or law == "compute" else dict.fromkeys(ended, 0.0)
+    at_budget: dict[float, set[Any]] = {}
+    for run, budget in budgets.items():
+        at_budget.setdefault(budget, set()).add(run.get(size))
+    apart = law != "compute" and max(map(len, at_budget.values())) > 1 and len(at_budget) > 1
+    by_flops = apart or law == "compute"
+    cells = budgets if by_flops else dict.fromkeys(ended, 0.0)
+    but = chosen_settings(cells, [WIDTH] * (law == "width"))
+    but = [key for key in but if by_flops or key != STEPS]
+    groups: list[tuple[str, dict[float, list[Run]]]] = []
+    for series in split_series(list(budgets), but)[0]:
+        parts: dict[str, list[Run]] = {}
+        for run in series.runs:
+            words = [series.label]
+            words += [f"N = {depth_of(run)}"] * (law != "depth")
+            words += [f"{budgets[run]:.2g} FLOPs"] * apart
+            parts.setdefault(", ".join(words), []).append(run)
+        for label, members in parts.items():
+            if law == "compute":
+                by_budget = by_size(members, STEPS)
+                points = {made_flops(there): there for there in by_budget.values()}
+            else:
+                points = by_size(members, size)
+            groups.append((label.replace("\u00a0", " "), dict(sorted(points.items()))))
+    return groups

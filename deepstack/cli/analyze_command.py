@@ -1,0 +1,128 @@
+"""The command `deepstack analyze RUN…`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deepstack.cli.completion import complete_names
+from deepstack.cli.options import Json, Plugins, load_plugins, note
+from deepstack.cli.progress import show_work
+
+if TYPE_CHECKING:
+    from deepstack.records import Analysis
+
+
+def analyze_command(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, or folders of runs.")],
+    what: Annotated[
+        str,
+        typer.Option(
+            help="Analyses, as in lens,effects: deepstack list analyses.",
+            autocompletion=complete_names("depth_use", "measure"),
+        ),
+    ] = "lens",
+    batches: Annotated[
+        int, typer.Option(min=1, help="Held-out batches of train.batch_size sequences.")
+    ] = 4,
+    training_batches: Annotated[
+        int, typer.Option(min=1, help="Training batches on which linear maps are fitted.")
+    ] = 16,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Change every so many-th layer (default: at most 128 layers are changed)."
+        ),
+    ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Option("--with", metavar="RUN2", help="A run that `similarity` compares with RUN."),
+    ] = None,
+    side: Annotated[
+        str | None,
+        typer.Option(help="encoder or decoder, of a model with both (default: the decoder)."),
+    ] = None,
+    probes: Annotated[int, typer.Option(min=2, help="Random probes of a Jacobian.")] = 8,
+    top: Annotated[int, typer.Option(min=1, help="Tokens that the lens' overlap compares.")] = 5,
+    plugin: Plugins = [],
+    json: Json = False,
+) -> None:
+    """Measure on saved weights what each layer contributes: does a stack use its depth?
+
+    Arrays go to analysis/<name>/ in the run's folder, with their meaning and checksums; a repeated
+    call replaces them. The table has the numbers. An analysis changes one layer at a time and runs
+    the model on held-out batches: it costs as many forward passes as it changes layers.
+    """
+    from deepstack.cli.tables import emit, emit_json
+
+    load_plugins(plugin)
+    from deepstack.depth_use import analyze_run
+    from deepstack.errors import ConfigError, NothingMatchedError
+    from deepstack.records import find_runs
+
+    names = [name.strip() for name in what.split(",") if name.strip()]
+    chosen = {run.path.resolve(): run for path in runs for run in find_runs(path)}
+    if other is not None and len(chosen) > 1:
+        raise ConfigError(f"--with: found {len(chosen)} runs; allowed one")
+    results: dict[Path, dict[str, Analysis]] = {}
+    with show_work("analyzing") as work:
+
+        def begin(run: str, name: str) -> None:
+            work.step(f"{run}: {name}", len(chosen) * len(names))
+
+        for run in chosen.values():
+            try:
+                results[run.path] = analyze_run(
+                    run.path,
+                    names,
+                    batches=batches,
+                    training_batches=training_batches,
+                    side=side,
+                    other=other,
+                    every=every,
+                    probes=probes,
+                    top=top,
+                    say=work.note,
+                    begin=partial(begin, run.name),
+                )
+            except NothingMatchedError as error:
+                if len(chosen) == 1:
+                    raise
+                note(f"left out: {error}")
+    if not results:
+        raise NothingMatchedError("none of the runs has saved weights")
+    if json:
+        emit_json([scalars_of(path, parts) for path, parts in results.items()])
+        return
+    for parts in results.values():
+        for line in dict.fromkeys(text for result in parts.values() for text in result.notes):
+            note(line)
+    emit([row for path, parts in results.items() for row in rows_of(path, parts)], False)
+
+
+def scalars_of(path: Path, parts: dict[str, Analysis]) -> dict[str, Any]:
+    """Return the numbers of a run's analyses, with notes, for JSON."""
+    analyses = {
+        name: {"scalars": one.scalars, "notes": one.notes, "about": one.about}
+        for name, one in parts.items()
+    }
+    return {"run": str(path), "analyses": analyses}
+
+
+def rows_of(path: Path, parts: dict[str, Analysis]) -> list[dict[str, Any]]:
+    """Return a row of the table for each number."""
+    return [
+        {
+            "run": path.name,
+            "analysis": analysis,
+            "number": name,
+            "value": value,
+            "unit": result.columns[name]["unit"],
+            "meaning": result.columns[name]["meaning"],
+        }
+        for analysis, result in parts.items()
+        for name, value in result.scalars.items()
+    ]

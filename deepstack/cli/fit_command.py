@@ -1,0 +1,49 @@
+"""The command `deepstack fit DIR… --law depth|width|compute`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note
+from deepstack.cli.progress import show_work
+
+
+def fit_command(
+    directories: Folders = ["results"],
+    law: Annotated[
+        Literal["depth", "width", "compute"],
+        typer.Option(help="x of the law: depth, width d_model, or training FLOPs."),
+    ] = "depth",
+    where: Where = [],
+    last: Last = None,
+    markdown: Markdown = False,
+    json: Json = False,
+) -> None:
+    """Fit L = E + c x^(-a) to final validation losses; print a, E and c with 95 % intervals.
+
+    A row for each setting with four values of x or more. Intervals hold 95 % of bootstrap samples
+    of the seeds, or of the points with one seed. residual: root mean square, in nats.
+    """
+    from deepstack.analysis.scaling_law import law_table
+    from deepstack.analysis.studies import find_studies
+    from deepstack.cli.tables import emit
+    from deepstack.errors import NothingMatchedError
+
+    rows: list[dict[str, Any]] = []
+    with show_work("fitting"):
+        studies, skipped = find_studies(directories, where=where, last=last)
+        for study, runs in studies.items():
+            before = {"study": study.name} if len(studies) > 1 else {}
+            try:
+                found, refused = law_table(runs, law)
+            except NothingMatchedError as error:
+                found, refused = [], [str(error)]
+            rows += [before | row for row in found]
+            skipped += [": ".join([*before.values(), line]) for line in refused]
+    if not rows:
+        raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))
+    for line in skipped:
+        note(line)
+    emit(rows, json, markdown=markdown)

@@ -1,0 +1,11 @@
+"""Analyses of a trained model: what each of its layers contributes."""
+
+from deepstack.depth_use.measure import COLUMNS, MEASURES, Given, Measure, measure_all
+from deepstack.registry import import_all
+
+import_all(__name__, __path__)  # each module registers its analyses
+
+from deepstack.depth_use.foreign import analyze_model  # noqa: E402
+from deepstack.depth_use.runs import analyze_run  # noqa: E402
+
+__all__ = ["COLUMNS", "MEASURES", "Given", "Measure", "analyze_model", "analyze_run", "measure_all"]

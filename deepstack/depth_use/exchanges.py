@@ -1,0 +1,159 @@
+"""The loss after layers are exchanged, repeated, or replaced by linear maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepstack.depth_use.layered import Call, Change
+from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.errors import ConfigError
+from deepstack.records import Analysis, Column
+
+CHANGED = "l of `changed`"
+SIGNIFICANT = 1.1
+SWAP = {
+    "changed": Column("l", "The layers that are repeated; each is exchanged with the one after it, "
+                      "if there is one.", "changes", "layer"),
+    "loss_swapped": Column("L with l ↔ l+1", "Loss with layers l and l + 1 in the other order; NaN "
+                           "for the last.", CHANGED, "nats"),
+    "loss_repeated": Column("L with l twice", "Loss with layer l applied twice.", CHANGED, "nats"),
+    "loss": Column("L", "Loss of the model.", unit="nats"),
+    "permutation_score": Column("⟨|L − L_swapped|/L⟩", "Mean relative change of the loss by an "
+                                "exchange of neighbours (arXiv:2603.15389)."),
+}  # fmt: skip
+LINEAR = {
+    "changed": Column("l", "The layers that are replaced, one at a time.", "changes", "layer"),
+    "loss_linear": Column("L with l linear", "Loss with layer l replaced by its best linear map of "
+                          "each token.", CHANGED, "nats"),
+    "unexplained": Column("1 − R²", "Share of the variance of x_l that the linear map of x_{l−1} "
+                          "does not explain on the held-out sample.", CHANGED),
+    "unexplained_contribution": Column("1 − R² of c_l", "The same of the contribution x_l − "
+                                       "x_{l−1}.", CHANGED),
+    "loss": Column("L", "Loss of the model.", unit="nats"),
+    "usefulness": Column("share of L_linear > 1.1 L", "Share of layers whose linear map raises the "
+                         "loss by over 10 % (arXiv:2603.15389)."),
+}  # fmt: skip
+
+
+@measure("swap", SWAP)
+def swap(given: Given, result: Analysis) -> None:
+    """Exchange neighbouring layers, and repeat a layer; two forward passes a layer.
+
+    A layer keeps its own coefficients and norms at its new position.  Muhtar et al. 2026,
+    arXiv:2603.15389, exchange any two layers; here they are neighbours.
+    """
+    given.refuse_no_tensor("swap")
+    refuse_no_targets(given, "swap")
+    model, sample = given.model, given.held_out
+    chosen = given.chosen(result)
+    swapped = [
+        model.loss(sample, {i: calling(i + 1), i + 1: calling(i)})
+        if i + 1 < model.depth
+        else float("nan")
+        for i in chosen
+    ]
+    repeated = [model.loss(sample, {i: calling(i, i)}) for i in chosen]
+    loss = model.loss(sample)
+    result.add("changed", [i + 1 for i in chosen])
+    result.add("loss_swapped", swapped)
+    result.add("loss_repeated", repeated)
+    result.add("loss", loss)
+    result.add("permutation_score", ((numbers(swapped) - loss).abs() / loss).nanmean())
+
+
+def calling(*indices: int) -> Change:
+    """Return the change that runs these layers, one after the other."""
+
+    def change(call: Call, x: Any) -> Any:
+        for index in indices:
+            x = call(index, x)
+        return x
+
+    return change
+
+
+@measure("linear", LINEAR)
+def linear(given: Given, result: Analysis) -> None:
+    """Replace a layer by the linear map of a token's stream that fits it best.
+
+    x_l ≈ W x_{l−1} + b, by ridge regression on training batches; loss and error are those of
+    held-out ones.  The map reads one token at a time, so it has no attention.  Muhtar et al. 2026,
+    arXiv:2603.15389, fit without a ridge and evaluate on the data that they fit.  One pass over the
+    training batches for all maps, and one forward pass a layer.
+    """
+    given.refuse_no_tensor("linear")
+    refuse_no_targets(given, "linear")
+    if given.training is None:
+        raise ConfigError("linear: found no training batches; give training=…")
+    model, sample = given.model, given.held_out
+    chosen = given.chosen(result)
+    maps: dict[int, tuple[Tensor, Tensor]] = {}
+    inputs: list[Tensor] = []
+
+    def fit(index: int, x: Tensor) -> None:
+        if index and index - 1 in chosen:
+            maps[index - 1] = fit_linear(inputs[0], x, given.ridge)
+        inputs[:] = [x]
+
+    model.run(given.training, take=fit)
+    tokens, width = inputs[0].flatten(0, -2).shape
+    if tokens < 4 * width:
+        result.notes.append(f"the maps of {width} inputs are fitted on only {tokens} tokens")
+    states = model.states(sample)
+    losses, errors, rests = [], [], []
+    for index in chosen:
+        W, b = maps[index]
+        before, after = states[index], states[index + 1]
+        predicted = affine(before, W, b)
+        errors.append(unexplained(after, predicted))
+        rests.append(unexplained(after - before, predicted - before))
+        losses.append(model.loss(sample, {index: replacing(W, b)}))
+    loss = model.loss(sample)
+    result.add("changed", [index + 1 for index in chosen])
+    result.add("loss_linear", losses)
+    result.add("unexplained", numbers(errors))
+    result.add("unexplained_contribution", numbers(rests))
+    result.add("loss", loss)
+    result.add("usefulness", (numbers(losses) > SIGNIFICANT * loss).double().mean())
+
+
+def fit_linear(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return W (d, d) and b (d,) in double precision: y ≈ x Wᵀ + b with the least squared error.
+
+    ridge: the penalty on ‖W‖², relative to the mean variance of a coordinate of x.
+    """
+    X, Y = (z.flatten(0, -2).double() for z in (x, y))
+    mean_x, mean_y = X.mean(dim=0), Y.mean(dim=0)
+    X, Y = X - mean_x, Y - mean_y
+    gram = X.T @ X
+    penalty = ridge * gram.diagonal().mean().clamp(min=torch.finfo(gram.dtype).tiny)
+    gram = gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    W = torch.linalg.solve(gram, X.T @ Y).T
+    return W, mean_y - W @ mean_x
+
+
+def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """Return x Wᵀ + b, computed in double precision."""
+    return (x.double() @ W.T + b).to(x.dtype)
+
+
+def replacing(W: Tensor, b: Tensor) -> Change:
+    """Return the change that replaces a layer by x Wᵀ + b."""
+    return lambda call, x: affine(x, W, b)
+
+
+def unexplained(y: Tensor, predicted: Tensor) -> Tensor:
+    """Return the squared error of a prediction over the variance of y; 0/0 is 0."""
+    Y, P = (z.flatten(0, -2).double() for z in (y, predicted))
+    error = (Y - P).square().sum()
+    total = (Y - Y.mean(dim=0)).square().sum()
+    return torch.where(error > 0, error / total, 0.0)
+
+
+def refuse_no_targets(given: Given, name: str) -> None:
+    """Raise ConfigError unless the held-out sample has targets, from which a loss is computed."""
+    if given.held_out.targets is None:
+        raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")

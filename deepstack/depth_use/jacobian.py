@@ -1,0 +1,127 @@
+"""The Jacobian of each layer: its distance from the identity and its spectral norm."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deepstack.depth_use.layered import Call
+from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.records import Analysis, Column
+
+CHANGED = "l of `changed`"
+COLUMNS = {
+    "changed": Column("l", "The layers that are measured.", "layers", "layer"),
+    "from_identity": Column("‖J_l − I‖_F/‖I‖_F", "Root mean square over sequences of the distance "
+                            "of the layer's Jacobian from the identity, over the norm of the "
+                            "identity; estimated by random probes.", CHANGED),
+    "from_identity_error": Column("its standard error", "Standard error of the estimate, over "
+                                  "probes.", CHANGED),
+    "spectral_norm": Column("‖J_l‖₂", "Largest singular value of the layer's Jacobian, mean over "
+                            "sequences; by power iteration, which approaches it from below.",
+                            CHANGED),
+    "spectral_norm_max": Column("max ‖J_l‖₂", "The same, the largest of all sequences.", CHANGED),
+    "last_change": Column("relative change", "Largest relative change of the spectral norm by the "
+                          "last iteration.", CHANGED),
+    "probes": Column("probes", "Number of random probes."),
+    "iterations": Column("iterations", "Largest number of power iterations."),
+    "mean_from_identity": Column("⟨‖J_l − I‖_F/‖I‖_F⟩", "Mean over the layers."),
+}  # fmt: skip
+CONVERGED = 1e-4
+
+
+@measure("jacobian", COLUMNS)
+def jacobian(given: Given, result: Analysis) -> None:
+    """Measure J_l = ∂x_l/∂x_{l−1} of whole sequences, (seq·d, seq·d), by products with it.
+
+    ‖J − I‖_F² is the mean of ‖(J − I)v‖² over probes v of random signs (Hutchinson), by
+    forward-mode products.  The spectral norm is a power iteration with JᵀJ, by a forward-mode and a
+    reverse-mode product each.  It runs until no sequence changes by more than 1e-4, relatively.
+    Muhtar et al. 2026, arXiv:2603.15389, average J over tokens first, and so measure the distance
+    of a mean Jacobian.  On the probe batch; the cost is about 3 forward passes of the layer a probe
+    and 5 an iteration.
+    """
+    given.refuse_no_tensor("jacobian")
+    chosen = given.chosen(result)
+    generator = torch.Generator().manual_seed(given.seed)
+    rows: dict[str, list[Any]] = {name: [] for name, column in COLUMNS.items() if column.axes}
+
+    def observe(index: int, call: Call, x: Tensor) -> Tensor:
+        f = partial(call, index)
+        rows["changed"].append(index + 1)
+        distance, error = distance_from_identity(f, x, given.probes, generator)
+        norms, change = spectral_norms(f, x, given.iterations, generator)
+        rows["from_identity"].append(distance)
+        rows["from_identity_error"].append(error)
+        rows["spectral_norm"].append(norms.mean())
+        rows["spectral_norm_max"].append(norms.max())
+        rows["last_change"].append(change)
+        return f(x)
+
+    # torch's fused attentions have no forward-mode derivative, and its own forward mode uses a
+    # function that it calls deprecated
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        given.model.run(given.probe, {index: partial(observe, index) for index in chosen})
+    result.add("changed", rows.pop("changed"))
+    for name, values in rows.items():
+        result.add(name, numbers(values))
+    result.add("probes", given.probes)
+    result.add("iterations", given.iterations)
+    result.add("mean_from_identity", numbers(rows["from_identity"]).mean())
+
+
+def distance_from_identity(
+    f: Callable[[Tensor], Tensor], x: Tensor, probes: int, generator: torch.Generator
+) -> tuple[float, float]:
+    """Return the estimate of ‖J − I‖_F/‖I‖_F, root mean square over sequences, and its error."""
+    squares = []
+    for _ in range(probes):
+        signs = torch.randint(0, 2, x.shape, generator=generator)
+        v = (2.0 * signs - 1.0).to(x)
+        moved = forward_product(f, x, v)
+        squares.append((moved - v).double().square().mean())  # ‖I‖_F² is the number of coordinates
+    values = numbers(squares)
+    mean = values.mean().item()
+    error = values.std().item() / math.sqrt(probes)
+    root = math.sqrt(mean)
+    return root, error / (2 * root) if root else 0.0
+
+
+def forward_product(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
+    """Return J v by forward-mode differentiation of f at x."""
+    product: Tensor = torch.func.jvp(f, (x,), (v,))[1]
+    return product
+
+
+def spectral_norms(
+    f: Callable[[Tensor], Tensor], x: Tensor, iterations: int, generator: torch.Generator
+) -> tuple[Tensor, float]:
+    """Return ‖J‖₂ for each sequence, (batch,), and the largest relative change at the end."""
+
+    def norm(v: Tensor) -> Tensor:
+        return v.flatten(1).norm(dim=1).clamp(min=torch.finfo(v.dtype).tiny)
+
+    def unit(v: Tensor) -> Tensor:
+        return v / norm(v).view(-1, *[1] * (v.ndim - 1))
+
+    v = unit(torch.randn(x.shape, generator=generator).to(x))
+    with torch.enable_grad():
+        transposed: Any = torch.func.vjp(f, x)[1]
+    sizes, change = norm(v), math.inf
+    for _ in range(iterations):
+        u = forward_product(f, x, v)
+        before, sizes = sizes, norm(u)
+        change = ((sizes - before).abs() / sizes).max().item()
+        if change < CONVERGED:
+            break
+        (w,) = transposed(u)
+        v = unit(w)
+    return sizes.double(), change

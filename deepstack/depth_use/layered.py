@@ -1,0 +1,195 @@
+"""A trained model as layers of one stream, which an analysis can change one at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepstack.diagnostics import evaluating
+from deepstack.diagnostics.watch import tapped
+from deepstack.model import Transformer
+from deepstack.model.stack import Layer
+from deepstack.schemes import Tap
+from deepstack.tasks import IGNORE
+
+Call = Callable[[int, Any], Any]
+"""call(i, x): the output of layer i (0, 1, …) for the stream x, at whatever position it is."""
+Change = Callable[[Call, Any], Any]
+"""A replacement of a layer: (call, x) -> the stream after it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch: the model's inputs, and targets, (batch, seq), or None; IGNORE is not predicted."""
+
+    inputs: Any
+    targets: Tensor | None = None
+
+    def chosen(self, x: Tensor) -> Tensor:
+        """Return the rows of x, (batch, seq, …), at predicted positions: (positions, …)."""
+        if self.targets is None:
+            return x.flatten(0, -2)
+        return x[self.targets.to(x.device) != IGNORE]
+
+    def predicted(self) -> int:
+        """Return the number of predicted positions; 0 without targets."""
+        return 0 if self.targets is None else int((self.targets != IGNORE).sum().item())
+
+    def loss(self, logits: Tensor) -> float:
+        """Return the mean cross-entropy at predicted positions in nats; NaN without targets."""
+        if self.targets is None:
+            return float("nan")
+        flat = logits.flatten(0, -2).float()
+        targets = self.targets.to(logits.device).flatten()
+        return F.cross_entropy(flat, targets, ignore_index=IGNORE).item()
+
+
+class Layered(ABC):
+    """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
+
+    one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged;
+    why_not: the reason if it is not.  Methods run inside of `ready`.
+    """
+
+    depth: int
+    one_tensor: bool = True
+    why_not: str = ""
+
+    @abstractmethod
+    def run(
+        self,
+        sample: Sample,
+        change: Mapping[int, Change] | None = None,
+        take: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        """Return the logits with the layers of `change` (0, 1, …) replaced.
+
+        take: receives l and the stream x_l, l = 0..depth, in their order.
+        """
+
+    @abstractmethod
+    def read_out(self, sample: Sample, x: Any) -> Tensor:
+        """Return the logits that the head reads from a stream x_l of this sample."""
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Set evaluation mode, plain operations and no gradients inside the block."""
+        with torch.no_grad():
+            yield
+
+    def without(self, index: int) -> Change:
+        """Return the change that makes a layer the identity."""
+        return lambda call, x: x
+
+    def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
+        """Return sublayer -> (depth,), the mean cosine of its output with the stream; {} if none.
+
+        The stream is that which enters the sublayer.
+        """
+        return {}
+
+    def states(self, sample: Sample) -> list[Tensor]:
+        """Return x_0, …, x_depth."""
+        return self.states_and_logits(sample)[0]
+
+    def states_and_logits(
+        self, sample: Sample, change: Mapping[int, Change] | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return x_0, …, x_depth and the logits, with some layers replaced."""
+        states: list[Tensor] = []
+        logits = self.run(sample, change, lambda _, x: states.append(x))
+        return states, logits
+
+    def loss(self, sample: Sample, change: Mapping[int, Change] | None = None) -> float:
+        """Return the loss with some layers replaced."""
+        return sample.loss(self.run(sample, change))
+
+
+class CosineTap(Tap):
+    """Record the mean cosine of each sublayer's output with the stream that it joins."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def enter(self, x: Tensor) -> None:
+        self.x = x
+
+    def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        out = G(y)
+        if out.shape == self.x.shape:
+            self.values.append(F.cosine_similarity(out, self.x, dim=-1).mean())
+        return out
+
+
+class StackLayers(Layered):
+    """The layers of one stack of a deepstack model; the other stack stays as it is.
+
+    side: 'encoder' or 'decoder'.  The lens of an encoder of two stacks reads through the decoder.
+    """
+
+    def __init__(self, model: Transformer, side: str) -> None:
+        self.model, self.side, self.stack = model, side, model.stacks[side]
+        self.layers: Sequence[Any] = list(self.stack.layers)
+        self.depth = len(self.layers)
+        with torch.no_grad():
+            some = model.embedding.new_zeros(1, 2, model.embedding.shape[1])
+            stream = self.stack.enter(some)
+        self.one_tensor = isinstance(stream, Tensor) and stream.shape == some.shape
+        label = self.stack.schemes[0].label
+        self.why_not = f"the stream of {label} is more than one tensor (batch, seq, d_model)"
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        model = self.model
+        with evaluating(model), model.statistics("followed"), model.unfused(), torch.no_grad():
+            yield
+
+    def run(
+        self,
+        sample: Sample,
+        change: Mapping[int, Change] | None = None,
+        take: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        starts = dict(zip(self.model.stacks, self.model.inputs(sample.inputs), strict=True))
+        both = self.side == "decoder" and "encoder" in starts
+        memory = self.model.stacks["encoder"](starts["encoder"]) if both else None
+        x = self.stack.enter(starts[self.side])
+        if take is not None:
+            take(0, x)
+
+        def call(index: int, x: Any) -> Any:
+            return self.layers[index](x, memory)
+
+        for index in range(self.depth):
+            replace = (change or {}).get(index)
+            x = call(index, x) if replace is None else replace(call, x)
+            if take is not None:
+                take(index + 1, x)
+        return self.read_out(sample, x)
+
+    def read_out(self, sample: Sample, x: Any) -> Tensor:
+        model, output = self.model, self.stack.leave(x)
+        if self.side == "encoder" and "decoder" in model.stacks:
+            output = model.stacks["decoder"](model.inputs(sample.inputs)[-1], output)
+        logits: Tensor = model.head(output, model.embedding)
+        return logits
+
+    def without(self, index: int) -> Change:
+        layer: Layer = self.layers[index]
+        return lambda call, x: layer.scheme.pass_over(x)
+
+    def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
+        tap, names = CosineTap(), self.stack.schemes[0].sublayers
+        with tapped(self.stack.schemes, tap):
+            self.run(sample)
+        if len(tap.values) != self.depth * len(names):
+            return {}
+        values = torch.stack(tap.values).unflatten(0, (self.depth, len(names)))
+        return dict(zip(names, values.unbind(dim=1), strict=True))

@@ -1,0 +1,106 @@
+"""The registry of analyses, what they are given, and the layers at which they intervene."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from deepstack.depth_use.layered import Layered, Sample
+from deepstack.errors import ConfigError
+from deepstack.records import Analysis, Column
+from deepstack.registry import Registry
+
+MOST_LAYERS = 128
+"""Layers up to which an analysis changes each of them in turn, by default."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an analysis measures, and its settings.
+
+    held_out: the sample on which losses and states are taken; probe: that of Jacobians;
+    training: the sample on which linear maps are fitted, or None.  every: change every so many-th
+    layer.  top: predictions that the lens compares.  probes, iterations: of Jacobians.
+    ridge: of linear maps, relative to the mean variance of a coordinate.
+    other: a second model, whose states are compared with this one's.  seed: of random probes.
+    begin: receives the name of each analysis.
+    """
+
+    model: Layered
+    held_out: Sample
+    probe: Sample
+    training: Sample | None = None
+    every: int | None = None
+    top: int = 5
+    probes: int = 8
+    iterations: int = 30
+    ridge: float = 1e-6
+    other: Layered | None = None
+    seed: int = 0
+    begin: Callable[[str], None] = field(default=lambda _: None)
+
+    def __post_init__(self) -> None:
+        limits = {"every": 1, "top": 1, "probes": 2, "iterations": 2}
+        for name, least in limits.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}: found {value}; allowed {least} or more")
+
+    @property
+    def step(self) -> int:
+        """The distance between the layers that are changed."""
+        return self.every or math.ceil(self.model.depth / MOST_LAYERS)
+
+    def chosen(self, result: Analysis) -> list[int]:
+        """Return every so many-th layer, from 0 on, and note it if some are left out."""
+        if self.step > 1:
+            result.notes.append(
+                f"only layers 1, {1 + self.step}, {1 + 2 * self.step}, … of {self.model.depth} are "
+                "changed or compared; all of them: --every 1"
+            )
+        return list(range(0, self.model.depth, self.step))
+
+    def refuse_no_tensor(self, name: str) -> None:
+        """Raise ConfigError unless the stream is one tensor."""
+        if not self.model.one_tensor:
+            raise ConfigError(f"{name}: {self.model.why_not}; allowed for it: lens")
+
+
+Measure = Callable[[Given, Analysis], None]
+M = TypeVar("M", bound=Measure)
+MEASURES: Registry[Measure] = Registry("analysis")
+COLUMNS: dict[str, Mapping[str, Column]] = {}
+"""The columns of each analysis."""
+
+
+def measure(name: str, columns: Mapping[str, Column]) -> Callable[[M], M]:
+    """Register a function that measures and adds its values to an Analysis with these columns."""
+
+    def register(function: M) -> M:
+        MEASURES.register(name, function)
+        COLUMNS[name] = columns
+        return function
+
+    return register
+
+
+def measure_all(names: Sequence[str], given: Given) -> dict[str, Analysis]:
+    """Return name -> result of these analyses, in the order of their names."""
+    results = {}
+    functions = {name: MEASURES[name] for name in dict.fromkeys(names)}
+    with given.model.ready():
+        for name, function in functions.items():
+            given.begin(name)
+            results[name] = Analysis(known=COLUMNS[name])
+            function(given, results[name])
+    return results
+
+
+def numbers(values: list[Tensor] | list[float]) -> Tensor:
+    """Return 0-d tensors or floats as one tensor on the CPU, in double precision."""
+    return torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value in values])

@@ -1,0 +1,128 @@
+"""Analyses of the trained weights of a run, written to its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepstack import config as conf
+from deepstack.depth_use.layered import Sample, StackLayers
+from deepstack.depth_use.measure import MEASURES, Given, measure_all
+from deepstack.errors import ConfigError
+from deepstack.records import Analysis, RunFolder, sha256, write_analysis
+from deepstack.registry import unknown
+from deepstack.tasks import IGNORE, Batch
+from deepstack.training import Trained, choose_device, load_trained, torch_settings
+
+HELD_OUT, TRAINING = 4, 16
+"""Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
+
+
+def analyze_run(
+    run: str | Path,
+    what: Sequence[str] = ("lens",),
+    *,
+    batches: int = HELD_OUT,
+    training_batches: int = TRAINING,
+    side: str | None = None,
+    other: str | Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    begin: Callable[[str], None] = lambda _: None,
+    **settings: Any,
+) -> dict[str, Analysis]:
+    """Analyze the trained weights of a run; write analysis/<name>/ and return name -> result.
+
+    what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
+    side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
+    streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
+    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Given`.
+
+    Losses are those of the positions whose token the inputs do not show, as `loss_masked`.
+    Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which
+    writes nothing; NothingMatchedError for a run without weights; LockedError while it trains.
+    """
+    for name in what:
+        MEASURES[name]
+    if batches < 1 or training_batches < 1:
+        raise ConfigError(f"batches: found {min(batches, training_batches)}; allowed 1 or more")
+    folder = RunFolder(run)
+    trained = load_trained(folder, say)
+    device = choose_device(trained.config.runtime)
+    with folder.lock(), torch_settings(trained.config, device):
+        model = stack_layers(trained, side)
+        size = trained.config.train.batch_size
+        held_out = [trained.task.validation_batch(i, size) for i in range(batches)]
+        training = [trained.task.train_batch(i, size) for i in range(1, training_batches + 1)]
+        probe = trained.task.probe_batch(trained.config.log.probe_sequences)
+        about: dict[str, Any] = {
+            "step": trained.step,
+            "weights_sha256": weights_sha256(trained),
+            "side": model.side,
+            "depth": model.depth,
+        }
+        if other is not None:
+            second = load_trained(RunFolder(other), say)
+            refuse_other_inputs(trained.config, second)
+            settings["other"] = stack_layers(second, model.side if side else None)
+            about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}
+        given = Given(
+            model=model,
+            held_out=sample_of(held_out),
+            probe=sample_of([probe]),
+            training=sample_of(training),
+            seed=trained.config.seed,
+            begin=begin,
+            **settings,
+        )
+        about |= {
+            "held_out_sequences": batches * size,
+            "predicted_positions": given.held_out.predicted(),
+            "training_sequences": training_batches * size,
+            "probe_sequences": len(probe.inputs),
+            "every": given.step,
+        }
+        results = measure_all(what, given)
+        for name, result in results.items():
+            result.about = about
+            write_analysis(folder, name, result)
+    return results
+
+
+def stack_layers(trained: Trained, side: str | None) -> StackLayers:
+    """Return the layers of a side of a trained model, by default of the last stack."""
+    sides = list(trained.built.model.stacks)
+    if side is not None and side not in sides:
+        raise ConfigError(unknown("side", side, sides))
+    return StackLayers(trained.built.model, side or sides[-1])
+
+
+def sample_of(batches: Sequence[Batch]) -> Sample:
+    """Return joined batches; predicted are the positions whose token the inputs do not show.
+
+    If there is no such position, all predicted ones count.
+    """
+    inputs, targets, masked = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    if masked.any():
+        targets = np.where(masked, targets, IGNORE)
+    return Sample(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+
+def weights_sha256(trained: Trained) -> str:
+    """Return the sha256 of the file of the analyzed weights."""
+    return sha256(trained.folder.checkpoint_path(trained.step) / "weights.safetensors")
+
+
+def refuse_other_inputs(config: conf.Config, second: Trained) -> None:
+    """Raise ConfigError unless a second run reads the same inputs: task and family."""
+    one, two = conf.values(config), conf.values(second.config)
+    for key in sorted({*one, *two}):
+        if key.startswith("task.") or key == "model.family":
+            if one.get(key) != two.get(key):
+                raise ConfigError(
+                    f"--with: {second.folder.path} has another {key}: found {two.get(key)}, "
+                    f"allowed {one.get(key)}"
+                )

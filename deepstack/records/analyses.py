@@ -1,0 +1,151 @@
+"""Analyses of a run's trained weights: arrays in analysis/<name>/, replaced as a whole folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deepstack.records.checksums import CHECKSUMS, mapping, plain_file, sha256
+from deepstack.records.files import replace_all, sync_folder, trouble
+from deepstack.records.folder import RunFolder, damage_error, npy_bytes, read_npy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COLUMNS = "columns.json"
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Column(NamedTuple):
+    """The meaning of an array of an analysis, or, without axes, of a number."""
+
+    symbol: str
+    meaning: str
+    axes: str = ""
+    unit: str = ""
+
+
+@dataclass
+class Analysis:
+    """The result of one analysis: arrays and numbers, each with its meaning.
+
+    arrays: name -> values.  scalars: name -> number, or None if it is not finite.
+    columns: name of each -> symbol, meaning, axes (of an array) and unit.
+    about: on what it was measured: step, sequences, sha256 of the weights, …
+    notes: sentences on values that are left out or are estimates.
+    known: the meaning of the names that `add` accepts.
+    """
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    scalars: dict[str, float | None] = field(default_factory=dict)
+    columns: dict[str, dict[str, str]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    known: Mapping[str, Column] = field(default_factory=dict, repr=False)
+
+    def add(self, name: str, values: Any) -> None:
+        """Add an array, or a number if its column has no axes."""
+        import numpy as np
+
+        column = self.known[name]
+        self.columns[name] = column._asdict()
+        if column.axes:
+            self.arrays[name] = np.asarray(values)
+        else:
+            number = float(values)
+            self.scalars[name] = number if np.isfinite(number) else None
+
+
+def write_analysis(folder: RunFolder, name: str, analysis: Analysis) -> Path:
+    """Write analysis/<name>/ and return its path; an earlier one is replaced as a whole.
+
+    Readers see the old folder, the new one, or for an instant none, never a mixture of both.  The
+    caller holds the folder's lock.  Raises ResourceError when the disk refuses.
+    """
+    parent = folder.analysis_dir
+    target, draft, old = (parent / f"{prefix}{name}" for prefix in ("", ".draft-", ".gone-"))
+    about = {
+        "columns": analysis.columns,
+        "scalars": analysis.scalars,
+        "about": analysis.about,
+        "notes": analysis.notes,
+    }
+    text = json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    contents = [(f"{key}.npy", npy_bytes(values)) for key, values in analysis.arrays.items()]
+    contents.append((COLUMNS, text.encode("utf-8", "backslashreplace")))
+    with trouble(target):
+        for left in (draft, old):  # by a killed call
+            shutil.rmtree(left, ignore_errors=True)
+    replace_all(draft, contents)
+    with trouble(target):
+        sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+        replace_all(draft, [(CHECKSUMS, json.dumps(sums, indent=2).encode() + b"\n")])
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(old)
+        draft.rename(target)
+        sync_folder(parent)
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def read_analysis(folder: RunFolder, name: str) -> Analysis:
+    """Return the analysis of this name.
+
+    Raises KeyError if there is none, ResourceError if it cannot be read.
+    """
+    path = folder.analysis_dir / name
+    if not NAME.fullmatch(name) or not path.is_dir():
+        raise KeyError(name)
+    try:
+        about = mapping(path / COLUMNS)
+    except (OSError, ValueError) as error:
+        raise damage_error(path / COLUMNS, str(error)) from error
+    parts: dict[str, Any] = {key: about.get(key, {}) for key in ("columns", "scalars", "about")}
+    if not all(isinstance(part, dict) for part in parts.values()):
+        raise damage_error(path / COLUMNS, "is not as an analysis has it")
+    arrays = {file.stem: read_npy(file) for file in sorted(path.glob("[a-z]*.npy"))}
+    return Analysis(arrays=arrays, notes=list(about.get("notes", [])), **parts)
+
+
+def analysis_names(folder: RunFolder) -> list[str]:
+    """Return the names of the analyses of a run, sorted; drafts have other names."""
+    with contextlib.suppress(OSError):
+        paths = folder.analysis_dir.iterdir()
+        return sorted(p.name for p in paths if NAME.fullmatch(p.name) and p.is_dir())
+    return []
+
+
+def analysis_problems(folder: RunFolder) -> tuple[int, dict[str, str]]:
+    """Compare every file of every analysis with its sha256.
+
+    Returns how many were compared, and {relative path: problem}.
+    """
+    count, problems = 0, {}
+    for name in analysis_names(folder):
+        path = folder.analysis_dir / name
+        place = f"analysis/{name}"
+        try:
+            sums: Mapping[str, Any] = mapping(path / CHECKSUMS)
+        except (OSError, ValueError) as error:
+            problems[f"{place}/{CHECKSUMS}"] = f"unreadable ({error})"
+            continue
+        there = {file.name for file in path.iterdir()} - {CHECKSUMS}
+        for file in sorted(there | set(sums)):
+            if file not in sums:
+                problems[f"{place}/{file}"] = f"not listed in {CHECKSUMS}"
+            elif file not in there:
+                problems[f"{place}/{file}"] = "missing"
+            else:
+                count += 1
+                try:
+                    if sha256(plain_file(path / file)) != sums[file]:
+                        problems[f"{place}/{file}"] = "changed (sha256 differs)"
+                except OSError as error:
+                    problems[f"{place}/{file}"] = f"unreadable ({error})"
+    return count, problems

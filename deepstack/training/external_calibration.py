@@ -1,0 +1,166 @@
+"""`deepstack.calibrate_model`: rates by depth for the parameter groups of any PyTorch model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepstack.analysis.calibration import (
+    RoleExponent,
+    first_exponents,
+    interpolated_factors,
+    role_exponents,
+    role_updates,
+)
+from deepstack.diagnostics.subject import Groups, Hidden, names_by_group
+from deepstack.errors import ConfigError
+from deepstack.records import Run
+from deepstack.training.external import Probe
+
+Loss = Callable[[int], Tensor]
+"""The training loss of the model at step t = 1, 2, …, with its graph."""
+Build = Callable[[int, int], tuple[nn.Module, Any, Loss]]
+"""(depth, seed) -> a fresh model, its probe batch, and its training loss."""
+
+
+@dataclass(frozen=True)
+class ModelCalibration:
+    """Exponents in depth of each parameter group's part of ‖ΔF‖, and factors without them.
+
+    before: runs with one rate for all groups.  after: runs with the factors; empty without a check.
+    """
+
+    groups: Groups
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+    before: list[Run]
+    after: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def rows(self) -> list[RoleExponent]:
+        """The exponents of all groups and of `together`, at each step, with one rate."""
+        return role_exponents(role_updates(self.before), self.steps)
+
+    @cached_property
+    def rows_after(self) -> list[RoleExponent]:
+        """The same with the factors; empty without runs of them."""
+        return role_exponents(role_updates(self.after), self.steps) if self.after else []
+
+    @cached_property
+    def exponents(self) -> dict[str, float]:
+        """The exponent of each group: at the first step at which it moves F."""
+        return first_exponents(self.rows)
+
+    def factors(self, depth: int, *, interpolate: bool = False) -> dict[str, float]:
+        """Return the factor on each group's rate at a depth; 1 at the smallest measured depth.
+
+        (depth / smallest)^(-exponent), or interpolated between the measured depths, for groups
+        whose update is no power of depth.
+        """
+        base = self.depths[0]
+        if interpolate:
+            updates, step = role_updates(self.before), min(self.steps)
+            return interpolated_factors(updates, step, depth, base)
+        return {name: (depth / base) ** -power for name, power in self.exponents.items()}
+
+    def param_groups(
+        self, model: nn.Module, depth: int, lr: float, *, interpolate: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return the parameter groups of an optimizer, each with its name and its rate.
+
+        lr: the rate at the smallest measured depth.
+        """
+        factors = self.factors(depth, interpolate=interpolate)
+        return grouped(model, self.groups, lr, factors)
+
+
+def calibrate_model(
+    build: Build,
+    *,
+    groups: Groups,
+    depths: Sequence[int],
+    lr: float,
+    out: str | Path,
+    seeds: int = 3,
+    steps: Sequence[int] = (1, 10),
+    optimizer: Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer] = torch.optim.Adam,
+    hidden: Hidden = None,
+    check: bool = True,
+) -> ModelCalibration:
+    """Measure how each parameter group moves F at each depth, and derive rates that keep it equal.
+
+    As `deepstack.calibrate`, for a model that deepstack did not build.  It trains a few small
+    steps at every depth, measured by `deepstack.probe`.
+
+    build: (depth, seed) -> model, probe batch and training loss, a function of the step.  It sets
+    random seeds itself.  groups: name -> patterns of parameter names ("*.self_attn.*"); parameters
+    without a match are the group `rest`.  lr: a small constant rate; half of it is measured too.
+    out: the folder of the runs is <out>_before and <out>_after.  optimizer: called with parameter
+    groups that have a rate.  hidden: see `deepstack.probe`.  check: also measure with the factors.
+
+    Raises ConfigError for fewer than two depths, and if the folder holds runs.
+    """
+    chosen = tuple(sorted(set(depths)))
+    if len(chosen) < 2:
+        raise ConfigError(f"depths: found {list(depths)}; allowed two depths or more")
+    if not steps or min(steps) < 1:
+        raise ConfigError(f"steps: found {list(steps)}; allowed steps from 1 on")
+    at = tuple(sorted(set(steps)))
+
+    def run(suffix: str, rate: float, factors: Mapping[int, Mapping[str, float]]) -> list[Run]:
+        runs = []
+        for depth in chosen:
+            for seed in range(seeds):
+                model, batch, loss = build(depth, seed)
+                trainer = optimizer(grouped(model, groups, rate, factors.get(depth, {})))
+                probe = Probe(
+                    model,
+                    batch,
+                    trainer,
+                    out=Path(f"{out}_{suffix}") / f"d{depth}-s{seed}-lr{rate:.3g}",
+                    hidden=hidden,
+                    layers=(),
+                    groups=groups,
+                    layers_every=0,
+                    attribution_every=math.gcd(*at),
+                    seed=seed,
+                    config={"model.depth": depth, "train.lr": rate},
+                )
+                with probe:
+                    for step in range(1, max(at) + 1):
+                        trainer.zero_grad()
+                        value = loss(step)
+                        value.backward()
+                        trainer.step()
+                        probe.step(value)
+                runs.append(probe.run)
+        return runs
+
+    before = [*run("before", lr, {}), *run("before", lr / 2, {})]
+    measured = ModelCalibration(groups, chosen, at, before)
+    if not check:
+        return measured
+    factors = {depth: measured.factors(depth) for depth in chosen}
+    return replace(measured, after=run("after", lr, factors))
+
+
+def grouped(
+    model: nn.Module, groups: Groups, lr: float, factors: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Return a parameter group of an optimizer for each group of names, with its rate."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return [
+        {
+            "name": group,
+            "params": [trained[name] for name in names],
+            "lr": lr * factors.get(group, 1.0),
+        }
+        for group, names in names_by_group(list(trained), groups).items()
+    ]

@@ -1,0 +1,190 @@
+"""Starting points: a new run that begins with the trained weights of another run.
+
+The other run may have another task, vocabulary, sequence length or head and, with `model.grow`,
+fewer layers.  Parameters that do not fit because of these are drawn anew; the optimizer starts anew
+too.  ‖ΔF‖ is measured from the model that starts so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from deepstack import config as conf
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, with_defaults
+from deepstack.model.build import Built
+from deepstack.parameters import Bank
+from deepstack.records import CHECKSUMS, Run, RunFolder, mapping, no_run
+from deepstack.training import checkpoint as ckpt
+
+KEY = "model.start"
+OUTSIDE = {"embedding", "position", "head"}  # roles whose shape may differ
+FREE = {"start", "grow", "head", "init", "dropout"}  # settings of `model` that may differ
+OUTPUTS = {"o", "w2", "cross_o"}  # roles whose products are added to the stream
+
+
+def grown_rows(grow: str, before: int, after: int) -> list[int]:
+    """Return the layer of the shallow stack, from 0, that each layer of the deep one copies.
+
+    | grow       | layers 1 2 3 4 become | source                                                  |
+    |------------|-----------------------|---------------------------------------------------------|
+    | stack      | 1 2 3 4 1 2 3 4       | G_stack, Du et al. 2024, arXiv:2405.15319               |
+    | interleave | 1 1 2 2 3 3 4 4       | each layer beside its copy                              |
+    | middle     | 1 2 3 2 3 4           | copies the middle block, as Kapl et al. 2026,           |
+    |            |                       | arXiv:2602.16490, describe depth growing                |
+    | identity   | 1 2 3 4 + new ones    | new layers add 0: Gesmundo & Maile 2023,                |
+    |            |                       | arXiv:2308.06103; the result has the `before` rows only |
+    """
+    if grow == "identity":
+        return list(range(before))
+    if grow == "middle":
+        first, last = (2 * before - after) // 2, (2 * before - after) // 2 + after - before
+        return [*range(last), *range(first, before)]
+    if grow == "interleave":
+        return [layer * before // after for layer in range(after)]
+    return [layer % before for layer in range(after)]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The run whose weights another one begins with.
+
+    given: its path as in `model.start`.  sha256: of its weights.  fresh: a line for each parameter
+    that starts anew.
+    """
+
+    given: str
+    config: conf.Config
+    sha256: str
+    weights: Mapping[str, Tensor]
+    fresh: list[str] = field(default_factory=list)
+
+    def check(self, config: conf.Config, built: Built) -> list[str]:
+        """Return a line for each parameter that starts anew.
+
+        Raises ConfigError, naming both values, for another difference of the two runs.
+        """
+        here, there = (with_defaults(c).model.model_dump() for c in (config, self.config))
+        grow = config.model.grow
+        free = FREE | ({"depth", "decoder_depth"} if grow else set())
+        for key in here:
+            if key not in free and here[key] != there[key]:
+                more = ", or a value of model.grow" if key == "depth" else ""
+                raise ConfigError(
+                    f"model.{key}: found {here[key]}, and {self.given} has {there[key]}; allowed "
+                    f"under {KEY}: {there[key]}{more}",
+                    key=f"model.{key}",
+                )
+        return [line for bank in built.banks if (line := self._fresh(bank, grow))]
+
+    def _fresh(self, bank: Bank, grow: str | None) -> str:
+        """Return a line if a parameter starts anew, else ''."""
+        there = self.weights.get(bank.key)
+        depth, shape = len(bank.starts), tuple(bank.shape)
+        if there is not None and there.shape[1:] == shape and bank.in_layers and grow:
+            if not len(there) <= depth <= (2 * len(there) if grow == "middle" else depth):
+                most = f" to {2 * len(there)}" if grow == "middle" else " or more"
+                raise ConfigError(
+                    f"model.depth: found {depth}, and {self.given} has {len(there)}; allowed with "
+                    f"model.grow={grow}: {len(there)}{most}",
+                    key="model.depth",
+                )
+            return ""
+        if there is not None and there.shape == (depth, *shape):
+            return ""
+        found = "none" if there is None else str(tuple(there.shape[1:]))
+        if set(bank.roles) <= OUTSIDE:
+            return f"{KEY}: {bank.key} {shape} starts anew; {self.given} has {found}"
+        raise ConfigError(
+            f"{KEY}: {bank.key} is {(depth, *shape)} here, and {self.given} has "
+            f"{'none' if there is None else tuple(there.shape)}; they must be equal",
+            key=KEY,
+        )
+
+    def load_into(self, built: Built, grow: str | None) -> None:
+        """Overwrite the parameters that fit, after `check`; the others keep their values."""
+        for bank in built.banks:
+            there, values = self.weights.get(bank.key), bank.values().clone()
+            if there is None or there.shape[1:] != values.shape[1:]:
+                continue
+            if bank.in_layers and grow:
+                there = there[grown_rows(grow, len(there), len(values))]
+            if len(there) < len(values) and OUTPUTS & set(bank.roles):
+                values.zero_()
+            values[: len(there)] = there
+            bank.copy_(values)
+        built.banks.tie()
+        if not grow and any(name.startswith("running.") for name in self.weights):
+            built.model.load_averages(dict(self.weights))
+
+    def record(self) -> dict[str, Any]:
+        """Return `start` of meta.json."""
+        return {"run": self.given, "step": self.config.train.steps, "sha256": self.sha256}
+
+
+def start_of(config: conf.Config, vocab_size: int) -> Start | None:
+    """Return the starting point of a run, or None.  Raises ConfigError for one that does not fit.
+
+    vocab_size: of the run's task.
+    """
+    if config.model.start is None:
+        return None
+    folder = folder_of(config.model.start)
+    start = conf.load_config(folder.config_path)
+    step = start.train.steps
+    try:
+        weights = ckpt.load(folder.checkpoint_path(step), step).parts["weights"]
+    except (KeyError, ValueError) as error:
+        text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
+        raise ConfigError(text, key=KEY) from error
+    begun = Start(config.model.start, start, start_sha256(config) or "", weights)
+    built = build_model(config, vocab_size=vocab_size, device="meta")
+    begun.fresh.extend(begun.check(config, built))
+    return begun
+
+
+def start_sha256(config: conf.Config) -> str | None:
+    """Return the sha256 of the weights that a run begins with; None without a starting point."""
+    if config.model.start is None:
+        return None
+    folder = folder_of(config.model.start)
+    step = folder.checkpoints()[-1:]
+    try:
+        return str(mapping(folder.checkpoint_path(*step) / CHECKSUMS)["weights.safetensors"])
+    except (KeyError, OSError, TypeError, ValueError):
+        raise ConfigError(f"{KEY}: {folder.path} has no weights to begin with", key=KEY) from None
+
+
+def folder_of(given: str) -> RunFolder:
+    """Return the folder of a finished run.  Raises ConfigError for anything else."""
+    path = Path(given)
+    folder = RunFolder(path.parent if path.name == "config.yaml" else path)
+    if not folder.exists():
+        raise ConfigError(f"{KEY}: {no_run(folder.path)}", key=KEY)
+    if (state := Run(folder.path).state) != "done" or "hidden" in folder.read_meta():
+        found = "measured by deepstack.probe" if state == "done" else state
+        raise ConfigError(f"{KEY}: {folder.path} is {found}; allowed a finished run", key=KEY)
+    return folder
+
+
+def changed_source(
+    meta: Mapping[str, Any], data: Mapping[str, Any], config: conf.Config
+) -> tuple[str, str, str, str] | None:
+    """Return key, name, old and new sha256 of data or starting point that differ from a run's.
+
+    meta: of the run.  data: of the task now.  None if both are as they were.
+    """
+    begun = meta.get("start", {}).get("sha256")
+    sources = (
+        ("task.path", data.get("name"), meta.get("data", data).get("sha256"), data.get("sha256")),
+        (KEY, config.model.start, begun, start_sha256(config) if meta else begun),
+    )
+    for key, name, was, now in sources:
+        if was != now:
+            return key, str(name), str(was), str(now)
+    return None

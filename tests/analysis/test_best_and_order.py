@@ -1,0 +1,62 @@
+"""`best` and `sort` mean the same in tables, charts and comparisons."""
+
+from pathlib import Path
+
+import pytest
+from helpers.command_line import typed
+from helpers.plot_runs import make_run
+
+import deepstack
+from deepstack.errors import ConfigError
+from deepstack.plots import figure
+from deepstack.records import find_runs
+
+LOSSES = {("deepnorm", 1e-3): 2.5, ("deepnorm", 2e-3): 2.1,
+          ("post_ln", 1e-3): 2.2, ("post_ln", 2e-3): 2.4}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two schemes with two learning rates and two seeds; each scheme has another best rate."""
+    out = tmp_path_factory.mktemp("results") / "study"
+    for (scheme, lr), loss in LOSSES.items():
+        for seed in (0, 1):
+            make_run(out, scheme=scheme, lr=lr, seed=seed, masked=loss)
+    return out
+
+
+def test_best_keeps_the_runs_that_compare_shows(study: Path, tmp_path: Path) -> None:
+    compared = deepstack.compare(study, best=["lr"])
+    expected = set(zip(compared["train.lr"], compared["val_loss"], strict=True))
+    assert expected == {(2e-3, 2.1), (1e-3, 2.2)}
+    table = deepstack.load_runs(study, best="lr", sort="-run")
+    assert list(table["run"]) == sorted(table["run"], reverse=True) and len(table) == 4
+    assert set(zip(table["train.lr"], table["val_loss_masked"], strict=True)) == expected
+    listed = typed("ls", study, "--best", "lr", "--sort", "-run", "--json").stdout
+    assert [listed.index(f'"{name}"') for name in table["run"]] == sorted(
+        listed.index(f'"{name}"') for name in table["run"]
+    )
+    assert listed.count('"run"') == 4
+    words = ["--best", "train.lr", "--to", tmp_path, "--format", "csv"]
+    drawn = typed("plot", "metric", study, *words, "--x", "depth", "--y", "val_loss_masked")
+    values = (tmp_path / "metric.csv").read_text()
+    assert drawn.exit_code == 0 and "2.1," in values and "2.2," in values and "2.5," not in values
+    with pytest.raises(ConfigError, match="best: unknown key 'rl'"):
+        deepstack.load_runs(study, best="rl")
+
+
+def test_the_lines_of_a_chart_and_its_legend_have_the_order_of_sort(
+    study: Path, tmp_path: Path
+) -> None:
+    by_loss = ["DeepNorm, lr\u00a00.002", "Post-LN, lr\u00a00.001"]
+    by_loss += ["Post-LN, lr\u00a00.002", "DeepNorm, lr\u00a00.001"]
+    for sort, expected in (("val_loss_masked", by_loss), ("-val_loss_masked", by_loss[::-1])):
+        drawn = deepstack.plot(find_runs(study), "loss_vs_step", sort=sort)
+        (legend,) = drawn.legends
+        assert [text.get_text() for text in legend.get_texts()][:4] == expected
+    words = ["--sort", "-scheme", "--x", "step", "--y", "loss", "--by", "scheme"]
+    assert typed("plot", "metric", study, *words, "--to", tmp_path).exit_code == 0
+    text = (tmp_path / "metric.csv").read_text()
+    assert text.index("Post-LN") < text.index("DeepNorm")
+    plain = figure(find_runs(study), "metric", x="step", y="loss", by="scheme")
+    assert plain.legends[0].get_texts()[0].get_text() == "DeepNorm"

@@ -1,0 +1,124 @@
+"""The coordinate check: the change of the stream by layer, its exponents and their verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.command_line import typed
+from helpers.plot_runs import caption, make_chart, make_run, rows
+from helpers.small_runs import small
+from safetensors.torch import load_file
+from torch import Tensor
+
+import deepstack
+from deepstack.analysis.coordinates import coordinate_table, verdict
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.model import build_model
+from deepstack.records import RunFolder, find_runs
+from deepstack.tasks import task_of
+
+WIDTHS, DEPTHS = (32, 64, 128), (4, 16)
+
+
+def study(root: Path, of_update: float, scheme: str = "pre_ln") -> None:
+    """Sizes of coordinates that grow as d^of_update N^(1/2), 1 % apart between seeds."""
+    for d in WIDTHS:
+        for depth in DEPTHS:
+            for seed in (0, 1, 2):
+                at = {"model.d_model": d}
+                path = make_run(
+                    root / str(d), scheme=scheme, depth=depth, seed=seed, d_ff=4 * d, config=at
+                )
+                noise = 1 + 0.01 * seed * (d / 32)
+                update = np.linspace(0.5, 1, depth) * d**of_update * depth**0.5 * noise
+                both = {"stream_norm": np.ones(depth), "stream_update": update}
+                records = {k: np.array([v, v]) * d**0.5 for k, v in both.items()}
+                records["stream_update"][0] = 0
+                RunFolder(path).write_layers(records, [0, 5])
+                path.rename(root / f"{d}-{path.name}")
+
+
+def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
+    study(tmp_path, 0.5)
+    table = coordinate_table(find_runs(tmp_path))
+    found = {
+        (row["quantity"], row["layer"], row["over"], row.get("depth", row.get("width"))): row
+        for row in table
+    }
+    update = found["update", "last", "width", 16]
+    assert update["exponent"] == pytest.approx(0.5, abs=0.03) and update["step"] == 5
+    assert update["low"] < update["exponent"] < update["high"] and update["seeds"] == 3
+    assert update["verdict"] == "grows with width"
+    assert found["size", "middle", "width", 4]["verdict"] == "does not depend on width"
+    by_depth = found["update", "last", "depth", 32]
+    assert by_depth["exponent"] == pytest.approx(0.5)
+    assert {key[1] for key in found} == {"first", "middle", "last", "F"}
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((0.02, -0.01, 0.05), "does not depend on width"), ((0.05, 0.01, 0.09), "does not depend"),
+        ((0.3, 0.2, 0.4), "grows"), ((-0.3, -0.5, -0.1), "falls"), ((0.0, -0.2, 0.2), "undecided"),
+        ((0.0, float("nan"), float("nan")), "undecided"),
+    ],
+)  # fmt: skip
+def test_a_verdict_needs_an_interval(interval: tuple[float, float, float], words: str) -> None:
+    assert verdict(*interval, "width").startswith(words)
+
+
+def test_chart_and_command_show_the_same_verdicts(tmp_path: Path) -> None:
+    study(tmp_path / "s", 0.0)
+    chart = make_chart("coordinate_check", tmp_path / "s")
+    assert "update of the last layer: depth 4 does not depend on width: " in caption(chart)
+    fits = rows(chart, kind="fit")
+    result = typed("compare", tmp_path / "s", "--coordinates", "--json")
+    printed = [row for row in json.loads(result.stdout) if row["over"] == "width"]
+    assert sorted(fits["exponent"]) == pytest.approx(sorted(row["exponent"] for row in printed))
+    lines = rows(chart, kind="point", series="depth 16, last")
+    assert lines["x"].tolist() == [*WIDTHS, *WIDTHS] and lines["n"].tolist() == [3] * 6
+
+
+def test_one_width_and_depth_are_no_check(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    with pytest.raises(NothingMatchedError, match="no run has a record of every layer"):
+        make_chart("coordinate_check", tmp_path)
+
+
+def outputs_of_layers(built: Any, tokens: Tensor) -> list[Tensor]:
+    states: list[Tensor] = []
+    for layer in built.model.layers:
+        layer.register_forward_hook(lambda module, args, out: states.append(out))
+    with torch.no_grad(), built.model.unfused():
+        built.model.eval()(tokens)
+    return states
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_the_change_of_the_stream_is_that_of_two_forward_passes(
+    family: str, tmp_path: Path
+) -> None:
+    config = small(
+        model__family=family, model__scheme="post_ln", task__name="reverse",
+        log__stream_update=True, train__lr=0.01,
+    )  # fmt: skip
+    run = deepstack.train(config, out=tmp_path)
+    steps, values = run.layers("stream_update")
+    assert steps[-1] == 12 and (values[0] == 0).all()
+    task = task_of(config)
+    tokens = torch.from_numpy(task.probe_batch(2).inputs)
+    start, end = (build_model(config, vocab_size=task.vocab_size) for _ in range(2))
+    end.load(load_file(run.path / "checkpoint" / "12" / "weights.safetensors"))
+    pairs = zip(outputs_of_layers(end, tokens), outputs_of_layers(start, tokens), strict=True)
+    expected = [float((after - before).norm(dim=-1).mean()) for after, before in pairs]
+    assert values[-1] == pytest.approx(expected, rel=1e-4) and min(expected) > 0.01
+
+
+def test_a_change_without_records_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stream_update: found true, unused under"):
+        small(log__stream_update=True, log__layers_every=0)

@@ -1,0 +1,83 @@
+"""The fit of L = E + c x^(-a), on losses made from a known law with noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.plot_runs import make_run
+from typer.testing import CliRunner
+
+from deepstack.analysis.scaling_law import fit_law
+from deepstack.cli import app
+from deepstack.errors import NothingMatchedError
+
+DEPTHS = [2, 4, 8, 16, 32, 64]
+E, C, A = 1.7, 2.0, 0.6
+
+
+def losses(seed: int, *, noise: float = 0.01, seeds: int = 6) -> list[dict[int, float]]:
+    random = np.random.default_rng(seed)
+    return [{s: E + C * x**-A + noise * random.normal() for s in range(seeds)} for x in DEPTHS]
+
+
+def test_a_law_without_noise_is_found_exactly() -> None:
+    law = fit_law([1e11 * x for x in DEPTHS], losses(0, noise=1e-9), draws=5)
+    assert (law.E.value, law.a.value) == pytest.approx((E, A), rel=1e-6)
+    assert law.c.value == pytest.approx(C * 1e11**A, rel=1e-5)
+    assert law.residual < 1e-8 and (law.n, law.seeds) == (6, 6)
+
+
+def test_intervals_hold_the_true_values_most_of_the_time() -> None:
+    laws = [fit_law(DEPTHS, losses(seed), draws=60) for seed in range(20)]
+    for name, true in (("E", E), ("a", A), ("c", C)):
+        inside = [getattr(law, name).low <= true <= getattr(law, name).high for law in laws]
+        assert sum(inside) >= 14  # nominally 19; a bootstrap over six seeds is a little narrow
+    width = np.mean([law.a.high - law.a.low for law in laws])
+    spread = np.std([law.a.value for law in laws])
+    assert 2 < width / spread < 6  # 3.9 for a normal distribution
+
+
+def test_one_seed_is_sampled_by_points() -> None:
+    law = fit_law(DEPTHS, losses(3, seeds=1), draws=60)
+    assert law.a.low < A < law.a.high and law.seeds == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "values", "message"),
+    [
+        ([2, 4, 8], [3.0, 2.5, 2.2], "needs 4 values or more to fit three numbers; found 3"),
+        ([2, 4, 8, 16], [2.0, 2.1, 2.2, 2.3], "does not fall"),
+        ([2, 4, 8, 16, 32], [9.0, 2.0, 2.0, 2.0, 2.0], "interval of the exponent has no end"),
+    ],
+)
+def test_what_has_no_law_is_refused(x: list[int], values: list[float], message: str) -> None:
+    spread = [{0: v, 1: v + 1e-3, 2: v - 1e-3} for v in values]
+    with pytest.raises(NothingMatchedError, match=message):
+        fit_law(x, spread, draws=20)
+
+
+def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    for i, budget in enumerate((1e10, 4e10, 16e10, 64e10)):
+        for depth in (2, 4, 8, 16):
+            for seed in (0, 1, 2):
+                loss = 1.5 + 0.5 / depth + 400 * budget**-0.3 + 1e-3 * noise.normal()
+                steps = 2 * (i + 1)
+                make_run(
+                    tmp_path / "s", depth=depth, seed=seed, lr=1e-3 * (1 + i * depth), steps=steps,
+                    masked=loss, flops=int(budget / steps),
+                )  # fmt: skip
+    rows = {}
+    for law in ("depth", "compute"):
+        result = CliRunner().invoke(app, ["fit", str(tmp_path / "s"), "--law", law, "--json"])
+        rows[law] = json.loads(result.stdout)
+    assert rows["depth"][0]["setting"] == "DeepNorm, 1e+10 FLOPs"
+    assert len(rows["depth"]) == len(rows["compute"]) == 4
+    assert all(row["a"] == pytest.approx(1, abs=0.2) for row in rows["depth"])
+    assert rows["compute"][1]["setting"] == "DeepNorm, N = 4"
+    assert all(row["a"] == pytest.approx(0.3, abs=0.05) for row in rows["compute"])
+    refused = CliRunner().invoke(app, ["fit", str(tmp_path / "s"), "--law", "width"])
+    assert refused.exit_code == 7 and "found 1" in refused.stderr

@@ -1,0 +1,82 @@
+"""FLOPs computed from a configuration, against those that torch counts in the model's products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.family_models import SEQ, VOCAB, config, tokens_for
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from deepstack import config as conf
+from deepstack.model import build_model
+from deepstack.schemes import SCHEMES, cross_layer, scheme_flops
+
+TOGETHER = {"model.depth": 5, "model.gated": True, "model.d_ff": 40, "model.n_heads": 4}
+CASES: list[dict[str, Any]] = [
+    *({"model.scheme": name} for name in SCHEMES),
+    *({"model.family": family, **TOGETHER} for family in ("encoder", "decoder")),
+    {"model.family": "encoder_decoder", "model.decoder_depth": 2, **TOGETHER},
+    {
+        "model.family": "encoder_decoder",
+        "model.decoder_attention": "merged",
+        "model.scheme": "post_ln",
+    },
+    {"model.family": "encoder_decoder", "model.scheme": "hyper_connections"},
+    {"model.head": "separate", "model.positions": "rotary", "model.qk_norm": True},
+    {"model.head": "bert", "model.init.distribution": "ntk", "model.bias": False},
+    {"model.scheme": "hyper_connections", "model.scheme_options": {"dynamic": False}},
+    {"model.scheme": "frac_connections", "model.scheme_options": {"dynamic": False}},
+    {
+        "model.scheme": "dense_former",
+        "model.depth": 7,
+        "model.scheme_options": {"dilation": 2, "period": 3},
+    },
+    {"model.scheme": "attn_res", "model.scheme_options": {"blocks": 0}},
+    {"model.scheme": "attn_res", "model.scheme_options": {"blocks": 4}},
+    {"model.depth": 4, "train.batch_size": 6, "log.probe_sequences": 3},
+]
+
+
+def weighed_by_products(values: Tensor, w: Tensor) -> Tensor:
+    """`cross_layer.weighed` with matrix products, which torch counts."""
+    keys = torch.rms_norm(values, w.shape, eps=1e-6)
+    weights = torch.softmax(keys @ w[:, None], dim=-2)
+    return (weights.transpose(-1, -2) @ values).squeeze(-2)
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_flops_are_those_of_the_products(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_layer, "weighed", weighed_by_products)
+    settings = conf.with_overrides(config(), changes)
+    built = build_model(settings, vocab_size=VOCAB)
+    flops = conf.step_flops(settings, VOCAB, scheme_flops(settings))
+    tokens = tokens_for(built.model)[:1].expand(settings.train.batch_size, -1)
+    probe = tokens[:1].expand(settings.log.probe_sequences, -1)
+
+    def counted(run: Any) -> int:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            run()
+        return int(counter.get_total_flops())
+
+    logits: list[Tensor] = []
+    assert counted(lambda: logits.append(built.model(tokens))) == flops.forward
+    assert counted(lambda: logits[0].sum().backward()) == flops.backward
+    with torch.no_grad():
+        assert counted(lambda: built.model.hidden(probe)) == flops.probe
+
+
+def test_recomputed_layers_and_untrained_matrices() -> None:
+    usual, d = conf.step_flops(config(), VOCAB), 16
+    again = conf.step_flops(config(runtime__recompute_every=2), VOCAB)
+    of_head = 2 * 2 * SEQ * d * VOCAB
+    assert again == usual._replace(recompute=usual.forward - of_head)
+    assert (again.step, again.total) == (usual.step, usual.total + again.recompute)
+    fixed = conf.step_flops(config(train__trainable=["w1", "norm_gain"]), VOCAB)
+    of_w1, of_attention = 3 * 2 * 2 * SEQ * d * 4 * d, 3 * 4 * 2 * SEQ * SEQ * d
+    assert fixed == usual._replace(backward=usual.forward + of_w1 + of_attention)

@@ -1,0 +1,108 @@
+"""`deepstack.analyze_model`: the analyses of a model that deepstack did not build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.family_models import VOCAB, perturbed, tokens_for
+from torch import Tensor, nn
+
+import deepstack
+from deepstack.depth_use import MEASURES, Given, measure_all
+from deepstack.depth_use.layered import Sample, StackLayers
+from deepstack.errors import ConfigError
+
+WIDTH, DEPTH = 16, 3
+
+
+class Block(nn.Module):
+    """A Pre-LN layer that takes more than the stream and returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: Tensor, scale: float) -> tuple[Tensor, float]:
+        return hidden_states + scale * torch.tanh(self.mix(self.norm(hidden_states))), scale
+
+
+class Foreign(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.last = nn.LayerNorm(WIDTH)
+        self.out = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x, _ = block(hidden_states=x, scale=0.5)
+        return self.out(self.last(x))
+
+
+def batch() -> dict[str, Tensor]:
+    tokens = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
+    return {"tokens": tokens}
+
+
+def test_a_foreign_model_is_measured_like_the_same_stack_of_deepstack() -> None:
+    built = perturbed(model__depth=DEPTH, model__scheme="pre_ln", model__family="decoder",
+                      task__name="copy")  # fmt: skip
+    model = built.model
+    inputs, training = tokens_for(model), tokens_for(model, 1)
+    targets = torch.randint(0, VOCAB, inputs.shape)
+    own = StackLayers(model, "decoder")
+    given = Given(own, Sample(inputs, targets), Sample(inputs), Sample(training))
+    wanted = measure_all(list(MEASURES), given)
+    found = deepstack.analyze_model(
+        model,
+        inputs,
+        list(MEASURES),
+        layers=list(model.decoder.layers),
+        head=lambda x: model.head(model.decoder.final_norm(x), model.embedding),
+        targets=targets,
+        training=training,
+    )
+    for name in MEASURES:
+        missing = wanted[name].arrays.keys() - found[name].arrays.keys()
+        assert all(key.startswith("cosine_") for key in missing), name
+        for key, values in found[name].arrays.items():
+            same = pytest.approx(wanted[name].arrays[key], rel=1e-3, abs=1e-5, nan_ok=True)
+            assert values == same, (name, key)
+
+
+def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
+    model = Foreign().train()
+    before, state = model(**batch()), torch.get_rng_state()
+    result = deepstack.analyze_model(
+        model, batch(), ["lens", "effects", "jacobian"], head=("last", "out"), layers="blocks"
+    )
+    assert torch.equal(model(**batch()), before) and torch.equal(torch.get_rng_state(), state)
+    assert model.training and all("forward" not in vars(block) for block in model.blocks)
+    x = model.embed(batch()["tokens"])
+    without, _ = model.blocks[2](model.blocks[0](x, 0.5)[0], 0.5)
+    moved = (model.out(model.last(without)).softmax(-1) - before.softmax(-1)).norm(dim=-1).max()
+    assert result["effects"].arrays["output_change"][1] == pytest.approx(moved.item(), rel=1e-5)
+    assert result["effects"].about["layers"] == "blocks"
+    assert "loss" not in result["lens"].arrays and "loss_without" not in result["effects"].arrays
+    assert 0.0 < result["jacobian"].scalars["mean_from_identity"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"head": "out"}, "head: after the last layer it does not give the model's logits"),
+        ({"head": ("last", "ou")}, "did you mean 'out'"),
+        ({"head": ("last", "out"), "what": ["swap"]}, "swap: found no targets"),
+        ({"head": ("last", "out"), "what": ["lense"]}, "did you mean 'lens'"),
+        ({"head": ("last", "out"), "layers": "last"}, "holds no modules"),
+    ],
+)
+def test_refusals_say_what_to_give(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        deepstack.analyze_model(Foreign(), batch(), **arguments)

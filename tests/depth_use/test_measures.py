@@ -1,0 +1,319 @@
+"""Every analysis against a slow literal version, and on stacks whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.family_models import VOCAB, perturbed, tokens_for
+from helpers.sampling import some
+from torch import Tensor
+
+from deepstack.analysis.effective_depth import effective_depth
+from deepstack.depth_use import COLUMNS, MEASURES, Given, measure_all
+from deepstack.depth_use.layered import Sample, StackLayers
+from deepstack.errors import ConfigError
+from deepstack.records import Analysis
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import IGNORE
+
+DEPTH = 4
+
+
+def stack(**changes: Any) -> StackLayers:
+    built = perturbed(**{"model__depth": DEPTH, "model__scheme": "pre_ln"} | changes)
+    model = built.model.double()
+    return StackLayers(model, list(model.stacks)[-1])
+
+
+def sample(model: StackLayers, seed: int = 0) -> Sample:
+    tokens = tokens_for(model.model, seed)
+    shape = (len(tokens), tokens.shape[1] - model.model.source_len)
+    targets = torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+    targets[:, ::3] = IGNORE
+    return Sample(tokens, targets)
+
+
+def measured(name: str, model: StackLayers, **settings: Any) -> Analysis:
+    batch = sample(model)
+    given = Given(model, batch, batch, sample(model, 1), **settings)
+    result = measure_all([name], given)[name]
+    assert result.columns.keys() <= COLUMNS[name].keys()
+    return result
+
+
+def literal_states(model: StackLayers, batch: Sample) -> list[Tensor]:
+    *source, x = model.model.inputs(batch.inputs)
+    memory = model.model.encoder(source[0]) if source else None
+    states = [model.stack.enter(x)]
+    for layer in model.stack.layers:
+        states.append(layer(states[-1], memory))
+    return states
+
+
+def logits_of(model: StackLayers, x: Tensor) -> Tensor:
+    return model.model.head(model.stack.leave(x), model.model.embedding)
+
+
+def loss_of(logits: Tensor, batch: Sample) -> float:
+    assert batch.targets is not None
+    losses = []
+    for row, targets in zip(logits, batch.targets, strict=True):
+        losses += [-row[i].log_softmax(-1)[t].item() for i, t in enumerate(targets) if t != IGNORE]
+    return sum(losses) / len(losses)
+
+
+def loss_through(model: StackLayers, order: list[Any]) -> float:
+    """The loss of the layers (or functions) of `order` in place of 0, 1, …."""
+    batch = sample(model)
+    (x,) = model.model.inputs(batch.inputs)
+    x = model.stack.enter(x)
+    for layer in order:
+        x = layer(x) if callable(layer) else model.stack.layers[layer](x)
+    return loss_of(logits_of(model, x), batch)
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
+@torch.no_grad()
+def test_lens_is_that_of_a_literal_one(family: str) -> None:
+    model = stack(model__family=family, task__name="copy" if family != "encoder" else "markov")
+    result, batch = measured("lens", model), sample(model)
+    states = literal_states(model, batch)
+    final = logits_of(model, states[-1]).log_softmax(-1)
+    assert batch.targets is not None
+    where = [(b, i) for b, row in enumerate(batch.targets) for i, t in enumerate(row) if t >= 0]
+    for index, x in enumerate(states):
+        logits = logits_of(model, x)
+        log_p = logits.log_softmax(-1)
+        kl = [F.kl_div(final[at], log_p[at], reduction="sum", log_target=True) for at in where]
+        shared = [
+            len({*log_p[at].topk(5).indices.tolist()} & {*final[at].topk(5).indices.tolist()}) / 5
+            for at in where
+        ]
+        same = [bool(log_p[at].argmax() == final[at].argmax()) for at in where]
+        # the analysis takes softmax in float32
+        assert result.arrays["loss"][index] == pytest.approx(loss_of(logits, batch), rel=1e-5)
+        assert result.arrays["kl"][index] == pytest.approx(sum(kl).item() / len(kl), abs=1e-5)
+        assert result.arrays["overlap"][index] == pytest.approx(sum(shared) / len(shared))
+        assert result.arrays["agreement"][index] == pytest.approx(sum(same) / len(same))
+    assert result.arrays["kl"][-1] == 0.0 and result.arrays["agreement"][-1] == 1.0
+    assert result.scalars["final_loss"] == result.arrays["loss"][-1]
+    assert result.scalars["effective_depth"] == effective_depth(result.arrays["kl"])
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        ([4.0, 3.0, 2.0, 1.9, 0.0], 3),
+        ([1.0, 2.0, 4.0, 3.0, 0.0], 0),  # the first, although later ones are larger
+        ([4.0, 4.0, 4.0, 0.0], 3),
+        ([0.0, 0.0], 0),
+        ([float("nan"), 2.0, 0.5, 0.0], 2),
+    ],
+)
+def test_effective_depth_is_the_first_layer_below_half_the_largest_divergence(
+    kl: list[float], expected: int
+) -> None:
+    assert effective_depth(kl) == expected
+
+
+@torch.no_grad()
+def test_effects_are_those_of_literal_removals() -> None:
+    model = stack()
+    result, batch = measured("effects", model), sample(model)
+    states = literal_states(model, batch)
+    for s in range(DEPTH):
+        x, changed = states[0], [states[0]]
+        for index, layer in enumerate(model.stack.layers):
+            x = x if index == s else layer(x)
+            changed.append(x)
+        logits, before = logits_of(model, x), logits_of(model, states[-1])
+        assert result.arrays["loss_without"][s] == pytest.approx(loss_of(logits, batch), rel=1e-5)
+        rows = batch.chosen(before).softmax(-1) - batch.chosen(logits).softmax(-1)
+        largest = max(row.norm().item() for row in rows)
+        assert result.arrays["output_change"][s] == pytest.approx(largest, abs=1e-5)
+        for later in range(s + 1, DEPTH):
+            c = (states[later + 1] - states[later]).flatten(0, 1)
+            other = (changed[later + 1] - changed[later]).flatten(0, 1)
+            ratios = [((a - b).norm() / a.norm()).item() for a, b in zip(c, other, strict=True)]
+            mean = sum((a - b).norm() for a, b in zip(c, other, strict=True)) / sum(map(norm, c))
+            assert result.arrays["effect_max"][s, later] == pytest.approx(max(ratios), rel=1e-5)
+            assert result.arrays["effect_mean"][s, later] == pytest.approx(mean.item(), rel=1e-5)
+        assert not any(result.arrays["effect_max"][s, : s + 1] >= 0)  # NaN: not a later layer
+    for index, layer in enumerate(model.stack.layers):
+        x, scheme = states[index], layer.scheme
+        (one,), (two,) = scheme.per_sublayer("norms")
+        A = layer.attention(one(x))
+        C = layer.feed_forward(two(x + A))
+        pairs = {"attention": (A, x), "feed_forward": (C, x + A), "layer": (A + C, x)}
+        for name, (G, stream) in pairs.items():
+            expected = F.cosine_similarity(G, stream, dim=-1).mean().item()
+            assert result.arrays[f"cosine_{name}"][index] == pytest.approx(expected, abs=1e-6)
+
+
+def norm(x: Tensor) -> Tensor:
+    return x.norm()
+
+
+@torch.no_grad()
+def test_swaps_are_literal_ones() -> None:
+    model = stack(model__family="decoder", task__name="copy")
+    result = measured("swap", model)
+    for i in range(DEPTH):
+        order = list(range(DEPTH))
+        twice = loss_through(model, order[: i + 1] + order[i:])
+        assert result.arrays["loss_repeated"][i] == pytest.approx(twice, rel=1e-5)
+        if i + 1 < DEPTH:
+            order[i], order[i + 1] = i + 1, i
+            expected = loss_through(model, order)
+            assert result.arrays["loss_swapped"][i] == pytest.approx(expected, rel=1e-5)
+    assert not result.arrays["loss_swapped"][-1] >= 0  # NaN: no layer after it
+
+
+@torch.no_grad()
+def test_linear_maps_are_least_squares_of_training_tokens() -> None:
+    model = stack()
+    result = measured("linear", model, ridge=1e-12)
+    fitted, held_out = (literal_states(model, sample(model, seed)) for seed in (1, 0))
+    for i in range(DEPTH):
+        X, Y = (x.flatten(0, 1) for x in fitted[i : i + 2])
+        X = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
+        # 16 tokens and 17 unknowns: the shortest solution of many, as that of a vanishing ridge
+        mean = X[:, :-1].mean(dim=0)
+        W = torch.linalg.lstsq(X[:, :-1] - mean, Y - Y.mean(dim=0), driver="gelsd").solution
+
+        def affine(x: Tensor, W: Tensor = W, mean: Tensor = mean, Y: Tensor = Y) -> Tensor:
+            return (x - mean) @ W + Y.mean(dim=0)
+
+        layers: list[Any] = list(range(DEPTH))
+        layers[i] = affine
+        expected = loss_through(model, layers)
+        assert result.arrays["loss_linear"][i] == pytest.approx(expected, rel=1e-3)
+        y, rest = held_out[i + 1], held_out[i + 1] - affine(held_out[i])
+        share = rest.square().sum() / (y - y.mean(dim=(0, 1))).square().sum()
+        assert result.arrays["unexplained"][i] == pytest.approx(share.item(), rel=1e-3)
+
+
+@torch.no_grad()
+def test_similarities_are_literal_ones() -> None:
+    model, other = stack(), stack(model__depth=2, seed=3)
+    result = measured("similarity", model, other=other)
+    states = literal_states(model, sample(model))
+    others = literal_states(other, sample(model))
+
+    def cka(x: Tensor, y: Tensor) -> float:
+        """By the Gram matrices of the tokens."""
+        X, Y = (z.flatten(0, 1) - z.flatten(0, 1).mean(dim=0) for z in (x, y))
+        K, L = X @ X.T, Y @ Y.T
+        return ((K * L).sum() / (K.norm() * L.norm())).item()
+
+    for i, x in enumerate(states):
+        for j, y in enumerate(states):
+            cosine = F.cosine_similarity(x, y, dim=-1).mean().item()
+            assert result.arrays["cosine"][i, j] == pytest.approx(cosine, abs=1e-6)
+            assert result.arrays["cka"][i, j] == pytest.approx(cka(x, y), rel=1e-5)
+        for j, y in enumerate(others):
+            assert result.arrays["cka_with"][i, j] == pytest.approx(cka(x, y), rel=1e-5)
+    assert result.arrays["layers_with"].tolist() == [0, 1, 2]
+
+
+def test_jacobians_are_those_of_whole_matrices() -> None:
+    model = stack(model__family="decoder", task__name="copy")
+    result = measured("jacobian", model, probes=16, iterations=150)
+    with model.ready():
+        states = literal_states(model, sample(model))
+    for i, layer in enumerate(model.stack.layers):
+        squares, norms = [], []
+        for x in states[i]:
+            J = torch.autograd.functional.jacobian(lambda x, l=layer: l(x[None])[0], x)
+            J = J.reshape(x.numel(), x.numel())
+            squares.append((J - torch.eye(len(J), dtype=J.dtype)).square().sum() / len(J))
+            norms.append(torch.linalg.matrix_norm(J, ord=2).item())
+        exact = torch.stack(squares).mean().sqrt().item()
+        error = result.arrays["from_identity_error"][i]
+        assert 0 < error < 0.3 * exact
+        assert abs(result.arrays["from_identity"][i] - exact) < 4 * error
+        assert result.arrays["spectral_norm"][i] == pytest.approx(sum(norms) / 2, rel=1e-2)
+        assert result.arrays["spectral_norm_max"][i] == pytest.approx(max(norms), rel=1e-2)
+
+
+@torch.no_grad()
+def test_a_layer_without_weights_has_no_effect() -> None:
+    model = stack()
+    for name, parameter in model.stack.layers[2].named_parameters():
+        if "norm" not in name:
+            parameter.zero_()
+    effects = measured("effects", model)
+    swap, jacobian = measured("swap", model), measured("jacobian", model)
+    assert effects.arrays["effect_max"][2, 3] == 0.0 and effects.arrays["output_change"][2] == 0.0
+    assert effects.arrays["loss_without"][2] == effects.scalars["loss"]
+    assert effects.arrays["effect_max"][1, 3] > 0.0
+    assert swap.arrays["loss_repeated"][2] == swap.scalars["loss"]
+    assert swap.arrays["loss_repeated"][1] != swap.scalars["loss"]
+    assert jacobian.arrays["from_identity"][2] == pytest.approx(0.0, abs=1e-12)
+    assert jacobian.arrays["spectral_norm"][2] == pytest.approx(1.0)
+
+
+@torch.no_grad()
+def test_a_linear_layer_is_replaced_exactly() -> None:
+    model = stack(task__seq_len=64)
+    W, b = torch.randn(16, 16, dtype=torch.double), torch.randn(16, dtype=torch.double)
+    model.layers = [*model.layers]
+    model.layers[1] = lambda x, memory: x @ W.T + b
+    batches = [Sample(torch.randint(0, VOCAB, (2, 64)), torch.zeros(2, 64).long()) for _ in "12"]
+    given = Given(model, batches[0], batches[0], batches[1], ridge=1e-12)
+    result = measure_all(["linear"], given)["linear"]
+    assert result.arrays["loss_linear"][1] == pytest.approx(result.scalars["loss"], rel=1e-9)
+    assert result.arrays["unexplained"][1] < 1e-12 < result.arrays["unexplained"][0]
+
+
+@torch.no_grad()
+def test_a_copy_of_a_model_has_the_same_states() -> None:
+    model = stack()
+    result = measured("similarity", model, other=stack())
+    assert result.arrays["cka"].diagonal() == pytest.approx(1.0)
+    assert result.arrays["cosine"].diagonal() == pytest.approx(1.0)
+    assert result.arrays["cka_with"] == pytest.approx(result.arrays["cka"], abs=1e-6)
+
+
+def test_every_so_many_layers_are_changed() -> None:
+    model = stack(model__depth=7)
+    effects = measured("effects", model, every=3)
+    assert effects.arrays["removed"].tolist() == [1, 4, 7]
+    assert effects.arrays["effect_max"].shape == (3, 7)
+    assert "only layers 1, 4, 7, … of 7" in effects.notes[0]
+    whole = measured("effects", model)
+    assert effects.arrays["loss_without"] == pytest.approx(whole.arrays["loss_without"][::3])
+    assert measured("similarity", model, every=3).arrays["layers"].tolist() == [0, 1, 4, 7]
+
+
+@pytest.mark.parametrize("scheme", some(sorted(SCHEMES), 6))
+def test_every_scheme_is_measured_or_refused(scheme: str) -> None:
+    model = stack(model__scheme=scheme)
+    final = model.loss(sample(model))
+    assert measured("lens", model).scalars["final_loss"] == pytest.approx(final, rel=1e-5)
+    for name in sorted(set(MEASURES) - {"lens"}):
+        if model.one_tensor:
+            result = measured(name, model, probes=2, iterations=3)
+            assert all(value is not None for value in result.scalars.values())
+        else:
+            with pytest.raises(ConfigError, match="more than one tensor"):
+                measured(name, model)
+
+
+def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
+    model = stack(model__family="encoder_decoder", task__name="copy", model__scheme="deepnorm")
+    encoder = StackLayers(model.model, "encoder")
+    batch = sample(model)
+    for side in (model, encoder):
+        given = Given(side, batch, batch, batch, probes=2, iterations=3)
+        results = measure_all(list(MEASURES), given)
+        lens, effects = results["lens"], results["effects"]
+        assert lens.scalars["final_loss"] == pytest.approx(
+            loss_of(model.model(batch.inputs), batch)
+        )
+        crosses = "cosine_cross_attention" in effects.arrays
+        assert crosses == (side is model)
+    assert results["effects"].arrays["loss_without"].std() > 0

@@ -1,0 +1,196 @@
+"""Initial signals: gradients by the stream, ‖∂F/∂x_l‖, and growth rates with a known value."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.command_line import TINY, typed
+from helpers.sampling import some
+from helpers.snapshots import Look
+from torch import Tensor
+
+import deepstack
+from deepstack.analysis.quantities import growth
+from deepstack.config import Config, with_overrides
+from deepstack.diagnostics.jacobian import jacobian_norms
+from deepstack.records import Run
+from deepstack.schemes import SCHEMES
+from deepstack.sweeps.initial_signals import START, Signals
+
+
+def detached(stream: Any, shape: torch.Size) -> tuple[Any, list[Tensor]]:
+    """The stream as new leaves, those of the shape of x, and past values as constants."""
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(one.detach() for one in x)
+        return x.detach().requires_grad_() if isinstance(x, Tensor) else x
+
+    if isinstance(stream, Tensor):
+        return (x := leaf(stream)), [x]
+    leaves = tuple(map(leaf, stream))
+    return leaves, [x for x in leaves if isinstance(x, Tensor) and x.shape[-3:] == shape]
+
+
+@pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6, 1))
+def test_the_gradient_by_the_stream_is_that_of_the_layers_above(scheme: str) -> None:
+    """Every layer's output is made a leaf in turn, and the layers above it run again."""
+    for family in SCHEMES[scheme].families:
+        look = Look(model__scheme=scheme, model__family=family)
+        measured = look.values()["stream_grad"].tolist()
+        inputs = [x0.detach() for x0 in look.model.inputs(look.tokens)]
+        memory, expected = None, []
+        for stack, x0 in zip(look.model.stacks.values(), inputs, strict=True):
+            for cut in range(1, len(stack.layers) + 1):
+                stream = stack.enter(x0)
+                for layer in stack.layers[:cut]:
+                    stream = layer(stream, memory)
+                stream, leaves = detached(stream, x0.shape)
+                for layer in stack.layers[cut:]:
+                    stream = layer(stream, memory)
+                F = stack.leave(stream)
+                if stack is not look.model.last:
+                    F = look.model.decoder(inputs[1], F)  # type: ignore[misc]
+                look.loss(look.model.head(F, look.model.embedding)).backward()
+                gradients = [x.grad for x in leaves if x.grad is not None]
+                expected.append(math.hypot(*(g.norm().item() for g in gradients)))
+            memory = stack(x0, memory).detach()
+        assert measured == pytest.approx(expected, rel=1e-3, abs=1e-8), family
+
+
+def test_the_jacobian_is_near_its_exact_norm() -> None:
+    look = Look(model__scheme="pre_ln", model__depth=2, task__seq_len=6)
+    (estimate,) = jacobian_norms(look.model, look.tokens).values()
+    (stack,) = look.model.stacks.values()
+    x0 = look.model.start(look.tokens).detach()
+    exact = []
+    for first in range(3):
+
+        def rest(x: Tensor, first: int = first) -> Tensor:
+            for layer in stack.layers[first:]:
+                x = layer(x)
+            return stack.leave(x)
+
+        x = x0
+        for layer in stack.layers[:first]:
+            x = layer(x)
+        J = torch.autograd.functional.jacobian(rest, x.detach())
+        exact.append(J.square().sum().item() / x.numel())
+    # one draw of R has 3 * 6 * 16 numbers: a relative error of about sqrt(2/288) = 0.08
+    assert estimate.tolist() == pytest.approx(exact, rel=0.25)
+
+
+def test_branches_of_zero_change_no_signal() -> None:
+    look = Look(model__scheme="rezero", model__depth=5)
+    with torch.no_grad():
+        for scheme in look.model.schemes:
+            scheme.scale.zero_()  # type: ignore[operator, union-attr]
+    values = look.values() | {
+        "jacobian": jacobian_norms(look.model, look.tokens)["encoder"][1:]
+    }  # fmt: skip
+    for name in ("stream_variance", "token_distance", "stream_grad", "jacobian"):
+        assert growth(values[name].double().numpy()[None])[0] == pytest.approx(0, abs=1e-6), name
+    assert values["jacobian"].tolist() == pytest.approx([1.0] * 5)  # F = x_N
+
+
+def test_growth_is_the_slope_of_the_logarithm() -> None:
+    layers = np.arange(1.0, 8.0)
+    values = np.stack([3 * np.exp(-0.2 * layers), layers, 0 * layers, layers - 3])
+    slope = np.polyfit(layers, np.log(layers), 1)[0]
+    assert growth(values)[:2] == pytest.approx([-0.2, slope])
+    assert np.isnan(growth(values)[2:]).all() and np.isnan(growth(values[:, :1])).all()
+
+
+SHAPE = {
+    "model.d_model": 64, "model.d_ff": 64, "task.name": "markov", "task.seq_len": 8,
+    "log.probe_sequences": 8, "runtime.threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def signals(tmp_path_factory: pytest.TempPathFactory) -> Signals:
+    """Runs made in this process, as `deepstack.signal` makes them in others."""
+    out, base = tmp_path_factory.mktemp("signals"), with_overrides(Config(), SHAPE | START)
+    cells = [
+        *product(["post_ln"], [8], range(8)), *product(["post_ln", "deepnorm"], [24], range(2)),
+        *product(["pre_ln"], [24], range(3)),
+    ]  # fmt: skip
+    keys = ("model.scheme", "model.depth", "seed")
+    configs = [with_overrides(base, dict(zip(keys, cell, strict=True))) for cell in cells]
+    return Signals([deepstack.train(config, out=out) for config in configs])
+
+
+def test_exponents_are_those_of_mean_field_theory(signals: Signals) -> None:
+    """Once tokens are nearly alike, uniform attention of power a adds the same to all of them.
+
+    LN(α x + G(x)) then divides their squared distance by 1 + a/α² in each layer, and adds nothing
+    to it in the feed-forward: a ReLU network keeps small angles (Poole et al. 2016, a first-order
+    statement).  The same factor divides the part of the gradient that differs between tokens.
+    """
+    rows = {(row["setting"], row["depth"]): row for row in signals.rows}
+    run = next(run for run in signals.runs if run.get("model.scheme") == "deepnorm")
+    power = (run.layers("effective_gain_attention")[1][0] ** 2).mean()  # (v w/α)²
+    assert power < 0.001
+    deepnorm = rows["DeepNorm", 24]
+    assert deepnorm["angle_exponent"] == pytest.approx(-math.log(1 + power), abs=0.003)
+    assert abs(deepnorm["gradient_exponent"]) < 0.003
+    assert rows["Post-LN", 24]["angle_exponent"] == pytest.approx(-math.log(2), abs=0.1)
+    # what is equal in all n = 8 tokens is not divided: 1/n of the gradient at first
+    layers = signals.layers[signals.layers["depth"] == 8]
+    measured = layers.groupby("layer")["jacobian"].mean().to_numpy()[::-1][:4]
+    predicted = [1 / 8 + 7 / 8 * 2.0**-k for k in range(4)]
+    assert measured == pytest.approx(np.array(predicted), rel=0.25)
+    assert rows["Post-LN", 8]["gradient_exponent"] < -0.05
+
+
+def test_the_variance_of_pre_ln_grows_linearly(signals: Signals) -> None:
+    """(1 + l/2) <= E x² <= (1 + 3l/2), Xiong et al. 2020, Lemma 2; Post-LN's is 1."""
+    layers = signals.layers[signals.layers["depth"] == 24]
+    means = layers.groupby(["setting", "layer"])["variance"].mean()
+    pre, at = means["Pre-LN"].to_numpy(), np.arange(1, 25)
+    assert (pre > 1 + at / 2).all() and (pre < 1 + 1.5 * at).all()
+    exponent = np.polyfit(np.log(at[3:]), np.log(pre[3:]), 1)[0]
+    assert exponent == pytest.approx(1.0, abs=0.15)
+    assert means["Post-LN"].to_numpy() == pytest.approx(np.ones(24), abs=1e-3)
+
+
+def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) -> None:
+    run = signals.runs[0]
+    assert run.state == "done" and not len(run.steps) and len(run.evals) == 1
+    assert not list(run.path.glob("checkpoint/*/weights.safetensors"))
+    study = run.path.parent
+    assert typed("verify", study).exit_code == 0
+    axes = ("--x", "depth", "--y", "scheme", "--value", "stream_grad", "--layers", "growth")
+    drawn = typed("plot", "map", study, *axes, "--to", tmp_path, "--format", "csv")
+    assert drawn.exit_code == 0, drawn.output
+    cells = pd.read_csv(tmp_path / "map.csv").set_index(["y", "x"])["value"]
+    row = next(r for r in signals.rows if r["setting"] == "Post-LN" and r["depth"] == 24)
+    assert cells["Post-LN", 24] == pytest.approx(-row["gradient_exponent"])
+
+
+def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
+    words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "--out", tmp_path]
+    words += ["runtime.threads=1"]
+    result = typed(*words, "--depths", "3", "--seeds", 2, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [(r["setting"], r["depth"], r["seeds"]) for r in rows] == [
+        ("Post-LN", 3, 2), ("Pre-LN", 3, 2)
+    ]  # fmt: skip
+    figure = tmp_path / "quick_signal" / "figures" / "signal_by_layer.csv"
+    drawn = pd.read_csv(figure)
+    last = drawn[(drawn["panel"] == "N = 3: variance") & (drawn["series"] == "Pre-LN")]
+    assert last["x"].tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+    runs = [
+        Run(path.parent) for path in (tmp_path / "quick_signal").glob("pre_ln-d3-*/config.yaml")
+    ]
+    ends = [run.layers("stream_variance")[1][0, -1] for run in runs]
+    assert last["y"].iloc[-1] == pytest.approx(np.exp(np.log(ends).mean()))
