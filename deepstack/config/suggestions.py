@@ -34,7 +34,8 @@ _KEYS_ELSEWHERE = {
 _WORDS_ELSEWHERE = {
     "batch_norm": "batch", "batchnorm": "batch", "bfloat16": "bf16",
     "ddp": "data", "derf": "dynamic_erf", "dyt": "dynamic_tanh", "float32": "fp32",
-    "fsdp": "fully_sharded", "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer", "layernorm": "layer",
+    "fsdp": "fully_sharded", "fsdp2": "fully_sharded", "gpu": "cuda", "layer_norm": "layer",
+    "layernorm": "layer",
     "relu_squared": "relu2", "rms_norm": "rms", "rmsnorm": "rms", "rope": "rotary",
     "squared_relu": "relu2", "swish": "silu",
     **dict.fromkeys(("yes", "y", "on", "true", "1"), "true"),

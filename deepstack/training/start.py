@@ -19,7 +19,7 @@ from deepstack.errors import ConfigError
 from deepstack.model import build_model, with_defaults
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
-from deepstack.records import CHECKSUMS, Run, RunFolder, mapping, no_run
+from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
 
 KEY = "model.start"
@@ -163,9 +163,10 @@ def start_sha256(config: conf.Config) -> str | None:
 def folder_of(given: str) -> RunFolder:
     """Return the folder of a finished run.  Raises ConfigError for anything else."""
     path = Path(given)
-    folder = RunFolder(path.parent if path.name == "config.yaml" else path)
-    if not folder.exists():
-        raise ConfigError(f"{KEY}: {no_run(folder.path)}", key=KEY)
+    try:
+        folder = existing_run(path.parent if path.name == "config.yaml" else path)
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}: {error}", key=KEY) from None
     if (state := Run(folder.path).state) != "done" or "hidden" in folder.read_meta():
         found = "measured by deepstack.probe" if state == "done" else state
         raise ConfigError(f"{KEY}: {folder.path} is {found}; allowed a finished run", key=KEY)

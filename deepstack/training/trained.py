@@ -11,7 +11,7 @@ from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.plugins import require_plugins
-from deepstack.records import RunFolder, no_run
+from deepstack.records import RunFolder, existing_run
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.preflight import refuse_probed
@@ -34,8 +34,7 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     say: receives a line for each checkpoint that is not used.  Raises ConfigError for a folder
     without a run or a run of an external model, NothingMatchedError without a checkpoint.
     """
-    if not folder.exists():
-        raise ConfigError(no_run(folder.path))
+    existing_run(folder.path)
     refuse_probed(folder)
     require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
     config = conf.load_config(folder.config_path, [])
