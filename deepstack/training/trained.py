@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import NothingMatchedError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.plugins import require_plugins
