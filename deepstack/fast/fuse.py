@@ -40,9 +40,11 @@ def fuse(layers: Iterable[Layer], library: Library = "mkl") -> None:
     """
     for layer in layers:
         modules = layer.modules_in_order()
-        layer.running = tuple(fused_sublayer(module, library) or module for module in modules)
+        layer.sublayer_functions = tuple(
+            fused_sublayer(module, library) or module for module in modules
+        )
         layer.scheme.call_norms(norm_function)
-        layer.whole = fused_layer(layer)
+        layer.layer_function = fused_layer(layer)
 
 
 def fused_layer(layer: Layer) -> FusedLayer | None:
@@ -51,7 +53,7 @@ def fused_layer(layer: Layer) -> FusedLayer | None:
     if scale() is None:
         return None
     sums = []
-    for G, (norm,) in zip(layer.running, layer.scheme.norm_functions, strict=True):
+    for G, (norm,) in zip(layer.sublayer_functions, layer.scheme.norm_functions, strict=True):
         if not (isinstance(G, DeviceSublayer) and isinstance(norm, DeviceNorm) and norm.kernels()):
             return None
         sums.append(FusedSum(G, norm, scale))

@@ -37,7 +37,7 @@ def half_weights(products: Sequence[Product], dtype: torch.dtype) -> Iterator[No
 def products_of(layers: Iterable[Any]) -> Iterator[Product]:
     """Yield the products of fused layers."""
     for layer in layers:
-        for sublayer in getattr(layer, "running", ()):
+        for sublayer in getattr(layer, "sublayer_functions", ()):
             for operation in getattr(sublayer, "operations", ()):
                 if isinstance(operation, Product):
                     yield operation

@@ -21,7 +21,7 @@ from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.half_weights import half_weights, products_of
 from deepstack.fast.rule import FastPaths
-from deepstack.model.stack import Layers, Through, run_layers
+from deepstack.model.stack import LayerRunner, Layers, run_layers
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Stream
 
@@ -43,7 +43,7 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     with prepared_weights(layers, tokens, half):
         for layer in layers:
             if memory is None and isinstance(
-                fused_layer := getattr(layer, "whole", None), FusedLayer
+                fused_layer := getattr(layer, "layer_function", None), FusedLayer
             ):
                 x, copy = fused_layer.run(x, copy)
             else:
@@ -51,7 +51,7 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
     return x
 
 
-def recomputing(through: Through, every: int, random: bool) -> Through:
+def recomputing(runner: LayerRunner, every: int, random: bool) -> LayerRunner:
     """Keep the stream every so many layers; the backward pass recomputes the layers between.
 
     Activations of depth / every boundaries and of `every` layers are held, for one more forward
@@ -61,10 +61,10 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         if not torch.is_grad_enabled():
-            return through(layers, x, memory)
+            return runner(layers, x, memory)
         for first in range(0, len(layers), every):
             part = layers[first : first + every]
-            x = checkpoint(through, part, x, memory, use_reentrant=False, preserve_rng_state=random)
+            x = checkpoint(runner, part, x, memory, use_reentrant=False, preserve_rng_state=random)
         return x
 
     return run
@@ -74,7 +74,7 @@ def recomputing(through: Through, every: int, random: bool) -> Through:
 def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
     """Call `between` between every so many layers, forward and backward, inside the block."""
 
-    def cut(through: Through) -> Through:
+    def cut(runner: LayerRunner) -> LayerRunner:
         def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
             for first in range(0, len(layers), every):
                 between()
@@ -82,12 +82,12 @@ def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Ite
                 tensors = [t for t in before if isinstance(t, Tensor) and t.requires_grad]
                 if tensors and torch.is_grad_enabled():  # once, at the first of their gradients
                     register_multi_grad_hook(tensors, lambda _: between(), mode="any")
-                x = through(layers[first : first + every], x, memory)
+                x = runner(layers[first : first + every], x, memory)
             return x
 
         return run
 
-    with model.another_way(cut):
+    with model.replace_runner(cut):
         yield
 
 
@@ -105,18 +105,18 @@ def enable_fast_paths(
     if paths.fused:
         fuse(model.layers, paths.products)
     plain = run_fused if paths.fused else run_layers
-    through = compiled(notify) if paths.compiled else plain
-    model.infers = through is run_fused
+    runner = compiled(notify) if paths.compiled else plain
+    model.infers = runner is run_fused
     if recompute_every:
-        through = recomputing(through, recompute_every, model.training)
+        runner = recomputing(runner, recompute_every, model.training)
         model.infers = False
     for stack in model.stacks.values():
-        stack.through = through
+        stack.runner = runner
 
 
 def compiled(
     notify: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
-) -> Through:
+) -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,

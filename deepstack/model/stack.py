@@ -32,8 +32,8 @@ class Layer(nn.Module):
 
     sublayers: name -> module, in the order in which the stream passes them.  Sublayers that read
     the encoder's output receive it as `memory`, (batch, source, d_model).  The fast paths set
-    `running` and `whole`: functions equivalent to the sublayers, and one equivalent to the whole
-    layer if no sublayer reads a memory.
+    `sublayer_functions`, which are equivalent to the sublayers, and `layer_function`, which is
+    equivalent to the whole layer if no sublayer reads a memory.
     """
 
     def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
@@ -45,41 +45,41 @@ class Layer(nn.Module):
         self.readers = tuple(
             isinstance(m, (CrossAttention, MergedAttention)) for m in sublayers.values()
         )
-        self.running: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
-        self.whole: Callable[[Tensor], Tensor] | None = None
+        self.sublayer_functions: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
+        self.layer_function: Callable[[Tensor], Tensor] | None = None
 
     def modules_in_order(self) -> tuple[nn.Module, ...]:
         """Return the sublayers as modules."""
         return tuple(getattr(self, name) for name in self.names)
 
     def forward(self, x: Stream, memory: Tensor | None = None) -> Stream:
-        if self.whole is not None and memory is None:
-            return self.whole(x)
+        if self.layer_function is not None and memory is None:
+            return self.layer_function(x)
         return self.scheme.layer(x, *self.bind_memory(memory))
 
     def bind_memory(self, memory: Tensor | None) -> tuple[Sublayer, ...]:
         """Return the sublayers as functions of the stream alone, bound to `memory`."""
         if memory is None:
-            return self.running
-        pairs = zip(self.running, self.readers, strict=True)
+            return self.sublayer_functions
+        pairs = zip(self.sublayer_functions, self.readers, strict=True)
         return tuple(partial(G, memory=memory) if reads else G for G, reads in pairs)
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
         """Run sublayers and norms as modules inside the block, without fast paths."""
-        before = self.running, self.whole, self.scheme.norm_functions
-        self.running, self.whole = self.modules_in_order(), None
+        before = self.sublayer_functions, self.layer_function, self.scheme.norm_functions
+        self.sublayer_functions, self.layer_function = self.modules_in_order(), None
         self.scheme.call_norms(None)
         try:
             yield
         finally:
-            self.running, self.whole, self.scheme.norm_functions = before
+            self.sublayer_functions, self.layer_function, self.scheme.norm_functions = before
 
 
 Layers = Sequence[nn.Module] | nn.ModuleList
 
 
-class Through(Protocol):
+class LayerRunner(Protocol):
     """A function that passes a stream through layers."""
 
     def __call__(self, layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -165,7 +165,7 @@ class Stack(nn.Module):
             make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
         )
         self.final_norm = make_norm(d, last) if scheme.scheme_class.final_norm else None
-        self.through: Through = run_layers
+        self.runner: LayerRunner = run_layers
 
     def enter(self, x: Tensor) -> Stream:
         """Return the first layer's input: x_0, (batch, seq, d_model), or the streams made of it."""
@@ -195,7 +195,7 @@ class Stack(nn.Module):
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        return self.leave(self.through(self.layers, self.enter(x), memory))
+        return self.leave(self.runner(self.layers, self.enter(x), memory))
 
     def calibrate(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Run the layers one by one as the scheme starts its parameters from the data."""

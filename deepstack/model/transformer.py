@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
-from deepstack.model.stack import Layer, Stack, Through, run_layers
+from deepstack.model.stack import Layer, LayerRunner, Stack, run_layers
 from deepstack.model.sublayers import Joins, join_all
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Scheme, StackScheme, Statistics
@@ -107,16 +107,16 @@ class Transformer(nn.Module):
                 norm.statistics = "own"
 
     @contextmanager
-    def another_way(self, change: Callable[[Through], Through]) -> Iterator[None]:
+    def replace_runner(self, change: Callable[[LayerRunner], LayerRunner]) -> Iterator[None]:
         """Replace the function that runs each stack's layers by change(function) in the block."""
-        before = [(stack, stack.through) for stack in self.stacks.values()]
-        for stack, through in before:
-            stack.through = change(through)
+        before = [(stack, stack.runner) for stack in self.stacks.values()]
+        for stack, runner in before:
+            stack.runner = change(runner)
         try:
             yield
         finally:
-            for stack, through in before:
-                stack.through = through
+            for stack, runner in before:
+                stack.runner = runner
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class Transformer(nn.Module):
         with ExitStack() as layers:
             for layer in self.layers:
                 layers.enter_context(layer.unfused())
-            layers.enter_context(self.another_way(lambda _: run_layers))
+            layers.enter_context(self.replace_runner(lambda _: run_layers))
             try:
                 yield
             finally:
@@ -171,6 +171,7 @@ class Transformer(nn.Module):
         return self._hidden(tokens)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
+        # apart from `hidden`: FSDP2 gathers parameters on entry of `hidden` and of `forward`
         if self.infers and not torch.is_grad_enabled():
             # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
             with torch.inference_mode():
@@ -192,7 +193,6 @@ class Transformer(nn.Module):
             memory = stack.calibrate(x, memory)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # not through `hidden`: FSDP2 gathers parameters on entry of each of the two
         return self.head(self._hidden(tokens), self.embedding)
 
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,19 +122,7 @@ class TrainingRun:
         resumed = self._resume()
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
-        before = self.folder.read_meta()
-        meta = meta_of(prepared, before, self.built.banks.count())
-        self.folder.write_meta(meta)
-        columns = columns_of(
-            prepared,
-            self.built,
-            self.update,
-            self.evaluation.answers.columns(),
-            self.snapshots.columns(),
-        )
-        self.folder.write_columns(columns)
-        if not before and (notice := resolution_notice(columns)):
-            self.observer.notify(notice)
+        meta = self._describe(prepared)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
@@ -149,6 +138,23 @@ class TrainingRun:
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
         self._saved = time.monotonic()
+
+    def _describe(self, prepared: Prepared) -> dict[str, Any]:
+        """Write meta.json, which is returned, and columns.json."""
+        before = self.folder.read_meta()
+        meta = meta_of(prepared, before, self.built.banks.count())
+        self.folder.write_meta(meta)
+        columns = columns_of(
+            prepared,
+            self.built,
+            self.update,
+            self.evaluation.answers.columns(),
+            self.snapshots.columns(),
+        )
+        self.folder.write_columns(columns)
+        if not before and (notice := resolution_notice(columns)):
+            self.observer.notify(notice)
+        return meta
 
     def _resume(self) -> ckpt.Checkpoint | None:
         """Load and return the newest whole checkpoint, if any."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ def study(tmp_path: Path) -> Path:
     return tmp_path / "study"
 
 
-@pytest.fixture
-def server(study: Path) -> Iterator[PageServer]:
+@contextmanager
+def serving(study: Path) -> Iterator[PageServer]:
     live = LivePage([study], lambda: build_page([study], None))
     live.update()
     with PageServer((ADDRESS, 0), live) as running:
@@ -38,6 +39,21 @@ def server(study: Path) -> Iterator[PageServer]:
         yield running
         running.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server(study: Path) -> Iterator[PageServer]:
+    with serving(study) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def same_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """A server for requests that change nothing."""
+    study = tmp_path_factory.mktemp("served") / "study"
+    make_run(study, seed=0)
+    with serving(study) as running:
+        yield running
 
 
 def ask(
@@ -57,8 +73,8 @@ def ask(
     return response, body
 
 
-def test_the_page_is_the_report(server: PageServer) -> None:
-    answer, body = ask(server)
+def test_the_page_is_the_report(same_server: PageServer) -> None:
+    answer, body = ask(same_server)
     assert answer.status == 200 and b"<h3>Finding</h3>" in body
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["X-Frame-Options"] == "DENY"
@@ -66,9 +82,9 @@ def test_the_page_is_the_report(server: PageServer) -> None:
     assert policy.startswith("default-src 'none'") and "connect-src 'self'" in policy
     assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
     assert b"deepnorm-d6-s0" in body and b'href="deepnorm' not in body  # no link to a folder
-    head, nothing = ask(server, method="HEAD")
+    head, nothing = ask(same_server, method="HEAD")
     assert head.status == 200 and nothing == b"" and head.headers["ETag"] == answer.headers["ETag"]
-    again, nothing = ask(server, If_None_Match=answer.headers["ETag"])
+    again, nothing = ask(same_server, If_None_Match=answer.headers["ETag"])
     assert again.status == 304 and nothing == b""
 
 
@@ -79,14 +95,14 @@ def test_the_page_is_the_report(server: PageServer) -> None:
         ("127.0.0.1.evil.example:{}", 403), ("[::1]:{}", 403), ("", 403), ("127.0.0.1:1{}", 403),
     ],
 )  # fmt: skip
-def test_only_this_host_is_answered(server: PageServer, host: str, status: int) -> None:
-    answer, body = ask(server, Host=host.format(server.server_address[1]))
+def test_only_this_host_is_answered(same_server: PageServer, host: str, status: int) -> None:
+    answer, body = ask(same_server, Host=host.format(same_server.server_address[1]))
     assert answer.status == status and (b"Finding" in body) == (status == 200)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_nothing_but_reading_is_answered(server: PageServer, method: str) -> None:
-    assert ask(server, method=method)[0].status == 501
+def test_nothing_but_reading_is_answered(same_server: PageServer, method: str) -> None:
+    assert ask(same_server, method=method)[0].status == 501
 
 
 @pytest.mark.parametrize(
@@ -97,14 +113,14 @@ def test_nothing_but_reading_is_answered(server: PageServer, method: str) -> Non
         "file:///etc/passwd", "http://127.0.0.1/etc/passwd", "*",
     ],
 )  # fmt: skip
-def test_no_file_can_be_read(server: PageServer, path: str) -> None:
-    answer, body = ask(server, path)
+def test_no_file_can_be_read(same_server: PageServer, path: str) -> None:
+    answer, body = ask(same_server, path)
     assert answer.status == 404 and b"root:" not in body and b"model:" not in body
 
 
-def test_it_listens_to_this_host_alone(server: PageServer) -> None:
-    assert server.socket.getsockname()[0] == "127.0.0.1"
-    assert server.socket.family == socket.AF_INET
+def test_it_listens_to_this_host_alone(same_server: PageServer) -> None:
+    assert same_server.socket.getsockname()[0] == "127.0.0.1"
+    assert same_server.socket.family == socket.AF_INET
 
 
 def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:

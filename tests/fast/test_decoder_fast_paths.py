@@ -127,9 +127,9 @@ def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
     model = build_model(given, vocab_size=11).model
     tokens = torch.arange(2 * (8 + model.source_len)).view(2, -1) % 11
     expected = model(tokens).detach()
-    through = compiled(print, count)
+    runner = compiled(print, count)
     for stack in model.stacks.values():
-        stack.through = through
+        stack.runner = runner
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)

@@ -51,7 +51,7 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
 def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
     model = build_model(config(model__scheme=name), vocab_size=11).model
     enable_fast_paths(model, FastPaths(fused=fused, compiled=False, captured=False), 0, print)
-    through = model.last.through
+    runner = model.last.runner
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
     marks: list[str] = []
     found: list[list[torch.Tensor]] = []
@@ -67,7 +67,7 @@ def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
         found.append([loss.detach(), *gradients])
     assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
     assert all(map(torch.equal, *found))
-    assert model.last.through is through
+    assert model.last.runner is runner
 
 
 FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
@@ -146,7 +146,7 @@ def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
     built = build_model(config(model__scheme=name, model__depth=12), vocab_size=11)
     tokens = torch.arange(24).view(2, 12) % 11
     expected = built.model(tokens).detach()
-    built.model.last.through = compiled(print, count)
+    built.model.last.runner = compiled(print, count)
     for _ in range(2):
         with torch.no_grad():
             assert torch.allclose(built.model(tokens), expected, atol=1e-6)

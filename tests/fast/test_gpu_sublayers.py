@@ -35,26 +35,32 @@ class Layer(nn.Module):
         super().__init__()
         self.inner = FeedForward(WIDTH, INSIDE, activation, 0.0, bias=bias, linear=linear)
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
-        self.running: tuple[Any, ...] = (self.inner,)
+        self.sublayer_functions: tuple[Any, ...] = (self.inner,)
         self.norms: tuple[Any, ...] = (self.norm,)
-        self.whole: Any = None
+        self.layer_function: Any = None
 
     def fuse(self) -> None:
         """Fuse the sublayer and the norm."""
         G = self.inner
         activation, scaled = ACTIVATIONS[G.activation_name], G.linear is scaled_linear
         weights = (G.w1, G.w1_bias), (G.w2, G.w2_bias)
-        self.running = (DeviceSublayer(weights[0], activation, weights[1], scaled),)
+        self.sublayer_functions = (DeviceSublayer(weights[0], activation, weights[1], scaled),)
         self.norms = (DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps),)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.whole(x) if self.whole else self.norms[0](x + self.running[0](x))
+        y: Tensor = (
+            self.layer_function(x)
+            if self.layer_function
+            else self.norms[0](x + self.sublayer_functions[0](x))
+        )
         return y
 
     def fuse_all(self) -> None:
         """Fuse the whole layer."""
         self.fuse()
-        self.whole = FusedLayer([FusedSum(self.running[0], self.norms[0], lambda: 1.0)])
+        self.layer_function = FusedLayer(
+            [FusedSum(self.sublayer_functions[0], self.norms[0], lambda: 1.0)]
+        )
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:

@@ -330,7 +330,7 @@ def test_one_graph_for_all_layers_in_each_mode(kind: str) -> None:
         return graph.forward
 
     compared = [built(model__norm__kind=kind, model__depth=12) for _ in range(2)]
-    compared[1].model.last.through = compiled(print, count)
+    compared[1].model.last.runner = compiled(print, count)
     tokens = torch.arange(24).view(3, 8) % 17
     for _ in range(2):
         for which in ("own_and_followed", "own", "followed"):

@@ -166,7 +166,9 @@ def test_its_attention_is_no_chain_and_its_feed_forward_is() -> None:
     model = built("real_former", 3).model
     enable_fast_paths(model, FUSED, 0, print)
     for layer in model.layers:
-        assert layer.running[0] is layer.attention and isinstance(layer.running[1], FusedSublayer)
+        assert layer.sublayer_functions[0] is layer.attention and isinstance(
+            layer.sublayer_functions[1], FusedSublayer
+        )
 
 
 # -- both ----------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def test_one_graph_for_the_first_layer_and_one_for_all_others(
 
     found = built(name, 12, model__scheme_options=options, model__family=family)
     expected = found.model.hidden(TOKENS).detach()
-    found.model.last.through = compiled(print, count)
+    found.model.last.runner = compiled(print, count)
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(found.model.hidden(TOKENS), expected, rtol=1e-5, atol=1e-5)
@@ -332,7 +334,12 @@ def test_without_ntk_no_product_is_scaled() -> None:
     for layer in model.layers:
         assert all(m.linear is F.linear for m in layer.modules_in_order())
     enable_fast_paths(model, FUSED, 0, print)
-    chains = [c for layer in model.layers for c in layer.running if isinstance(c, FusedSublayer)]
+    chains = [
+        c
+        for layer in model.layers
+        for c in layer.sublayer_functions
+        if isinstance(c, FusedSublayer)
+    ]
     kinds = {type(operation).__name__ for chain in chains for operation in chain.operations}
     assert chains and kinds == {"Product", "SelfAttention", "Activation"}
 

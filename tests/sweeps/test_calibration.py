@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import typed
+from helpers.sampling import some
 
 import deepstack
 from deepstack.analysis.calibration import interpolated_factors, role_exponents
@@ -87,9 +89,10 @@ def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-@pytest.mark.parametrize("scheme", ["deepnorm", "depth_mup"])
-def test_exponents_are_factors_at_each_depth(tmp_path: Path, optimizer: str, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "optimizer"), some(product(["deepnorm", "depth_mup"], ["adamw", "sgd", "muon"]), 2)
+)
+def test_exponents_are_factors_at_each_depth(tmp_path: Path, scheme: str, optimizer: str) -> None:
     """(8/2)^(-1/2) = 1/2 and (8/2)^(1) = 4."""
     base = small(model__depth=8, model__scheme=scheme, train__optimizer=optimizer)
     powers = {"train.base_depth": 2, "train.lr_exponents": {"v": 0.5, "norm_gain": -1.0}}
