@@ -41,8 +41,8 @@ EXPONENTS = ["angle_change", "gradient_change"]
 SIGNALS = [*TOTALS, "cosine_last", "ln_jacobian", "attention_entropy"]
 MODELS = {
     "depth and rate": CELL,
-    "and two exponents": [*CELL, *EXPONENTS],
-    "and all signals": [*CELL, *SIGNALS],
+    "with two exponents": [*CELL, *EXPONENTS],
+    "with all signals": [*CELL, *SIGNALS],
 }
 FOLDS, DRAWS = 10, 2000
 
@@ -198,9 +198,9 @@ def draw(table: pd.DataFrame, schemes: pd.DataFrame, majority: float) -> None:
         left.axhline(majority, color="grey", ls="--", lw=0.9, label="always 'trains'")
         left.set(xticks=range(len(MODELS)), ylabel="share of held-out runs predicted")
         left.set_xticklabels([m.replace(" ", "\n", 1) for m in MODELS])
-        left.set_xlim(-0.5, len(MODELS) - 0.5)
+        left.set(xlim=(-0.5, len(MODELS) - 0.5), ylim=(0.66, 0.91))
         left.legend(loc="lower left", fontsize=7)
-        columns = [f"by scheme: {model}" for model in ("depth and rate", "and all signals")]
+        columns = [f"by scheme: {model}" for model in ("depth and rate", "with all signals")]
         ordered = schemes.sort_values(["trained", *columns])
         for i, column in enumerate(columns):
             label = column.removeprefix("by scheme: ")
