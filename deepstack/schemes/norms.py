@@ -25,7 +25,7 @@ class StackNorm(nn.Module):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
     roles: the role of the gain (and of every trained parameter but the bias), and that of the bias.
-    A subclass with a kind registers itself in NORMS; `config.model_schema.NORM_KINDS` has its memory.
+    A subclass with a kind registers itself in NORMS; its memory is in `config.NORM_KINDS`.
     """
 
     fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's
