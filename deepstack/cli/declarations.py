@@ -1,4 +1,4 @@
-"""Reads what the files of a package register, without torch and matplotlib.
+"""Reads the names that the files of a package register, without torch and matplotlib.
 
 `deepstack list` and the completion of names use it, since importing torch takes a second.
 """

@@ -34,8 +34,8 @@ def series_of(
     """Return `split_series` of runs, in the order of runs or schemes that the user chose."""
     series, depth_settings = split_series(runs, but)
     if options.ordered:
-        place = {run: i for i, run in enumerate(runs)}
-        series.sort(key=lambda s: min(place[run] for run in s.runs))
+        positions = {run: i for i, run in enumerate(runs)}
+        series.sort(key=lambda s: min(positions[run] for run in s.runs))
     if options.schemes:
         series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
     return series, depth_settings
@@ -67,7 +67,7 @@ def series_styles(
 def groups_of(
     series: Sequence[Series], runs: Sequence[Run], options: Options
 ) -> list[tuple[str, list[int]]]:
-    """Return name and series (by index) of each group of series that has panels of its own.
+    """Return name and series (by index) of each group of series that has separate panels.
 
     The user names the setting; else many series of several settings have panels by scheme.
     """

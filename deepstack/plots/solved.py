@@ -20,10 +20,10 @@ from deepstack.records.cells import counted
 @chart("solved_vs_depth")
 def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The largest k that a stack solves against depth, for tasks whose answers take k steps."""
-    asked = [run for run in runs if "solved" in run.evals]
-    if not asked:
+    answered = [run for run in runs if "solved" in run.evals]
+    if not answered:
         raise NothingMatchedError("no run has a task with k steps (`hops`, `group`)")
-    final = [run for run in asked if run.state in ("done", "diverged") and len(run.evals)]
+    final = [run for run in answered if run.state in ("done", "diverged") and len(run.evals)]
     depths = depths_of(final, "finished runs")
     drawing = Drawing(final, options)
     groups = drawing.groups()

@@ -10,7 +10,7 @@ from pydantic import Field
 from deepstack.errors import ConfigError
 from deepstack.tasks.task import IGNORE, Batch, Task, task
 
-ALL_LEVELS = 32  # k up to which each has a column of its own; above, each power of two
+ALL_LEVELS = 32  # k up to which each has a separate column; above, each power of two
 
 OneStack = Literal["encoder", "decoder"]
 
@@ -55,8 +55,8 @@ def hops(
         answer = start
         for done in range(max_k):
             answer = np.where(done < k, np.take_along_axis(image, answer, axis=1), answer)
-        asked = np.stack([start, n + k - 1], axis=2)
-        inputs = np.hstack([pairs.reshape(batch_size, -1), asked.reshape(batch_size, -1)])
+        questions = np.stack([start, n + k - 1], axis=2)
+        inputs = np.hstack([pairs.reshape(batch_size, -1), questions.reshape(batch_size, -1)])
         targets = np.full(inputs.shape, IGNORE)
         targets[:, 2 * n + 1 :: 2] = answer
         return Batch(inputs, targets, targets != IGNORE)

@@ -97,9 +97,9 @@ class Start:
             return ""
         if there is not None and there.shape == (depth, *shape):
             return ""
-        found = "none" if there is None else str(tuple(there.shape[1:]))
+        shown = "none" if there is None else str(tuple(there.shape[1:]))
         if set(bank.roles) <= OUTSIDE:
-            return f"{KEY}: {bank.key} {shape} starts anew; {self.given} has {found}"
+            return f"{KEY}: {bank.key} {shape} starts anew; {self.given} has {shown}"
         raise ConfigError(
             f"{KEY}: {bank.key} is {(depth, *shape)} here, and {self.given} has "
             f"{'none' if there is None else tuple(there.shape)}; they must be equal",
@@ -142,10 +142,10 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    begun = Start(config.model.start, start, start_sha256(config) or "", weights)
+    started = Start(config.model.start, start, start_sha256(config) or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
-    begun.fresh.extend(begun.check(config, built))
-    return begun
+    started.fresh.extend(started.check(config, built))
+    return started
 
 
 def start_sha256(config: conf.Config) -> str | None:
