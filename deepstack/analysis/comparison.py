@@ -106,8 +106,8 @@ def compare(
     for line in skipped:
         say(line)
     rows = []
-    for study, found in comparisons(readable, against, best).items():
-        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in found]
+    for study, study_rows in comparisons(readable, against, best).items():
+        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
     if sort is not None:
         rows = sort_rows(rows, sort, list(rows[0]), number_of)
     # Of several studies one may lack columns, and it may be the first.
@@ -260,7 +260,7 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
 
 
 def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
-    """Return the varying setting that a word stands for (see `full_key`).
+    """Return the varying setting that a word names (see `full_key`).
 
     Raises ConfigError for an unknown key, and for one of which all runs have the same value.
     """

@@ -56,18 +56,18 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
 
 
 def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
-    """Return varying settings that make no series: `but`, steps, and what is chosen in each cell.
+    """Return varying settings that make no series: `but`, steps, and settings chosen in a cell.
 
     A setting is chosen if depth, budget and the others determine it, such as a learning rate.
     """
     runs = list(budgets)
     ignored = [STEPS, *but]
-    kept = [key for key in varying_settings(runs) if key not in ignored]
-    for key in reversed([k for k in kept if not k.startswith(NEVER_DEPTH_SETTINGS)]):
-        places = [DEPTH, *but, *(other for other in kept if other != key)]
+    settings = [key for key in varying_settings(runs) if key not in ignored]
+    for key in reversed([k for k in settings if not k.startswith(NEVER_DEPTH_SETTINGS)]):
+        places = [DEPTH, *but, *(other for other in settings if other != key)]
         cells = {(budgets[run], values_of(run, places)) for run in runs}
         if len(cells) == len({(budgets[run], values_of(run, [*places, key])) for run in runs}):
-            kept.remove(key)
+            settings.remove(key)
             ignored.append(key)
     return ignored
 

@@ -1,4 +1,4 @@
-"""What a stack does with signals before training: values of every layer, and their growth rates."""
+"""Signals in a stack before training: values of every layer, and their growth rates."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return a row per setting, depth, side and seed: the first and last layer, and RATES.
 
     layers: from `signal_layers`.  A rate is the least-squares slope of ln of the signal on the
-    layer: per layer away from the input, or toward it for gradients (`gradient_exponent` and the
-    two after it), so that a positive one is a growth in the direction in which the signal goes.
+    layer, per layer away from the input.  For gradients (`gradient_exponent` and the two after it)
+    it is per layer toward the input.  A positive rate is a growth in the signal's direction.
     `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².
     """
     import pandas as pd

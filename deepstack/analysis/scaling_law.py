@@ -115,8 +115,8 @@ def solve(
     start = min(points, key=lambda p: float(np.square(error(p)).sum()))
     low, high = np.array([0.0, -40.0, SMALLEST]), np.array([y.max(), 40.0, LARGEST])
     inside = np.clip(start, low + 1e-9, high - 1e-9)
-    found = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
-    E, log_k, a = found.x.tolist()
+    solution = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
+    E, log_k, a = solution.x.tolist()
     return E, math.exp(log_k) * middle**a, a
 
 

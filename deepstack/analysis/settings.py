@@ -251,9 +251,9 @@ def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Ser
     dependent = [key for key in keys if key not in independent and key != "model.d_ff"]
     fixed = [key for key in independent if key.startswith(NEVER_DEPTH_SETTINGS)]
     free = [key for key in independent if key not in fixed]
-    kept = {*fixed, *undetermined(free, [DEPTH, *fixed], runs)}
-    depth_settings = [key for key in reversed(independent) if key not in kept]
-    independent = [key for key in independent if key in kept]
+    determining = {*fixed, *undetermined(free, [DEPTH, *fixed], runs)}
+    depth_settings = [key for key in reversed(independent) if key not in determining]
+    independent = [key for key in independent if key in determining]
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(values_of(run, independent), []).append(run)

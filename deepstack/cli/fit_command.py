@@ -37,10 +37,10 @@ def fit_command(
         for study, runs in studies.items():
             before = {"study": study.name} if len(studies) > 1 else {}
             try:
-                found, refused = law_table(runs, law)
+                laws, refused = law_table(runs, law)
             except NothingMatchedError as error:
-                found, refused = [], [str(error)]
-            rows += [before | row for row in found]
+                laws, refused = [], [str(error)]
+            rows += [before | row for row in laws]
             skipped += [": ".join([*before.values(), line]) for line in refused]
     if not rows:
         raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))

@@ -87,7 +87,7 @@ def as_group(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
     states = [entry.state for entry in progress]
     total = sum(entry.cell.work for entry in progress)
     ended = [is_over(state) for state in states]
-    made = sum(
+    completed = sum(
         entry.cell.work * (1 if over else entry.step / max(entry.cell.config.train.steps, 1))
         for entry, over in zip(progress, ended, strict=True)
     )
@@ -99,7 +99,7 @@ def as_group(progress: Sequence[Progress], height: int, elapsed: float = 0.0) ->
         for entry in progress
     ]  # fmt: skip
     head = Table.grid(expand=True)
-    head.add_row(ProgressBar(total=max(total, 1), completed=made))
+    head.add_row(ProgressBar(total=max(total, 1), completed=completed))
     head.add_row(Text(summary(progress, elapsed)))
     return Group(head, run_table(rows, height - 2))
 

@@ -217,8 +217,8 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
         )  # fmt: skip
         logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (snapshots + 2))
     optimizer = moments(config, by_role)
-    kept = (optimizer + logs) * config.runtime.keep_optimizer
-    return weights + logs + kept, 3 * (weights + optimizer + logs) + logs
+    checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
+    return weights + logs + checkpoint, 3 * (weights + optimizer + logs) + logs
 
 
 def activations(config: Config, scheme_memory: SchemeMemory) -> int:
@@ -244,16 +244,16 @@ def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> 
     dropout = model.dropout > 0
     # of either sublayer: the norm's input (stream plus branch), mean and reciprocal deviation, the
     # norm's output, and the mask of dropout
-    either = _FP32 * (stream * (1 + norm_output + dropout) + 2 * batch * n)
+    common = _FP32 * (stream * (1 + norm_output + dropout) + 2 * batch * n)
     # input; queries, keys and values; output; the logarithm of each softmax's sum
-    attention = either + 5 * stream * matmul + batch * model.n_heads * n * _FP32
+    attention = common + 5 * stream * matmul + batch * model.n_heads * n * _FP32
     if model.qk_norm or model.positions == "rotary":  # queries and keys once more
         attention += 2 * stream * _FP32 * (1 + norm_output)
     if dropout:  # no fused kernel: attention weights before and after it, and its mask
         attention += 3 * batch * model.n_heads * n * n * _FP32
     # input; hidden values after and before the activation: gelu needs these, and relu leaves a hole
     # of their size, which the allocator fills only in part; under a gate another half, and both
-    feed_forward = either + (stream + 2 * hidden * (1 + model.gated)) * matmul
+    feed_forward = common + (stream + 2 * hidden * (1 + model.gated)) * matmul
     depth, beside = depths(config)
     crossing = sublayers(config) - 2 * (depth + beside)  # each keeps as much as a self-attention
     saved = (depth + beside) * (attention + feed_forward) + crossing * attention

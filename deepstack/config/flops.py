@@ -97,12 +97,12 @@ def layer_flops(config: Config, batch: int, scheme_flops: SchemeFlops) -> dict[s
     every, crossing = depth + beside, sublayers(config) - 2 * (depth + beside)
     merged = beside if model.decoder_attention == "merged" else 0
     square, inside = 2 * tokens * d * d, 2 * tokens * d * width_inside(config)
-    own = sum(map(scheme_flops, stack_sizes(config, batch)))
+    scheme_part = sum(map(scheme_flops, stack_sizes(config, batch)))
     return {
         **dict.fromkeys(("q", "k", "o"), every * square),
         "v": (every + merged) * square,  # of the decoder's stream, and of the encoder's output
         **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * square),
         **dict.fromkeys(("w1", "w2"), every * inside),
         "w3": every * inside * model.gated,
-        "": (every + crossing) * 4 * tokens * seq * d + own,
+        "": (every + crossing) * 4 * tokens * seq * d + scheme_part,
     }

@@ -176,8 +176,8 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
     if replaced := rival_lengths(".".join(path)):
         train = tree.at(("train",))
         if isinstance(train.value, dict) and not replaced.isdisjoint(train.value):
-            kept = {key: value for key, value in train.value.items() if key not in replaced}
-            tree = put(tree, ("train",), replace(train, value=kept))
+            remaining = {key: value for key, value in train.value.items() if key not in replaced}
+            tree = put(tree, ("train",), replace(train, value=remaining))
     section = Node({}, node.where, "a section", node.where)
     tree = tree if isinstance(tree.value, dict) else section
     values = dict(tree.value) if isinstance(tree.value, dict) else {}

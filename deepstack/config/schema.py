@@ -146,12 +146,12 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
-        given = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
-        if len(given) > 1:
+        lengths = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
+        if len(lengths) > 1:
             raise PydanticCustomError(
                 "relation",
                 "found {given}; allowed one of {lengths}",
-                {"given": " and ".join(given), "lengths": ", ".join(LENGTHS)},
+                {"given": " and ".join(lengths), "lengths": ", ".join(LENGTHS)},
             )
         return self
 

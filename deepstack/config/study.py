@@ -144,16 +144,16 @@ def parse_study(
     tree, problems = read_tree(text, source, single)
     sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
     sweep = sweep or Node(None, source, "nothing")
-    given = [override.partition("=")[0].strip() for override in overrides]
-    problems += form_problems(sweep, given)
+    overridden = [override.partition("=")[0].strip() for override in overrides]
+    problems += form_problems(sweep, overridden)
     groups = read_groups(sweep)
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    for key, axis in zip(given, axes, strict=True):
-        gone = {f"train.{other}" for other in rival_lengths(key)} | (
+    for key, axis in zip(overridden, axes, strict=True):
+        replaced = {f"train.{other}" for other in rival_lengths(key)} | (
             {key} if axis is None else set()
         )
-        groups = [{k: node for k, node in group.items() if k not in gone} for group in groups]
+        groups = [{k: node for k, node in group.items() if k not in replaced} for group in groups]
         groups = [group for group in groups if group]
         if axis is None:
             continue
@@ -167,7 +167,7 @@ def parse_study(
     problems = merge_problems(problems, more)
     problems += axis_problems(groups, tree, sweep.where)
     # rules are read where the axes that they speak of are sound
-    rules, more = ([], []) if problems else read_rules(sweep, declared, given)
+    rules, more = ([], []) if problems else read_rules(sweep, declared, overridden)
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
@@ -178,7 +178,7 @@ def parse_study(
         {
             key: node.plain()
             for key, node in rule.settings.items()
-            if not any(are_nested(key, other) for other in given)
+            if not any(are_nested(key, other) for other in overridden)
         }
         for rule in rules
     ]
@@ -190,7 +190,7 @@ def parse_study(
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
         tuple(Override(r.where, more) for r, more in zip(rules, settings, strict=True) if more),
     )
-    if rules and not set(given) & declared.keys():
+    if rules and not set(overridden) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -217,5 +217,5 @@ def _refuse_absurd(study: Study, groups: Sequence[Group], tree: Node) -> None:
         for cell in study.combinations()
     }
     configs = (too_large.resized(study.base, dict(each)) for each in sizes)
-    largest = max(configs, key=memory_estimate)
-    refuse_absurd_tree(largest, tree, {k: node for group in groups for k, node in group.items()})
+    heaviest = max(configs, key=memory_estimate)
+    refuse_absurd_tree(heaviest, tree, {k: node for group in groups for k, node in group.items()})

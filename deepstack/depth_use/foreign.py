@@ -60,20 +60,20 @@ def analyze_model(
     sample = Sample(batch, targets)
     with layered.ready():
         layered.refuse_other_head(sample)
-    given = Given(
+    arguments = Given(
         model=layered,
         held_out=sample,
         probe=sample,
         training=None if training is None else Sample(training),
         **settings,
     )
-    results = measure_all(what, given)
+    results = measure_all(what, arguments)
     for result in results.values():
         result.about = {
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
             "layers": layered.name,
             "depth": layered.depth,
-            "every": given.step,
+            "every": arguments.step,
         }
     return results
 

@@ -1,4 +1,4 @@
-"""The logit lens: what the head reads from the stream after every layer."""
+"""The logit lens: predictions of the head from the stream after every layer."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def lens(given: Given, result: Analysis) -> None:
         losses.append(sample.loss(logits))
         log_p = torch.log_softmax(sample.chosen(logits).float(), dim=-1)
         kls.append((log_p.exp() * (log_p - final)).sum(dim=-1).double().mean())
-        own = log_p.topk(k, dim=-1).indices
-        shared = (own[:, :, None] == best[:, None, :]).any(dim=-1)
+        top_tokens = log_p.topk(k, dim=-1).indices
+        shared = (top_tokens[:, :, None] == best[:, None, :]).any(dim=-1)
         overlaps.append(shared.double().mean())
-        agreements.append((own[:, 0] == best[:, 0]).double().mean())
+        agreements.append((top_tokens[:, 0] == best[:, 0]).double().mean())
 
     model.run(sample, take=take)
     kl = numbers(kls).clamp(min=0.0)  # rounding may give -1e-9

@@ -1,4 +1,4 @@
-"""The registry of analyses, what they are given, and the layers at which they intervene."""
+"""The registry of analyses, their input, and the layers at which they intervene."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LAYERS = 128
 
 @dataclass(frozen=True)
 class Given:
-    """What an analysis measures, and its settings.
+    """The model and the samples of an analysis, and its settings.
 
     held_out: the sample on which losses and states are taken; probe: that of Jacobians;
     training: the sample on which linear maps are fitted, or None.  every: change every so many-th

@@ -69,7 +69,7 @@ def analyze_run(
             refuse_other_inputs(trained.config, second)
             settings["other"] = stack_layers(second, model.side if side else None)
             about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}
-        given = Given(
+        arguments = Given(
             model=model,
             held_out=sample_of(held_out),
             probe=sample_of([probe]),
@@ -80,12 +80,12 @@ def analyze_run(
         )
         about |= {
             "held_out_sequences": batches * size,
-            "predicted_positions": given.held_out.predicted(),
+            "predicted_positions": arguments.held_out.predicted(),
             "training_sequences": training_batches * size,
             "probe_sequences": len(probe.inputs),
-            "every": given.step,
+            "every": arguments.step,
         }
-        results = measure_all(what, given)
+        results = measure_all(what, arguments)
         for name, result in results.items():
             result.about = about
             write_analysis(folder, name, result)

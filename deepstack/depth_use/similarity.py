@@ -46,9 +46,9 @@ def similarity(given: Given, result: Analysis) -> None:
         with given.other.ready():
             others = given.other.states(given.held_out)
         step = max(given.step, -(-len(others) // len(states)))
-        kept = sorted({*range(0, len(others), step), len(others) - 1})
-        result.add("layers_with", kept)
-        result.add("cka_with", linear_cka(states, [others[i] for i in kept]).float().cpu())
+        selected = sorted({*range(0, len(others), step), len(others) - 1})
+        result.add("layers_with", selected)
+        result.add("cka_with", linear_cka(states, [others[i] for i in selected]).float().cpu())
 
 
 def chosen_states(given: Given, result: Analysis) -> tuple[list[int], list[Tensor]]:

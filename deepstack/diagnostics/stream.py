@@ -91,7 +91,7 @@ def stream_variance(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("token_distance", "1 − cos(x_i, x_j)", parts=())
 def token_distance(snapshot: Snapshot) -> Tensor:
-    """1 − mean cosine between two tokens of a sequence in x_l, mean over sequences: 0 where alike.
+    """1 − mean cosine between two tokens of a sequence in x_l, mean over sequences: 0 where equal.
 
     The mean cosine is the correlation of tokens in mean-field theory, arXiv:2403.02579.  NaN for
     sequences of one token.

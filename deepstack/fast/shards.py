@@ -80,8 +80,8 @@ class ShardedBatch:
 
     def total(self) -> Tensor:
         """Add the gradients of all shards to `.grad`, in order; return the loss of the batch."""
-        *kept, last = self.shards
-        sums = [*(shard.copies for shard in kept), last.gradients]
+        *earlier, last = self.shards
+        sums = [*(shard.copies for shard in earlier), last.gradients]
         for first, following in pairwise(sums):
             torch._foreach_add_(following, first)
         loss = self.losses[0].clone()

@@ -123,8 +123,8 @@ def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[st
 def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against depth, with the exponent of each part."""
     used = runs_with_rows(runs)
-    whole = [run for run in used if not has_diverged(run)] or used
-    shared = set.intersection(*(set(run.attribution["step"].tolist()) for run in whole))
+    finished = [run for run in used if not has_diverged(run)] or used
+    shared = set.intersection(*(set(run.attribution["step"].tolist()) for run in finished))
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step in attribution.csv")
     step = int(max(shared)) if options.at_step is None else options.at_step

@@ -127,8 +127,8 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
             style: dict[str, Any] = {"marker": "o", "color": colour, "linestyle": "-"}
             draw_points(panel, rows, style, bars=len(levels) > MOST_BANDS)
             panel.add(rows, series=label, kind="point")
-            whole = rows[rows["mark"] != "diverged"]
-            if (least := least_loss(whole["x"].tolist(), whole["y"].tolist())) is None:
+            finished = rows[rows["mark"] != "diverged"]
+            if (least := least_loss(finished["x"].tolist(), finished["y"].tolist())) is None:
                 continue
             ring: Any = {"ls": "none", "marker": "o", "ms": 9, "mfc": "none", "color": colour}
             panel.axes.plot(*least, **ring, zorder=4)
@@ -160,5 +160,5 @@ def words_of(budget: float) -> str:
 
 def diverged_note(runs: list[Run]) -> list[str]:
     """Return a note on the runs that diverged, if any did."""
-    gone = sum(map(has_diverged, runs))
-    return [f"left out of the means: {counted('{} diverged runs', gone)}"] if gone else []
+    count = sum(map(has_diverged, runs))
+    return [f"left out of the means: {counted('{} diverged runs', count)}"] if count else []

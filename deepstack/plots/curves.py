@@ -82,7 +82,7 @@ class Arrangement:
             self.groups = drawing.groups()
 
     def panels(self, most: int) -> tuple[list[CurvePanel], list[str]]:
-        """Return at most `most` panels, and notes on what has none."""
+        """Return at most `most` panels, and notes on series without a panel."""
         most = self.drawing.limit(most)
         if len(self.groups) > 1 and not self.by_depth:
             panels: list[CurvePanel] = []
@@ -172,7 +172,7 @@ def bar_rows(x: np.ndarray, shift: float, log: bool = True) -> list[int]:
         return list(range(len(x)))
     at = np.log(x) if log and x[0] > 0 else x
     places = at[0] + (at[-1] - at[0]) * (np.arange(BARS) + shift) / BARS
-    return sorted({int(np.abs(at - place).argmin()) for place in places})
+    return sorted({int(np.abs(at - target).argmin()) for target in places})
 
 
 def smoothed(rows: pd.DataFrame, width: int) -> pd.DataFrame:

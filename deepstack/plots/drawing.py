@@ -274,9 +274,9 @@ def draw_points(
     panel.axes.plot(joined["x"], joined["y"], color=style["color"], ls=style["linestyle"])
     draw_band(panel, joined, style["color"], range(len(joined)) if bars else None)
     for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
-        gone = mark == "diverged"
+        diverged = mark == "diverged"
         face = "white" if mark else style["color"]
-        marker, size = (DIVERGED_MARKER, 5.2) if gone else (style["marker"], None)
+        marker, size = (DIVERGED_MARKER, 5.2) if diverged else (style["marker"], None)
         shape: Any = {"marker": marker, "ms": size, "mfc": face, "color": style["color"]}
         panel.axes.plot(x, y, ls="none", zorder=3, **shape)
     panel.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}

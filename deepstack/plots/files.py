@@ -104,8 +104,8 @@ def draw(
     several = len(studies) > 1
     for study, members in studies.items():
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
-        own = study.name if several else ""
-        target = writable(base / "figures") if out is None else Path(out) / own
+        subfolder = study.name if several else ""
+        target = writable(base / "figures") if out is None else Path(out) / subfolder
         options = dataclasses.replace(
             options,
             at_step=at_step or options.at_step,

@@ -98,13 +98,13 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     drawing, zeros = Drawing(runs_with(runs, "grad_norm"), options), False
     picked, notes = pick(drawing, "grad_norm")
     steps = evenly_spaced(
-        sorted({int(s) for taken, _ in picked.values() for s in taken}), MOST_STEPS
+        sorted({int(s) for taken_at, _ in picked.values() for s in taken_at}), MOST_STEPS
     )
     colours = {step: shade(len(steps) - 1 - i, len(steps)) for i, step in enumerate(steps)}
     panels = drawing.add_panels(list(picked))
-    for panel, (taken, records) in zip(panels, picked.values(), strict=True):
+    for panel, (taken_at, records) in zip(panels, picked.values(), strict=True):
         depth = records.shape[1]
-        for step, values in zip(taken, records, strict=True):
+        for step, values in zip(taken_at, records, strict=True):
             if step in colours:
                 rows = pd.DataFrame({"x": np.arange(1, depth + 1), "y": values})
                 drawable = rows[np.isfinite(values) & (values > 0)]
@@ -313,14 +313,14 @@ def draw_ratios(
         if each is None:
             continue
         layer_axis(panel.axes, each.values.shape[2], ticks=4)
-        looks: list[tuple[Ratios, int, str, str, Any]] = [
+        styles: list[tuple[Ratios, int, str, str, Any]] = [
             (each, record, f"step {int(each.steps[record])}", "line", dash)
             for record, dash in zip(sorted({0, len(each.steps) - 1}), DASHES, strict=False)
         ]
         expected = read(members, f"beta_ln_predicted_{kind}") if symbol == "β_LN" else None
         if expected is not None:
-            looks.append((expected, 0, "predicted", "predicted", DASHES[2]))
-        for source, record, name, row_kind, dash in looks:
+            styles.append((expected, 0, "predicted", "predicted", DASHES[2]))
+        for source, record, name, row_kind, dash in styles:
             rows, first = source.rows(record), stacks.get("encoder", 0)
             width = 0.7 if row_kind == "predicted" else 1.1
             style: Any = {"color": colour, "ls": dash, "lw": width, "ms": 1.8}

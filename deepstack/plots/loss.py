@@ -120,8 +120,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     entries, more = arrangement.handles(drawn) if count > 1 else ([], [])
     if len(cells) == 1 or multiples:
         line, depth = drawn[["line", "depth"]].iloc[0]
-        own = arrangement.style(line, depth)["color"]
-        first, second = (GREY, GREY) if count > 1 else (own, "black")
+        line_color = arrangement.style(line, depth)["color"]
+        first, second = (GREY, GREY) if count > 1 else (line_color, "black")
         entries.append(Line2D([], [], color=first, label=TRAINING))
         mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
         entries += [Line2D([], [], label=quantity, **mark) for quantity in list(rows)[1:]]

@@ -161,8 +161,8 @@ def value_map(
                 dark = scale(grid[i, j]) < 0.6
                 style: Any = {"color": "white" if dark else "black", "fontsize": 5.5}
                 panel.axes.text(j, i, f"{grid[i, j]:.3g}", ha="center", va="center", **style)
-            spread = float(values.std()) if len(values) > 1 else math.nan
-            row = {"low": grid[i, j] - spread, "high": grid[i, j] + spread, "n": len(values)}
+            deviation = float(values.std()) if len(values) > 1 else math.nan
+            row = {"low": grid[i, j] - deviation, "high": grid[i, j] + deviation, "n": len(values)}
             drawing.table.add(
                 panel=panel.name, series=value_text(level), kind="cell", x=column, y=level,
                 value=grid[i, j], mark=mark, **row,
@@ -220,11 +220,11 @@ def labelled(
     table = observations(runs, quantity, across, at_step)
     if not np.isfinite(table["value"].astype(float)).any():
         raise NothingMatchedError(f"no run has a finite value of {quantity.name}")
-    gone = np.array([has_diverged(run) for run in table["run"]])
+    diverged = np.array([has_diverged(run) for run in table["run"]])
     if across not in (STEP, LAYER):
-        table.loc[gone, "value"] = math.nan
+        table.loc[diverged, "value"] = math.nan
     else:
-        table = table[~gone] if not gone.all() else table
+        table = table[~diverged] if not diverged.all() else table
     table["line"] = ["" if line is None else setting_of(run, line) for run in table["run"]]
     labels = {
         run: ", ".join(
@@ -234,9 +234,9 @@ def labelled(
         for run in table["run"].unique()
     }
     order = sorted(labels, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
-    place = {run: i for i, run in enumerate(order)}
+    positions = {run: i for i, run in enumerate(order)}
     table["panel"] = [labels[run] for run in table["run"]]
-    table["order"] = [place[run] for run in table["run"]]
+    table["order"] = [positions[run] for run in table["run"]]
     return table.sort_values("order", kind="stable").drop(columns="order")
 
 

@@ -140,17 +140,17 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
             for rate, cell in column.groupby("lr"):
                 draw_cell(panel, x, rates.index(rate), cell, where | {"y": rate})
             trained = (column["outcome"] == "trained").groupby(column["lr"]).agg(["all", "size"])
-            whole = trained[trained["all"]]
+            complete = trained[trained["all"]]
             row = {"panel": panel.name, "kind": "frontier"} | where
-            if whole.empty:
+            if complete.empty:
                 drawing.table.add(mark="none", **row)
                 continue
-            best, largest = whole.index[-1], trained.index[-1]
+            best, largest_rate = complete.index[-1], trained.index[-1]
             top = rates.index(best) - 0.5
             panel.axes.plot([x - 0.5, x + 0.5], [top, top], clip_on=False, **EDGE)
             # The true one may be larger than the largest that was tried.
-            row["mark"] = "at least" if best == largest else None
-            drawing.table.add(y=best, n=int(whole["size"].iloc[-1]), **row)
+            row["mark"] = "at least" if best == largest_rate else None
+            drawing.table.add(y=best, n=int(complete["size"].iloc[-1]), **row)
     sizes = table.groupby(["name", "depth", "lr"]).size()
     title = "The largest learning rate that learns, against depth"
     return finish(drawing, title, sizes, len(runs) - len(shown))

@@ -67,7 +67,7 @@ def series_styles(
 def groups_of(
     series: Sequence[Series], runs: Sequence[Run], options: Options
 ) -> list[tuple[str, list[int]]]:
-    """Return name and series (by index) of each group of series that has panels of its own.
+    """Return name and series (by index) of each group of series that has separate panels.
 
     The user names the setting; else many series of several settings have panels by scheme.
     """

@@ -107,7 +107,7 @@ def deepstack_style(font: str | None = None, svg_text: bool = False) -> Iterator
 def scheme_style(name: str) -> dict[str, Any]:
     """Return colour, line and marker of a scheme, which depend on its name only.
 
-    Each of COMMON has a colour of its own.  Another scheme has one of these colours with another
+    Each of COMMON has a separate colour.  Another scheme has one of these colours with another
     marker: no two registered schemes have the same colour and marker.
     """
     colours = COLOURS + MORE_COLOURS
@@ -133,8 +133,8 @@ def setting_style(style: dict[str, Any], index: int, count: int) -> dict[str, An
     if count < 2:
         return style
     red, green, blue = to_rgb(style["color"])
-    place = 2 * index / (count - 1) - 1  # -1: darkest, 0: the colour itself, 1: lightest
-    end, part = (1.0, 0.62 * place) if place > 0 else (0.0, -0.55 * place)
+    shade = 2 * index / (count - 1) - 1  # -1: darkest, 0: the colour itself, 1: lightest
+    end, part = (1.0, 0.62 * shade) if shade > 0 else (0.0, -0.55 * shade)
     red, green, blue = ((1 - part) * value + part * end for value in (red, green, blue))
     return style | {"color": to_hex((red, green, blue)), "linestyle": DASHES[index % len(DASHES)]}
 

@@ -129,23 +129,23 @@ def analysis_problems(folder: RunFolder) -> tuple[int, dict[str, str]]:
     count, problems = 0, {}
     for name in analysis_names(folder):
         path = folder.analysis_dir / name
-        place = f"analysis/{name}"
+        label = f"analysis/{name}"
         try:
             sums: Mapping[str, Any] = mapping(path / CHECKSUMS)
         except (OSError, ValueError) as error:
-            problems[f"{place}/{CHECKSUMS}"] = f"unreadable ({error})"
+            problems[f"{label}/{CHECKSUMS}"] = f"unreadable ({error})"
             continue
         there = {file.name for file in path.iterdir()} - {CHECKSUMS}
         for file in sorted(there | set(sums)):
             if file not in sums:
-                problems[f"{place}/{file}"] = f"not listed in {CHECKSUMS}"
+                problems[f"{label}/{file}"] = f"not listed in {CHECKSUMS}"
             elif file not in there:
-                problems[f"{place}/{file}"] = "missing"
+                problems[f"{label}/{file}"] = "missing"
             else:
                 count += 1
                 try:
                     if sha256(plain_file(path / file)) != sums[file]:
-                        problems[f"{place}/{file}"] = "changed (sha256 differs)"
+                        problems[f"{label}/{file}"] = "changed (sha256 differs)"
                 except OSError as error:
-                    problems[f"{place}/{file}"] = f"unreadable ({error})"
+                    problems[f"{label}/{file}"] = f"unreadable ({error})"
     return count, problems

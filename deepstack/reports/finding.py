@@ -204,10 +204,10 @@ def diverged_runs(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the settings and depths with diverged runs, and how many of their runs diverged."""
     lines = []
     for name, there in settings_and_depths(runs):
-        if gone := [run for run in there if has_diverged(run)]:
-            steps = sorted({int(run.status.get("step") or 0) for run in gone})
+        if diverged := [run for run in there if has_diverged(run)]:
+            steps = sorted({int(run.status.get("step") or 0) for run in diverged})
             at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
-            lines.append((name, f"{len(gone)} of {len(there)}, at {at}"))
+            lines.append((name, f"{len(diverged)} of {len(there)}, at {at}"))
     return lines
 
 

@@ -153,12 +153,13 @@ class AttentionResiduals(
     @classmethod
     def extra_flops(cls, sizes: StackSizes) -> int:
         """Return the FLOPs of wᵀ RMS(v) and of the weighted sum, at every sublayer."""
-        total, sources, whole = sizes.sublayers, 0, 0
+        total, sources, whole_blocks = sizes.sublayers, 0, 0
         blocks = cls.blocks or total
         for i in range(1, total + 1):
             completes = i * blocks // total > (i - 1) * blocks // total
-            whole += completes
-            sources += 1 + whole + (not completes)  # x_0, complete blocks, and the current sum
+            whole_blocks += completes
+            # x_0, complete blocks, and the current sum
+            sources += 1 + whole_blocks + (not completes)
         return 4 * sources * sizes.numbers
 
     def enter(self, x: Tensor) -> Stream:

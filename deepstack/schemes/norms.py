@@ -50,6 +50,11 @@ class StackNorm(nn.Module):
         self.gain = parameter(d, role=roles[0], start="one") if gain else None
         self.bias = parameter(d, role=roles[1], start="zero") if bias else None
 
+    def scaled(self, y: Tensor) -> Tensor:
+        """Return g * y + b, without a gain or bias that is not configured."""
+        y = y if self.gain is None else y * self.gain
+        return y if self.bias is None else y + self.bias
+
 
 class LayerNorm(StackNorm, kind="layer"):
     """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over the last axis.
@@ -92,9 +97,7 @@ class DynamicTanh(StackNorm, kind="dynamic_tanh"):
         self.scale = parameter(1, role=roles[0], start=start)
 
     def forward(self, z: Tensor) -> Tensor:
-        y = torch.tanh(self.scale * z)
-        y = y if self.gain is None else y * self.gain
-        return y if self.bias is None else y + self.bias
+        return self.scaled(torch.tanh(self.scale * z))
 
 
 class DynamicErf(StackNorm, kind="dynamic_erf"):
@@ -114,9 +117,7 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
         self.shift = parameter(1, role=roles[0], start="zero")
 
     def forward(self, z: Tensor) -> Tensor:
-        y = torch.erf(self.scale * z + self.shift)
-        y = y if self.gain is None else y * self.gain
-        return y if self.bias is None else y + self.bias
+        return self.scaled(torch.erf(self.scale * z + self.shift))
 
 
 class BatchNorm(StackNorm, kind="batch"):

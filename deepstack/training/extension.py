@@ -72,8 +72,8 @@ class Parent:
                 f"{now} ({source})"
             )
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
-        kept = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
-        folder.write_meta({"extends": self.record, **kept})
+        fixed = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
+        folder.write_meta({"extends": self.record, **fixed})
         for path in (*self._logs(), self.folder.timing_path):
             replace(folder.path / path.name, self._kept_rows(path))
         parts = ckpt.load(self.folder.checkpoint_path(self.step), self.step).parts

@@ -323,10 +323,10 @@ class TrainingRun:
         divergence = self.recorder.divergence
         if divergence is None:
             state, step = "done", self.config.train.steps
-            kept = self.config.runtime.keep_optimizer
-            saves = step > 0 or kept  # config and seed determine the initial weights
+            keep_optimizer = self.config.runtime.keep_optimizer
+            saves = step > 0 or keep_optimizer  # config and seed determine the initial weights
             if saves:
-                self._write_checkpoint(step, self._resumable_parts() if kept else {})
+                self._write_checkpoint(step, self._resumable_parts() if keep_optimizer else {})
             if self.ranks.is_rank0:
                 ckpt.keep_only(self.folder, step)
                 write_end(self.folder, state, step, checkpoints=saves, logs=logs)

@@ -45,15 +45,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     base = load_config(HERE / "study.yaml")
-    common: dict[str, Any] = {"out": given.out, "workers": given.workers}
+    common: dict[str, Any] = {"out": args.out, "workers": args.workers}
     cell = {
         "model.scheme": list(SCHEMES),
-        "model.depth": [int(depth) for depth in given.depths],
-        "model.d_model": [int(width) for width in given.widths],
+        "model.depth": [int(depth) for depth in args.depths],
+        "model.d_model": [int(width) for width in args.widths],
     }
-    for flops in given.flops:
+    for flops in args.flops:
         tried = {**cell, "train.flops": [flops], "train.lr": list(RATES), "seed": [CHOOSING]}
         best: dict[tuple[Any, ...], Run] = {}
         for run in sweep(base, tried, study="depth_or_width_rates", **common):
@@ -63,7 +63,7 @@ def main() -> None:
         columns = zip(*best, strict=True)
         rows = {name: list(values) for name, values in zip(cell, columns, strict=True)}
         rows["train.lr"] = [run.get("train.lr") for run in best.values()]
-        grid = {"train.flops": [flops], "seed": list(range(given.seeds))}
+        grid = {"train.flops": [flops], "seed": list(range(args.seeds))}
         sweep(Study(base, grid, (rows,)), study="depth_or_width", **common)
 
 

@@ -143,9 +143,9 @@ def intervals(cells: pd.DataFrame, scores: pd.DataFrame, base: pd.DataFrame) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--collect", type=Path, metavar="RESULTS")
-    given = parser.parse_args()
-    if given.collect:
-        collect(given.collect).to_csv(HERE / "signals.csv", index=False, float_format="%.6g")
+    args = parser.parse_args()
+    if args.collect:
+        collect(args.collect).to_csv(HERE / "signals.csv", index=False, float_format="%.6g")
     cells = cells_of(pd.read_csv(HERE / "signals.csv"))
     random = np.random.default_rng(0)
     groups = sorted(cells["group"].unique())
