@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from deepstack import schemes as schemes
     from deepstack.analysis.selection import load_runs as load_runs
     from deepstack.config import load_config as load_config
+    from deepstack.depth_use import analyze_huggingface as analyze_huggingface
     from deepstack.depth_use import analyze_model as analyze_model
     from deepstack.depth_use import analyze_run as analyze  # noqa: F401
     from deepstack.model import build_model as build_model
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # `import deepstack` needs no torch
 _PUBLIC = {
     "analyze": ("deepstack.depth_use", "analyze_run"),
+    "analyze_huggingface": ("deepstack.depth_use", "analyze_huggingface"),
     "analyze_model": ("deepstack.depth_use", "analyze_model"),
     "build_model": ("deepstack.model", "build_model"),
     "calibrate": ("deepstack.sweeps", "calibrate"),

@@ -6,6 +6,16 @@ from deepstack.registry import import_all
 import_all(__name__, __path__)  # each module registers its analyses
 
 from deepstack.depth_use.foreign import analyze_model  # noqa: E402
+from deepstack.depth_use.hugging_face import analyze_huggingface  # noqa: E402
 from deepstack.depth_use.runs import analyze_run  # noqa: E402
 
-__all__ = ["COLUMNS", "MEASURES", "Given", "Measure", "analyze_model", "analyze_run", "measure_all"]
+__all__ = [
+    "COLUMNS",
+    "MEASURES",
+    "Given",
+    "Measure",
+    "analyze_huggingface",
+    "analyze_model",
+    "analyze_run",
+    "measure_all",
+]

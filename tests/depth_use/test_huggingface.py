@@ -1,0 +1,55 @@
+"""`deepstack.analyze_huggingface`: a folder of transformers, compared with transformers itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepstack
+from deepstack.errors import ConfigError, ResourceError
+
+
+@pytest.mark.others
+def test_a_gpt2_is_measured_as_transformers_computes_it(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "n_positions": 32, "n_embd": 32, "n_layer": 4, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.save_pretrained(tmp_path)
+    tokens, training = torch.randint(0, 97, (3, 20)), torch.randint(0, 97, (8, 32))
+    result = deepstack.analyze_huggingface(
+        tmp_path, tokens, ["lens", "effects", "linear", "jacobian"], training=training
+    )
+    with torch.no_grad():
+        output = model(tokens, labels=tokens, output_hidden_states=True)
+        final = output.logits.log_softmax(-1)[:, :-1]
+        for index, x in enumerate(output.hidden_states[:-1]):  # the last one is normed
+            log_p = model.lm_head(model.transformer.ln_f(x)).log_softmax(-1)[:, :-1]
+            kl = (log_p.exp() * (log_p - final)).sum(-1).mean().item()
+            assert result["lens"].arrays["kl"][index] == pytest.approx(kl, rel=1e-4)
+        assert result["lens"].scalars["final_loss"] == pytest.approx(output.loss.item(), rel=1e-5)
+        removed = model.transformer.h.pop(2)
+        loss = model(tokens, labels=tokens).loss.item()
+    assert removed is not None
+    assert result["effects"].arrays["loss_without"][2] == pytest.approx(loss, rel=1e-5)
+    assert result["jacobian"].scalars["mean_from_identity"] > 0.1
+
+
+def test_other_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ConfigError, match=r"no config.json with \*.safetensors"):
+        deepstack.analyze_huggingface(tmp_path, tokens)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ResourceError, match="pip install transformers"):
+        deepstack.analyze_huggingface(tmp_path, tokens)
