@@ -52,15 +52,16 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     rows = final_rows(drawing.series, budgets, column)
     if rows.groupby(["line", "depth"])["x"].nunique().max() < 2:
         rows = running_rows(drawing.series, column)
-        notes.append("one budget: losses of single runs on their way to it")
+        notes.append("one budget: losses of the runs on their way to it")
     if rows.empty:
         raise NothingMatchedError("no run that did not diverge has a finite validation loss")
+    around = [rows["x"].min() / 1.5, rows["x"].max() * 1.5]  # one budget needs an axis too
     for panel, (_, query, _) in zip(
         drawing.add_panels([name for name, _, _ in shown]), shown, strict=True
     ):
         arrangement.draw(panel, rows.query(query), kind="point", ends=False, marker="o", ms=3)
         published(panel)
-        log_axis(panel.axes, "x", *extent(rows["x"].tolist()))
+        log_axis(panel.axes, "x", *extent(around))
         panel.axes.set_xlabel(COMPUTE)
     log = is_wide(drawing, drawing.panels)
     drawing.value_axis(f"validation loss{mask_note(final)} (nats)", drawing.panels, log=log)
