@@ -192,4 +192,6 @@ def validation(row: Row) -> str:
         notes.append(f"unigram{there} {number(row['unigram_loss'])}")
     if row.get("optimal_loss") is not None:
         notes.append(f"optimal {number(row['optimal_loss'])}")
+    if row.get("solved") is not None:
+        notes.append(f"solved up to k = {number(row['solved'])}")
     return text + (f" ({'; '.join(notes)})" if notes else "")
