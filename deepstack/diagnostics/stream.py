@@ -14,7 +14,7 @@ from deepstack.diagnostics.watch import variance
 
 # Values of the stream processed at a time, in double precision: 8 MiB.
 AT_ONCE = 2**20
-ALIKE = 1e-11  # distance of tokens below which they differ by rounding in fp32
+ROUNDING = 1e-11  # distance of tokens below which they differ by rounding in fp32
 
 
 @diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π", parts=())
@@ -94,7 +94,7 @@ def token_distance(snapshot: Snapshot) -> Tensor:
         apart = unit - unit.mean(dim=2, keepdim=True)  # 1 − cos would lose digits near cos = 1
         count = states.shape[2] - 1
         mean = apart.square().sum(dim=(2, 3)).mean(dim=1) / (count or float("nan"))
-        return torch.where(mean < ALIKE, 0.0, mean)
+        return torch.where(mean < ROUNDING, 0.0, mean)
 
     return in_chunks(snapshot.states[1:], distance)
 

@@ -144,7 +144,7 @@ def test_exponents_are_those_of_mean_field_theory(signals: Signals) -> None:
     assert deepnorm["angle_exponent"] == pytest.approx(-math.log(1 + power), abs=0.003)
     assert abs(deepnorm["gradient_exponent"]) < 0.003
     assert rows["Post-LN", 24]["angle_exponent"] == pytest.approx(-math.log(2), abs=0.1)
-    # what is equal in all n = 8 tokens is not divided: 1/n of the gradient at first
+    # the part of the gradient that is equal in all n = 8 tokens is not divided: 1/n of it at first
     layers = signals.layers[signals.layers["depth"] == 8]
     measured = layers.groupby("layer")["jacobian"].mean().to_numpy()[::-1][:4]
     predicted = [1 / 8 + 7 / 8 * 2.0**-k for k in range(4)]
