@@ -34,8 +34,6 @@ RATES = {
     "parameter_gradient_exponent": ("grad_norm", -1),
     "jacobian_exponent": ("jacobian", -1),
 }
-# Distances of tokens below this are rounding in fp32: their growth is that of the layers before.
-ROUNDING = 1e-11
 
 
 def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
@@ -96,8 +94,6 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
         row |= {"cosine_last": 1 - last["token_distance"]}
         for name, (signal, direction) in RATES.items():
             values = table[signal].to_numpy(float)
-            if signal == "token_distance" and (values < ROUNDING).any():
-                values = values[: int((values < ROUNDING).argmax())]
             row[name] = direction * float(growth(values[None])[0])
         row["jacobian_ratio"] = first["jacobian"] / last["jacobian"]
         row["attention_entropy"] = table["attention_entropy"].mean()

@@ -25,14 +25,16 @@ Layers = str | int
 def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
     """Return the least-squares slope of ln value on the layer: the growth rate per layer.
 
-    values: (snapshots, layers), axis 1.  NaN unless all values are finite and above 0, and for a
-    single layer.
+    values: (snapshots, layers), axis 1.  Counts the layers before the first one whose value is not
+    finite and above 0; NaN if these are fewer than two.
     """
-    layers = np.arange(values.shape[axis]) - (values.shape[axis] - 1) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(values)
-        slopes: np.ndarray = logs @ layers / (layers @ layers)
-    return np.where(np.isfinite(slopes), slopes, math.nan)
+
+    def slope(row: np.ndarray) -> float:
+        good = np.isfinite(row) & (row > 0)
+        logs = np.log(row[: len(row) if good.all() else int(good.argmin())])
+        return float(np.polyfit(np.arange(len(logs)), logs, 1)[0]) if len(logs) > 1 else math.nan
+
+    return np.apply_along_axis(slope, axis, values)
 
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {

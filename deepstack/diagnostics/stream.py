@@ -14,6 +14,7 @@ from deepstack.diagnostics.watch import variance
 
 # Values of the stream processed at a time, in double precision: 8 MiB.
 AT_ONCE = 2**20
+ROUNDING = 1e-11  # distance of tokens below which they differ by rounding in fp32
 
 
 @diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π", parts=())
@@ -93,16 +94,16 @@ def stream_variance(snapshot: Snapshot) -> Tensor:
 def token_distance(snapshot: Snapshot) -> Tensor:
     """1 − mean cosine between two tokens of a sequence in x_l, mean over sequences: 0 where equal.
 
-    The mean cosine is the correlation of tokens in mean-field theory, arXiv:2403.02579.  NaN for
-    sequences of one token.
+    Below 1e-11 tokens differ by rounding in fp32, and the value is 0.  The mean cosine is the
+    correlation of tokens in mean-field theory, arXiv:2403.02579.  NaN for sequences of one token.
     """
 
     def distance(states: Tensor) -> Tensor:
         unit = states / states.norm(dim=-1, keepdim=True)
         apart = unit - unit.mean(dim=2, keepdim=True)  # 1 − cos would lose digits near cos = 1
         count = states.shape[2] - 1
-        mean = apart.square().sum(dim=(2, 3)).mean(dim=1)
-        return mean / count if count else torch.full_like(mean, float("nan"))
+        mean = apart.square().sum(dim=(2, 3)).mean(dim=1) / (count or float("nan"))
+        return torch.where(mean < ROUNDING, 0.0, mean)
 
     return in_chunks(snapshot.states[1:], distance)
 

@@ -68,9 +68,9 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
 
 def rows_of(here: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return geometric mean and deviation over seeds at l/N, at MOST_POINTS layers."""
-    occurrence = here.groupby("seed").cumcount() + 1
+    position = here.groupby("seed").cumcount() + 1
     logs = np.log(here[column].where(here[column] > 0))
-    rows = seed_statistics(here.assign(place=occurrence, value=logs), "place")
+    rows = seed_statistics(here.assign(position=position, value=logs), "position")
     rows = rows.iloc[evenly_spaced(range(len(rows)), MOST_POINTS)]
     values = {name: np.exp(rows[name]) for name in ("y", "low", "high")}
-    return rows.assign(x=rows["x"] / occurrence.max(), **values)
+    return rows.assign(x=rows["x"] / position.max(), **values)

@@ -66,7 +66,8 @@ def metric(
     diagnostic.  by: the setting of the lines; by default the scheme, or the first that varies.
     Other settings make panels.  A point is the mean over seeds that did not diverge, with one
     standard deviation.  Against a setting the value is that of `options.at_step` or the last one.
-    layers: `mean` (of a diagnostic by default), `max`, `min`, `last`, or the number of a layer.
+    layers: `mean` (of a diagnostic by default), `max`, `min`, `growth` (rate per layer),
+    `last`, or the number of a layer.
 
     Raises ConfigError for an unknown name, NothingMatchedError without a finite value.
     """

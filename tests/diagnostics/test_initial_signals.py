@@ -103,10 +103,11 @@ def test_branches_of_zero_change_no_signal() -> None:
 
 def test_growth_is_the_slope_of_the_logarithm() -> None:
     layers = np.arange(1.0, 8.0)
-    values = np.stack([3 * np.exp(-0.2 * layers), layers, 0 * layers, layers - 3])
+    collapsed = np.array([8.0, 4, 2, 0, 0, 0, 1])  # the layers before the first 0 count
+    values = np.stack([3 * np.exp(-0.2 * layers), layers, collapsed, 0 * layers, layers - 3])
     slope = np.polyfit(layers, np.log(layers), 1)[0]
-    assert growth(values)[:2] == pytest.approx([-0.2, slope])
-    assert np.isnan(growth(values)[2:]).all() and np.isnan(growth(values[:, :1])).all()
+    assert growth(values)[:3] == pytest.approx([-0.2, slope, -math.log(2)])
+    assert np.isnan(growth(values)[3:]).all() and np.isnan(growth(values[:, :1])).all()
 
 
 SHAPE = {
@@ -143,7 +144,7 @@ def test_exponents_are_those_of_mean_field_theory(signals: Signals) -> None:
     assert deepnorm["angle_exponent"] == pytest.approx(-math.log(1 + power), abs=0.003)
     assert abs(deepnorm["gradient_exponent"]) < 0.003
     assert rows["Post-LN", 24]["angle_exponent"] == pytest.approx(-math.log(2), abs=0.1)
-    # what is equal in all n = 8 tokens is not divided: 1/n of the gradient at first
+    # the part of the gradient that is equal in all n = 8 tokens is not divided: 1/n of it at first
     layers = signals.layers[signals.layers["depth"] == 8]
     measured = layers.groupby("layer")["jacobian"].mean().to_numpy()[::-1][:4]
     predicted = [1 / 8 + 7 / 8 * 2.0**-k for k in range(4)]
