@@ -127,8 +127,8 @@ class Stack(nn.Module):
             refuse_dropout(self.schemes[0])
         if model.qk_norm and {"q", "k"} & set(self.schemes[0].slots):
             raise ConfigError(
-                f"model.qk_norm: found true, unused under model.scheme={model.scheme}, which "
-                "changes queries or keys itself; allowed false",
+                f"model.qk_norm: found true, unused under model.scheme={model.scheme}, which has "
+                "its own norms of queries and keys, or scales them; allowed false",
                 key="model.qk_norm",
             )
 
