@@ -70,8 +70,9 @@ class Quantity:
 
         if self.source == FLOPS:
             last = int(run.steps["step"].max()) if len(run.steps) else -1
-            made, flops = np.arange(last + 1), run.meta.get("flops", {}).get("step", math.nan)
-            return pd.DataFrame({"step": made, "value": made * float(flops)}).dropna()
+            taken_steps = np.arange(last + 1)
+            flops = run.meta.get("flops", {}).get("step", math.nan)
+            return pd.DataFrame({"step": taken_steps, "value": taken_steps * float(flops)}).dropna()
         if self.source != "layers":
             logged = getattr(run, self.source)
             if self.column not in logged:

@@ -133,7 +133,7 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     """Return a row for each setting whose losses have a law, and a sentence for each other one.
 
     law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
-    budget has a law of its own; `compute` has one for each depth.  Diverged runs are left out.
+    budget has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
     rows, refused = [], []
     for label, members in points_by_setting(runs, law):

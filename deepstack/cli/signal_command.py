@@ -35,7 +35,7 @@ def signal_command(
     quiet: opt.Quiet = False,
     json: opt.Json = False,
 ) -> None:
-    """Measure what a stack does with signals before training: variance, correlation, gradients.
+    """Measure the signals in a stack before training: variance, correlation, gradients.
 
     A row for each setting and depth, means over seeds. An exponent is a growth rate per layer in
     the direction of the signal: of 1 − cosine between tokens away from the input (below 0: tokens

@@ -306,16 +306,16 @@ def compare(
     float64, float32 = torch.float64, torch.float32
     exact, single = logits(*before, float64), logits(*before, float32)
 
-    def largest(x: Tensor) -> float:
+    def max_abs(x: Tensor) -> float:
         # a NaN difference must not count as equal
         value = float(x.abs().max())
         return value if value == value else float("inf")
 
     return Comparison(
-        float64=largest(logits(*after, float64) - exact),
-        float32=largest(logits(*after, float32) - single),
-        rounding=largest(single - exact),
-        largest=largest(exact),
+        float64=max_abs(logits(*after, float64) - exact),
+        float32=max_abs(logits(*after, float32) - single),
+        rounding=max_abs(single - exact),
+        largest=max_abs(exact),
     )
 
 

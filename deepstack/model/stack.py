@@ -142,8 +142,8 @@ class Stack(nn.Module):
                 return None
             return QueriesAndKeys(d_head, make_norm if model.qk_norm else None, rotation)
 
-        def sublayers(own: Scheme) -> dict[str, nn.Module]:
-            common: dict[str, Any] = {**shared, "slots": dict(own.slots.items())}
+        def sublayers(layer_scheme: Scheme) -> dict[str, nn.Module]:
+            common: dict[str, Any] = {**shared, "slots": dict(layer_scheme.slots.items())}
             sizes = d, model.n_heads, model.dropout
             modules: dict[str, nn.Module] = {}
             if merged:
@@ -156,10 +156,10 @@ class Stack(nn.Module):
                 modules["cross_attention"] = CrossAttention(*sizes, qk=qk(None), **common)
             feed_forward = d, d_ff, model.activation, model.dropout
             modules["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
-            refuse_unread(own, modules)
+            refuse_unread(layer_scheme, modules)
             return modules
 
-        self.layers = nn.ModuleList(Layer(own, sublayers(own)) for own in self.schemes)
+        self.layers = nn.ModuleList(Layer(one, sublayers(one)) for one in self.schemes)
         self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
         self.stream_norms = nn.ModuleList(
             make_norm(d) for _ in range(scheme.scheme_class.stream_norms)

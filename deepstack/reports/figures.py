@@ -73,16 +73,16 @@ def split_panels(
             hits = [len(keys & set(points)) for points in drawn]
             if kind not in ("level", "fit", "reference"):
                 places.setdefault(hits.index(max(hits)) if any(hits) else None, []).append(kind)
-        for place, members in places.items():
+        for index, members in places.items():
             shown = rows[rows["kind"].isin(members)] if "kind" in rows else rows
-            panels.append((str(name), shown, place))
-    assigned = {place for _, _, place in panels}
+            panels.append((str(name), shown, index))
+    assigned = {index for _, _, index in panels}
     free = [i for i in range(len(drawn)) if i not in assigned] or [0]
     placed = []
-    for name, rows, place in panels:
-        if place is None:
-            place = free.pop(0) if len(free) > 1 else free[0]
-        placed.append((name, rows, place))
+    for name, rows, index in panels:
+        if index is None:
+            index = free.pop(0) if len(free) > 1 else free[0]
+        placed.append((name, rows, index))
     return placed
 
 
