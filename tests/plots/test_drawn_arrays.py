@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import make_run
+from helpers.plot_runs import make_run, write_analyses
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
@@ -24,6 +24,11 @@ from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
 
 DEPTHS = (3, 5, 8)
+# panels whose title is no end of their name in the CSV
+TITLES = {
+    "kl": "KL to the final output", "effective_depth": "layers",
+    "effective_depth_ratio": "share of the depth",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                     names = folder.layer_names()
                     values = {n: np.exp(random.normal(size=(5, depth))) for n in names}
                     folder.write_layers(values, [1, 2, 3, 4, 5])
+                    share = float(random.uniform(0.3, 1))
+                    numbers = {"effective_depth": share * depth, "effective_depth_ratio": share}
+                    write_analyses(folder, depth, used=share, **numbers)
     return find_runs(root)
 
 
@@ -109,8 +117,9 @@ def panels(chart: Chart, name: str) -> list[tuple[Axes, pd.DataFrame]]:
     assert len(axes) == len(parts)
     for one, panel in zip(axes, names, strict=False):
         title = flat(one.get_title(loc="left"))
-        words = flat(str(panel))
-        on_axis = name in ("gradient_ratios", "signal_by_layer")  # the symbols
+        words = flat(TITLES.get(str(panel), str(panel)))
+        # the symbols, and the quantities of the coordinate check, are on the axis
+        on_axis = name in ("gradient_ratios", "signal_by_layer", "coordinate_check")
         starts = on_axis and words.startswith(f"{title}:")
         assert not title or name == "bound_vs_depth" or words.endswith(title) or starts, title
     return list(zip(axes, parts, strict=True))
@@ -185,24 +194,26 @@ def check_best_rates(chart: Chart, name: str) -> None:
 
 
 def check_heat_map(chart: Chart, name: str) -> None:
-    """Each cell's centre, through the labels of both axes, gives its layer and step."""
+    """Each cell's centre, through the labels of both axes, gives its row of the CSV."""
     for axes, rows in panels(chart, name):
         (mesh,) = [artist for artist in axes.collections if isinstance(artist, QuadMesh)]
         corners = mesh.get_coordinates()
         x, y = np.moveaxis((corners[:-1, :-1] + corners[1:, 1:]) / 2, 2, 0)
-        steps = sorted(set(rows["x"]))
+        columns, layers = sorted(set(rows["x"])), sorted(set(rows["y"]))
         for at, label in ticks(axes, "x").items():
-            assert float(label) == steps[int(at)]
+            assert float(label) == columns[int(at)]
+        first = round(y.min())  # the place of the lowest row
         for at, label in ticks(axes, "y").items():
-            assert float(label) == at
+            assert float(label) == layers[int(at) - first]
         assert not axes.yaxis_inverted() and not axes.xaxis_inverted()
         values = np.ma.getdata(mesh.get_array()).reshape(x.shape)
         drawn = {
-            (steps[round(i)], round(j)): value
+            (columns[round(i)], layers[round(j) - first]): value
             for i, j, value in zip(x.flat, y.flat, values.flat, strict=True)
         }
         wanted = {(row.x, row.y): row.value for row in rows.itertuples()}
-        assert drawn == pytest.approx(wanted, rel=1e-8) and len(set(drawn.values())) > 3
+        assert drawn == pytest.approx(wanted, rel=1e-8, nan_ok=True)
+        assert len(set(drawn.values())) > 3
 
 
 def ticks(axes: Axes, which: str) -> dict[float, str]:
@@ -248,6 +259,8 @@ def check_map(chart: Chart, name: str) -> None:
 
 
 OTHERS: dict[str, Callable[[Chart, str], None]] = {
+    "effects": check_heat_map,
+    "layer_similarity": check_heat_map,
     "layer_step_heat_map": check_heat_map,
     "iso_flop": check_best_rates,
     "loss_vs_lr": check_best_rates,
