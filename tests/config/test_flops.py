@@ -7,17 +7,26 @@ from typing import Any
 import pytest
 import torch
 from helpers.family_models import SEQ, VOCAB, config, tokens_for
+from helpers.sampling import some
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack import config as conf
 from deepstack.model import build_model
-from deepstack.schemes import SCHEMES, cross_layer, scheme_flops
+from deepstack.schemes import SCHEMES, Scheme, cross_layer, scheme_flops
+
+
+def has_no_products(scheme: type[Scheme]) -> bool:
+    """Whether a scheme states no FLOPs beyond those of the sublayers."""
+    return scheme.extra_flops.__func__ is Scheme.extra_flops.__func__  # type: ignore[attr-defined]
+
 
 TOGETHER = {"model.depth": 5, "model.gated": True, "model.d_ff": 40, "model.n_heads": 4}
-CASES: list[dict[str, Any]] = [
-    *({"model.scheme": name} for name in SCHEMES),
+PLAIN = [name for name in SCHEMES if has_no_products(SCHEMES[name])]
+CASES: list[Any] = [
+    *some(({"model.scheme": name} for name in PLAIN), 4),
+    *({"model.scheme": name} for name in SCHEMES if name not in PLAIN),
     *({"model.family": family, **TOGETHER} for family in ("encoder", "decoder")),
     {"model.family": "encoder_decoder", "model.decoder_depth": 2, **TOGETHER},
     {
