@@ -21,7 +21,7 @@ from deepstack.config import Study, load_config
 from deepstack.records import Run
 
 SCHEMES = ("post_ln", "pre_ln", "deepnorm", "complete_p")
-RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 CHOOSING = 10  # the seed that chooses the rate
 HERE = Path(__file__).parent
 
