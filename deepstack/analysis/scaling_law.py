@@ -25,6 +25,7 @@ from deepstack.records import ENDED, Run
 LAWS = {"depth": DEPTH, "width": WIDTH, "compute": "train.flops"}
 LEAST = 4  # values of x: three numbers are fitted
 SMALLEST, LARGEST = 1e-3, 10.0  # limits of the exponent a
+NO_FLOOR = 1e-6  # nats: E at its limit, 0
 DRAWS = 400  # bootstrap samples
 
 BySeed = Mapping[int, float]
@@ -117,7 +118,7 @@ def solve(
     inside = np.clip(start, low + 1e-9, high - 1e-9)
     found = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
     E, log_k, a = found.x.tolist()
-    return E, math.exp(log_k) * middle**a, a
+    return (E if E > NO_FLOOR else 0.0), math.exp(log_k) * middle**a, a
 
 
 def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
@@ -130,12 +131,12 @@ def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
 
 
 def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each setting whose losses have a law, and a sentence for each other one.
+    """Return a row for each setting whose losses have a law, and sentences on others and limits.
 
     law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
     budget has a law of its own; `compute` has one for each depth.  Diverged runs are left out.
     """
-    rows, refused = [], []
+    rows, notes = [], []
     for label, members in points_by_setting(runs, law):
         column = loss_column([run for there in members.values() for run in there])
         losses = [
@@ -145,14 +146,16 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
         try:
             fitted = fit_law(list(members), losses)
         except NothingMatchedError as error:
-            refused.append(f"{label}: {error}")
+            notes.append(f"{label}: {error}")
             continue
+        if fitted.E.value == 0:
+            notes.append(f"{label}: E is at its limit 0: these losses show no floor")
         row: dict[str, Any] = {"setting": label}
         for name in ("a", "E", "c"):
             value, low, high = getattr(fitted, name)
             row |= {name: value, f"{name}_low": low, f"{name}_high": high}
         rows.append(row | {"residual": fitted.residual, "n": fitted.n, "seeds": fitted.seeds})
-    return rows, refused
+    return rows, notes
 
 
 def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, dict[float, list[Run]]]]:

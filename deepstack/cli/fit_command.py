@@ -37,11 +37,11 @@ def fit_command(
         for study, runs in studies.items():
             before = {"study": study.name} if len(studies) > 1 else {}
             try:
-                found, refused = law_table(runs, law)
+                found, notes = law_table(runs, law)
             except NothingMatchedError as error:
-                found, refused = [], [str(error)]
+                found, notes = [], [str(error)]
             rows += [before | row for row in found]
-            skipped += [": ".join([*before.values(), line]) for line in refused]
+            skipped += [": ".join([*before.values(), line]) for line in notes]
     if not rows:
         raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))
     for line in skipped:

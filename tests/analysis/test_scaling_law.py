@@ -40,6 +40,12 @@ def test_intervals_hold_the_true_values_most_of_the_time() -> None:
     assert 2 < width / spread < 6  # 3.9 for a normal distribution
 
 
+def test_losses_without_a_floor_have_none() -> None:
+    values = [{s: 3 * x**-0.3 * (1 + 1e-3 * s) for s in range(3)} for x in DEPTHS]
+    law = fit_law(DEPTHS, values, draws=20)
+    assert law.E.value == 0 and law.a.value == pytest.approx(0.3, abs=1e-4)
+
+
 def test_one_seed_is_sampled_by_points() -> None:
     law = fit_law(DEPTHS, losses(3, seeds=1), draws=60)
     assert law.a.low < A < law.a.high and law.seeds == 1
