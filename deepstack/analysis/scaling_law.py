@@ -116,8 +116,8 @@ def solve(
     start = min(points, key=lambda p: float(np.square(error(p)).sum()))
     low, high = np.array([0.0, -40.0, SMALLEST]), np.array([y.max(), 40.0, LARGEST])
     inside = np.clip(start, low + 1e-9, high - 1e-9)
-    found = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
-    E, log_k, a = found.x.tolist()
+    solution = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
+    E, log_k, a = solution.x.tolist()
     return (E if E > NO_FLOOR else 0.0), math.exp(log_k) * middle**a, a
 
 
@@ -134,7 +134,7 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     """Return a row for each setting whose losses have a law, and sentences on others and limits.
 
     law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
-    budget has a law of its own; `compute` has one for each depth.  Diverged runs are left out.
+    budget has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
     rows, notes = [], []
     for label, members in points_by_setting(runs, law):
