@@ -56,7 +56,7 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
 
 
 def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
-    """Return varying settings that make no series: `but`, steps, and settings chosen in a cell.
+    """Return varying settings that make no series: `but`, steps, and settings chosen in each cell.
 
     A setting is chosen if depth, budget and the others determine it, such as a learning rate.
     """

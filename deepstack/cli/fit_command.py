@@ -37,10 +37,10 @@ def fit_command(
         for study, runs in studies.items():
             before = {"study": study.name} if len(studies) > 1 else {}
             try:
-                laws, notes = law_table(runs, law)
+                fitted, notes = law_table(runs, law)
             except NothingMatchedError as error:
-                laws, notes = [], [str(error)]
-            rows += [before | row for row in laws]
+                fitted, notes = [], [str(error)]
+            rows += [before | row for row in fitted]
             skipped += [": ".join([*before.values(), line]) for line in notes]
     if not rows:
         raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))

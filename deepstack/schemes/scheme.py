@@ -300,7 +300,7 @@ class Scheme(nn.Module):
 
     @classmethod
     def extra_flops(cls, sizes: StackSizes) -> int:
-        """Return the FLOPs of a stack's forward pass in products of the scheme's own.
+        """Return the FLOPs of a stack's forward pass in further matrix products.
 
         A multiply-add of a matrix product, or of a weighted sum over streams or layers, counts two.
         """

@@ -1,4 +1,4 @@
-"""Charts against training FLOPs: budgets, the size of the least loss, and what they leave out."""
+"""Charts against training FLOPs: budgets, the size of the least loss, and runs without a place."""
 
 from __future__ import annotations
 
