@@ -1,0 +1,71 @@
+"""Draws the losses and gradients of this experiment: python experiments/fine_tuning/figure.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from deepstack.plots.style import deepstack_style, scheme_style
+from deepstack.records import Run, find_runs
+
+HERE = Path(__file__).parent
+KINDS = {"starting points": 0, "trained start": 1, "from scratch": 2}
+
+
+def row_of(run: Run) -> dict[str, object]:
+    """Return the last loss of a run, its distance from the optimum, and first gradient norms."""
+    last = run.evals.iloc[-1]
+    kind = "starting points" if run.get("train.steps") == 400 else "from scratch"
+    row: dict[str, object] = {
+        "scheme": run.get("model.scheme"),
+        "kind": "trained start" if run.get("model.start") else kind,
+        "seed": run.get("seed"),
+        "loss": last["loss"],
+        "gap": last["loss"] - last["optimal_loss"],
+        "unigram_gap": last["unigram_loss"] - last["optimal_loss"],
+        "model_update": run.steps["model_update"].iloc[-1],
+    }
+    if "grad_norm" in run.layer_names():
+        first = run.layers("grad_norm")[1][0]
+        row |= {f"grad_norm_{i}": value for i, value in enumerate(first, start=1)}
+    return row
+
+
+def main() -> None:
+    """Write runs.csv and the figure from results/."""
+    runs = [*find_runs(Path("results/fine_tuning_starts")), *find_runs(Path("results/fine_tuning"))]
+    table = pd.DataFrame([row_of(run) for run in runs])
+    table = table.sort_values(["scheme", "kind", "seed"])
+    (HERE / "figures").mkdir(exist_ok=True)
+    table.round(5).to_csv(HERE / "figures" / "runs.csv", index=False)
+    with deepstack_style():
+        figure, (left, right) = plt.subplots(1, 2, figsize=(6.8, 2.6), layout="constrained")
+        for i, (scheme, rows) in enumerate(table.groupby("scheme")):
+            style = scheme_style(str(scheme))
+            shift = 0.2 * i - 0.1
+            for kind, x in KINDS.items():
+                gaps = rows[rows["kind"] == kind]["gap"]
+                dots = {"ls": "none", "marker": style["marker"], "color": style["color"]}
+                left.plot(np.full(len(gaps), x + shift), gaps, alpha=0.5, **dots)
+                left.plot(x + shift, gaps.mean(), ms=9, mfc="none", **dots)
+            norms = rows[rows["kind"] == "trained start"].filter(regex="grad_norm_").to_numpy(float)
+            layers = np.arange(1, norms.shape[1] + 1)
+            label = "Post-LN" if scheme == "post_ln" else "Pre-LN"
+            right.plot(layers, norms.mean(axis=0), label=label, **style)
+            low, high = norms.min(axis=0), norms.max(axis=0)
+            right.fill_between(layers, low, high, color=style["color"], alpha=0.18, lw=0)
+        left.axhline(table["unigram_gap"].mean(), color="#888888", ls="--", lw=0.9, label="unigram")
+        left.plot([], [], "o", ms=9, mfc="none", color="#888888", label="mean of five seeds")
+        left.legend(loc="lower left")
+        left.set(ylabel="validation loss − optimum (nats)", ylim=(0, None))
+        left.set_xticks(list(KINDS.values()), list(KINDS))
+        right.set(xlabel="layer l", ylabel="gradient norm before step 1", yscale="log")
+        right.legend(title="mean, least and most of five seeds")
+        figure.savefig(HERE / "figures" / "fine_tuning.png", dpi=200)
+
+
+if __name__ == "__main__":
+    main()
