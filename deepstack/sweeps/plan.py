@@ -245,8 +245,11 @@ class CellCache:
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.
 
-        It is linear in depth, or quadratic if a layer has a weight for each earlier layer.
+        It is linear in depth, or quadratic if a layer has a weight for each earlier layer.  A
+        looped stack is built whole.
         """
+        if config.model.unique_layers:
+            return count_parameters(config, vocab_size, config.model.depth)
         model = config.model.model_copy(update={"depth": 1})
         key = (repr(model), vocab_size, config.task.seq_len, config.train.trainable)
         one, two, three = self._once(

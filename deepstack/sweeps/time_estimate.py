@@ -26,6 +26,9 @@ IRRELEVANT = {
     "eval_every": 0, "eval_batches": 1,
 }  # fmt: skip
 
+# Settings of the model that change no time, and exclude some depths.
+OF_OTHER_DEPTHS = {"unique_layers": None, "start": None, "grow": None}
+
 
 def seconds_per_run(
     cells: Sequence[Cell], *, patience: float = PATIENCE_SECONDS
@@ -55,7 +58,7 @@ def seconds_per_run(
 
 def shape_of(config: conf.Config) -> str:
     """Return a key for all settings that change the time of a step, except the depth."""
-    model = config.model.model_copy(update={"depth": 1})
+    model = config.model.model_copy(update={"depth": 1, **OF_OTHER_DEPTHS})
     train = config.train.model_copy(update=IRRELEVANT)
     return repr((model, config.task, train, config.log, config.runtime))
 
@@ -67,7 +70,8 @@ def step_seconds(config: conf.Config, depth: int) -> float:
     """
     paths = fast_paths_of(config, choose_device(config.runtime))
     few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
-    shallow = conf.with_overrides(config, {"model.depth": depth, "train.steps": few})
+    changes = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
+    shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
     with closing(timed_steps(shallow)) as steps:
         times = list(islice(steps, first + STEPS))

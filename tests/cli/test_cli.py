@@ -129,7 +129,7 @@ def test_list(kind: str) -> None:
 def test_settings_are_listed_with_what_each_may_be() -> None:
     rows = json.loads(deepstack("list", "settings", "--json").stdout)
     found = {row["name"]: row for row in rows}
-    assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh"
+    assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh, dynamic_erf"
     assert {"gelu", "relu"} <= set(found["model.activation"]["allowed"].split(", "))
     assert {"adam", "sgd"} <= set(found["train.optimizer"]["allowed"].split(", "))
     assert found["train.lr"]["default"] == Config().train.lr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.command_line import typed
 from helpers.small_runs import data_of, interrupted, small
 from torch.func import functional_call
 
@@ -15,6 +17,7 @@ import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import Run
+from deepstack.sweeps.time_estimate import step_seconds
 from deepstack.tasks import task_of
 
 LOOPED = {
@@ -100,6 +103,20 @@ def test_copies_stay_equal_and_every_path_computes_the_same(
     assert norms.shape[1] == 6 and (norms[-1][:2] == norms[-1][2:4]).all() and norms[-1].all()
     _, gradients = run.layers("grad_norm")  # of each use of the parameters
     assert len(set(gradients[-1].tolist())) == 6
+
+
+def test_a_sweep_of_looped_stacks_is_timed_at_other_depths() -> None:
+    looped = small(**LOOPED | {"model__depth": 9, "model__unique_layers": 9})
+    assert step_seconds(looped, 4) > 0
+
+
+def test_a_sweep_of_looped_stacks_counts_each_parameter_once() -> None:
+    shown = typed(
+        "sweep", "quick", "model.depth=6,12", "model.unique_layers=3", "--dry-run", "--json"
+    )
+    plan = json.loads(shown.stdout)
+    once, whole = (row["parameters"] for row in plan[:2])
+    assert once == whole < 60_000
 
 
 def test_a_looped_run_resumes(tmp_path: Path) -> None:
