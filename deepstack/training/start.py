@@ -179,10 +179,10 @@ def changed_source(
 
     meta: of the run.  data: of the task now.  None if both are as they were.
     """
-    begun = meta.get("start", {}).get("sha256")
+    recorded = meta.get("start", {}).get("sha256")
     sources = (
         ("task.path", data.get("name"), meta.get("data", data).get("sha256"), data.get("sha256")),
-        (KEY, config.model.start, begun, start_sha256(config) if meta else begun),
+        (KEY, config.model.start, recorded, start_sha256(config) if meta else recorded),
     )
     for key, name, was, now in sources:
         if was != now:
