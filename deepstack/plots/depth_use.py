@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,6 @@ from deepstack.plots.drawing import (
     Panel,
     heat_map,
     lines,
-    markers,
     points,
     published,
 )
@@ -34,6 +34,7 @@ from deepstack.records import Analysis, Run
 MOST_PANELS = 6
 MOST_LINES = 10
 MOST_CELLS = 32
+MARKERS = 8  # of a line
 ALL_LAYERS = "all layers"
 
 
@@ -68,22 +69,22 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
     panels = drawing.add_panels(names, titles=[titles[name] for name in names], height=1.9)
     handles: list[Handle] = []
     for i, (label, members) in enumerate(shown):
-        style = {"color": shade(i, len(shown))}
+        style = {"color": shade(i, len(shown)), "marker": "o"}
         for s, line in zip(drawing.series, drawing.styles, strict=True):
             if len(drawing.series) > 1 and members[0] in s.runs:
-                style = {"color": line["color"], "ls": line["linestyle"]}
+                style = line
         for panel in panels:
             values = [analyses[run].arrays[str(panel.name)] for run in members]
             x = np.arange(len(values[0])) / (len(values[0]) - 1)
             rows = seed_rows(x, values)
-            lines(panel, label, rows, marker=markers(len(x)), ms=2, lw=0.9,
-                  band=len(shown) <= MOST_BANDS, **style)  # fmt: skip
+            some: Any = {"markevery": max(1, len(x) // MARKERS), "ms": 2.5, "lw": 0.9}
+            lines(panel, label, rows, band=len(shown) <= MOST_BANDS, **style, **some)
         handles.append(Line2D([], [], label=label, **style))
     for panel, label in zip(panels, (typeset("KL(p_l ‖ p_N) (nats)"), "loss (nats)"), strict=False):
         drawing.value_axis(label, [panel], log=panel.name == "kl")
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
         published(panel)
-    notes.append("after layer 0: the embedding; zeros are not drawn")
+    notes.append("l = 0: the embedding")
     return drawing.finish("Prediction read after each layer", notes, handles)
 
 

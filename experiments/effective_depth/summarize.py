@@ -1,0 +1,55 @@
+"""Write effective_depth.csv, a row a run, and print means over seeds.
+
+python experiments/effective_depth/summarize.py results/effective_depth
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from deepstack.analysis.outcomes import margin, outcome
+from deepstack.records import Run, find_runs
+
+HERE = Path(__file__).parent
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """Return the settings and numbers of a run; effects are those of layers 1, 5, 9, … at 96."""
+    lens, effects, linear = (run.analysis(name) for name in ("lens", "effects", "linear"))
+    step = 4 if run.get("model.depth") > 24 and len(effects.arrays["removed"]) > 24 else 1
+    loss = effects.scalars["loss"]
+    rise = effects.arrays["loss_without"][::step] - loss
+    replaced = linear.arrays["loss_linear"][::step]
+    return {
+        "scheme": run.get("model.scheme"),
+        "depth": run.get("model.depth"),
+        "seed": run.get("seed"),
+        "outcome": outcome(run),
+        "margin": margin(run),
+        "effective_depth": lens.scalars["effective_depth"],
+        "effective_depth_ratio": lens.scalars["effective_depth_ratio"],
+        "median_rise": np.median(rise),
+        "largest_rise": np.max(rise),
+        "largest_rise_layer": int(effects.arrays["removed"][::step][np.argmax(rise)]),
+        "causal_score": np.nanmean(effects.arrays["effect_mean"][::step]),
+        "usefulness": np.mean(replaced > 1.1 * loss),
+    }
+
+
+def main() -> None:
+    table = pd.DataFrame([row_of(run) for run in find_runs(sys.argv[1])])
+    table = table.sort_values(["scheme", "depth", "seed"])
+    table.to_csv(HERE / "effective_depth.csv", index=False, float_format="%.4g")
+    groups = table.drop(columns=["outcome", "seed"]).groupby(["scheme", "depth"])
+    means, spread = groups.mean(), groups.std()
+    with pd.option_context("display.width", 200, "display.max_columns", 20):
+        print(means.round(3), spread.round(3), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
