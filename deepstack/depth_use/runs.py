@@ -11,7 +11,7 @@ import torch
 
 from deepstack import config as conf
 from deepstack.depth_use.layered import Sample, StackLayers
-from deepstack.depth_use.measure import MEASURES, Given, measure_all
+from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.registry import unknown
@@ -39,7 +39,7 @@ def analyze_run(
     what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
     side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
     streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
-    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Given`.
+    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Request`.
 
     Losses are those of the positions whose token the inputs do not show, as `loss_masked`.
     Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which
@@ -69,7 +69,7 @@ def analyze_run(
             refuse_other_inputs(trained.config, second)
             settings["other"] = stack_layers(second, model.side if side else None)
             about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}
-        given = Given(
+        request = Request(
             model=model,
             held_out=sample_of(held_out),
             probe=sample_of([probe]),
@@ -80,12 +80,12 @@ def analyze_run(
         )
         about |= {
             "held_out_sequences": batches * size,
-            "predicted_positions": given.held_out.predicted(),
+            "predicted_positions": request.held_out.predicted(),
             "training_sequences": training_batches * size,
             "probe_sequences": len(probe.inputs),
-            "every": given.step,
+            "every": request.step,
         }
-        results = measure_all(what, given)
+        results = measure_all(what, request)
         for name, result in results.items():
             result.about = about
             write_analysis(folder, name, result)

@@ -1,4 +1,4 @@
-"""What each layer of a trained stack contributes: results of `deepstack analyze`."""
+"""The contribution of each layer of a trained stack: results of `deepstack analyze`."""
 
 from __future__ import annotations
 

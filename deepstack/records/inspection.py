@@ -37,7 +37,7 @@ class Inspection:
     A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
     run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
     checksum are read, and their rows and steps are compared with each other.  An analysis has
-    checksums of its own.
+    separate checksums.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
