@@ -100,3 +100,9 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
     with pytest.raises(NothingMatchedError, match="diverged one has none"):
         analyze_run(diverged.path)
+    whole = deepstack.train(small(), study="runs", out=tmp_path)
+    printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")
+    assert [run["run"] for run in json.loads(printed.stdout)] == [str(whole.path)]
+    assert printed.stderr.count("left out: ") == 2
+    refused = typed("analyze", tmp_path / "runs", "--what", "swaps")
+    assert refused.exit_code == 2 and "did you mean 'swap'" in refused.stderr
