@@ -16,7 +16,7 @@ from deepstack.errors import ConfigError
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.registry import unknown
 from deepstack.tasks import IGNORE, Batch
-from deepstack.training import Trained, choose_device, load_trained, torch_settings
+from deepstack.training import Trained, load_trained, torch_settings
 
 HELD_OUT, TRAINING = 4, 16
 """Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
@@ -36,6 +36,8 @@ def analyze_run(
 ) -> dict[str, Analysis]:
     """Analyze the trained weights of a run; write analysis/<name>/ and return name -> result.
 
+    It computes on the CPU, in fp32.
+
     what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
     side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
     streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
@@ -51,8 +53,7 @@ def analyze_run(
         raise ConfigError(f"batches: found {min(batches, training_batches)}; allowed 1 or more")
     folder = RunFolder(run)
     trained = load_trained(folder, say)
-    device = choose_device(trained.config.runtime)
-    with folder.lock(), torch_settings(trained.config, device):
+    with folder.lock(), torch_settings(trained.config, torch.device("cpu")):
         model = stack_layers(trained, side)
         size = trained.config.train.batch_size
         held_out = [trained.task.validation_batch(i, size) for i in range(batches)]

@@ -53,8 +53,13 @@ def test_a_repeated_call_replaces_the_analysis(trained: Run) -> None:
     stored = Run(trained.path).analysis("effects")
     assert stored.arrays["removed"].tolist() == [1, 3]
     assert stored.notes == narrow.notes != wide.notes
-    assert {path.name for path in (trained.path / "analysis").iterdir()} >= {"effects"}
-    assert not list((trained.path / "analysis").glob(".*"))
+    folder = trained.path / "analysis"
+    shutil.copytree(folder / "effects", folder / ".draft-effects")  # as a kill leaves them
+    shutil.copytree(folder / "effects", folder / ".gone-effects")
+    assert inspect(trained.folder).verdict == "whole"
+    analyze_run(trained.path, ["effects"])
+    assert not list(folder.glob(".*"))
+    assert Run(trained.path).analysis("effects").arrays["removed"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("file", ["kl.npy", "columns.json", "checksums.json"])
