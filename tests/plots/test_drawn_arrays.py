@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import make_run
+from helpers.plot_runs import make_run, write_analyses
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
@@ -47,6 +47,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                     names = folder.layer_names()
                     values = {n: np.exp(random.normal(size=(5, depth))) for n in names}
                     folder.write_layers(values, [1, 2, 3, 4, 5])
+                    used, share = random.uniform(0.3, 1, 2)
+                    lens = {"effective_depth": share * depth, "effective_depth_ratio": share}
+                    write_analyses(folder, depth, float(used), **lens)
     return find_runs(root)
 
 
@@ -197,8 +200,9 @@ def check_heat_map(chart: Chart, name: str) -> None:
         drawn = {
             (steps[round(i)], round(j)): value
             for i, j, value in zip(x.flat, y.flat, values.flat, strict=True)
+            if not np.isnan(value)
         }
-        wanted = {(row.x, row.y): row.value for row in rows.itertuples()}
+        wanted = {(row.x, row.y): row.value for row in rows.dropna(subset="value").itertuples()}
         assert drawn == pytest.approx(wanted, rel=1e-8) and len(set(drawn.values())) > 3
 
 
@@ -246,6 +250,8 @@ def check_map(chart: Chart, name: str) -> None:
 
 OTHERS: dict[str, Callable[[Chart, str], None]] = {
     "layer_step_heat_map": check_heat_map,
+    "effects": check_heat_map,
+    "layer_similarity": check_heat_map,
     "loss_vs_lr": check_best_rates,
     "outcomes": check_map,
     "frontier": check_map,
