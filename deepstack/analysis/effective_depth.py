@@ -15,14 +15,14 @@ def effective_depth(kl: ArrayLike, threshold: float = THRESHOLD) -> int:
     last value is 0, so that such an l exists.  N: the prediction takes shape in the last layer; 0:
     no layer is needed, or no KL is finite and above 0.
 
-    This is the definition of Hu et al. 2025, 'What Affects the Effective Depth of Large Language
-    Models?', arXiv:2512.14064, by the KL of the logit lens.  The threshold is that of the authors'
-    notebook.  Their other two are not defined for every stack.  The last change of sign of the
-    cosine of layers and stream may not exist.  An overlap of the top 5 above 0.3 is met by chance
-    in a vocabulary of fewer than 17 tokens.  Their ratio is (l + 1)/N; here it is l/N.
+    This is the definition by the KL of the logit lens of Hu et al. 2025, 'What Affects the
+    Effective Depth of Large Language Models?', arXiv:2512.14064.  The threshold is that of the
+    authors' notebook.  Their other two are not defined for every stack.  The cosine of layers and
+    stream may never change its sign.  An overlap of the top 5 above 0.3 is met by chance in a
+    vocabulary of fewer than 17 tokens.  Their ratio is (l + 1)/N; here it is l/N.
     """
     values = np.asarray(kl, dtype=float)
-    top = np.nanmax(np.where(np.isfinite(values), values, np.nan), initial=0.0)
-    if not top > 0:
+    maximum = np.nanmax(np.where(np.isfinite(values), values, np.nan), initial=0.0)
+    if not maximum > 0:
         return 0
-    return int(np.argmax(values < threshold * top))
+    return int(np.argmax(values < threshold * maximum))

@@ -59,11 +59,13 @@ def analyze_command(
     from deepstack.cli.tables import emit, emit_json
 
     load_plugins(plugin)
-    from deepstack.depth_use import analyze_run
+    from deepstack.depth_use import MEASURES, analyze_run
     from deepstack.errors import ConfigError, NothingMatchedError
     from deepstack.records import find_runs
 
     names = [name.strip() for name in what.split(",") if name.strip()]
+    for name in names:
+        MEASURES[name]
     chosen = {run.path.resolve(): run for path in runs for run in find_runs(path)}
     if other is not None and len(chosen) > 1:
         raise ConfigError(f"--with: found {len(chosen)} runs; allowed one")
@@ -88,12 +90,12 @@ def analyze_command(
                     say=work.note,
                     begin=partial(begin, run.name),
                 )
-            except NothingMatchedError as error:
+            except (NothingMatchedError, ConfigError) as error:
                 if len(chosen) == 1:
                     raise
                 note(f"left out: {error}")
     if not results:
-        raise NothingMatchedError("none of the runs has saved weights")
+        raise NothingMatchedError("no run could be analyzed")
     if json:
         emit_json([scalars_of(path, parts) for path, parts in results.items()])
         return

@@ -1,6 +1,6 @@
 """Analyses of a trained model: what each of its layers contributes."""
 
-from deepstack.depth_use.measure import COLUMNS, MEASURES, Given, Measure, measure_all
+from deepstack.depth_use.measure import COLUMNS, MEASURES, Measure, Request, measure_all
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)  # each module registers its analyses
@@ -12,8 +12,8 @@ from deepstack.depth_use.runs import analyze_run  # noqa: E402
 __all__ = [
     "COLUMNS",
     "MEASURES",
-    "Given",
     "Measure",
+    "Request",
     "analyze_huggingface",
     "analyze_model",
     "analyze_run",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column
 
 LAYERS = "l = 1..N"
@@ -40,15 +40,15 @@ LEAST = 1e-6  # of a norm that divides
 
 
 @measure("effects", COLUMNS)
-def effects(given: Given, result: Analysis) -> None:
+def effects(request: Request, result: Analysis) -> None:
     """Measure how each layer joins the stream, and what its removal changes in later layers.
 
     A removed layer is the identity for all tokens, and the effect is measured at all tokens.
     Csordás et al. 2025, arXiv:2505.13898, also remove it for the tokens before a position alone
     and measure those after it, and leave the first token as it is.  One forward pass a removal.
     """
-    given.refuse_no_tensor("effects")
-    model, sample = given.model, given.held_out
+    request.refuse_no_tensor("effects")
+    model, sample = request.model, request.held_out
     states, logits = model.states_and_logits(sample)
     before = contributions(states)
     before_sizes = before.norm(dim=-1).flatten(1)  # (layers, tokens)
@@ -62,22 +62,22 @@ def effects(given: Given, result: Analysis) -> None:
     sizes = [(c.norm(dim=-1) / x.norm(dim=-1).clamp(min=LEAST)).mean() for c, x in pairs]
     result.add("contribution", numbers(sizes))
     probabilities = sample.chosen(logits).float().softmax(dim=-1)
-    loss, removed = sample.loss(logits), given.chosen(result)
-    maxima = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
-    mean, losses, changes = maxima.clone(), [], []
+    loss, removed = sample.loss(logits), request.chosen(result)
+    largest = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
+    mean, losses, changes = largest.clone(), [], []
     for row, index in enumerate(removed):
         changed, logits = model.states_and_logits(sample, {index: model.without(index)})
         if index + 1 < model.depth:
             after = contributions(changed[index + 1 :])
             moved = (before[index + 1 :] - after).norm(dim=-1).flatten(1)
             size = before_sizes[index + 1 :]
-            maxima[row, index + 1 :] = (moved / size.clamp(min=LEAST)).amax(dim=1)
+            largest[row, index + 1 :] = (moved / size.clamp(min=LEAST)).amax(dim=1)
             mean[row, index + 1 :] = moved.mean(dim=1) / size.mean(dim=1).clamp(min=LEAST)
         losses.append(sample.loss(logits))
         differences = sample.chosen(logits).float().softmax(dim=-1) - probabilities
         changes.append(differences.norm(dim=-1).max())
     result.add("removed", [index + 1 for index in removed])
-    result.add("effect_max", maxima.float())
+    result.add("effect_max", largest.float())
     result.add("effect_mean", mean.float())
     result.add("output_change", numbers(changes))
     result.add("causal_score", mean.nanmean())

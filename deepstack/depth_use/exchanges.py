@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepstack.depth_use.layered import Call, Change
-from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
 
@@ -39,16 +39,16 @@ LINEAR = {
 
 
 @measure("swap", SWAP)
-def swap(given: Given, result: Analysis) -> None:
+def swap(request: Request, result: Analysis) -> None:
     """Exchange neighbouring layers, and repeat a layer; two forward passes a layer.
 
     A layer keeps its own coefficients and norms at its new position.  Muhtar et al. 2026,
     arXiv:2603.15389, exchange any two layers; here they are neighbours.
     """
-    given.refuse_no_tensor("swap")
-    refuse_no_targets(given, "swap")
-    model, sample = given.model, given.held_out
-    chosen = given.chosen(result)
+    request.refuse_no_tensor("swap")
+    refuse_no_targets(request, "swap")
+    model, sample = request.model, request.held_out
+    chosen = request.chosen(result)
     swapped = [
         model.loss(sample, {i: calling(i + 1), i + 1: calling(i)})
         if i + 1 < model.depth
@@ -76,7 +76,7 @@ def calling(*indices: int) -> Change:
 
 
 @measure("linear", LINEAR)
-def linear(given: Given, result: Analysis) -> None:
+def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
 
     x_l ≈ W x_{l−1} + b, by ridge regression on training batches; loss and error are those of
@@ -84,21 +84,21 @@ def linear(given: Given, result: Analysis) -> None:
     arXiv:2603.15389, fit without a ridge and evaluate on the data that they fit.  One pass over the
     training batches for all maps, and one forward pass a layer.
     """
-    given.refuse_no_tensor("linear")
-    refuse_no_targets(given, "linear")
-    if given.training is None:
+    request.refuse_no_tensor("linear")
+    refuse_no_targets(request, "linear")
+    if request.training is None:
         raise ConfigError("linear: found no training batches; give training=…")
-    model, sample = given.model, given.held_out
-    chosen = given.chosen(result)
+    model, sample = request.model, request.held_out
+    chosen = request.chosen(result)
     maps: dict[int, tuple[Tensor, Tensor]] = {}
     inputs: list[Tensor] = []
 
     def fit(index: int, x: Tensor) -> None:
         if index and index - 1 in chosen:
-            maps[index - 1] = fit_linear(inputs[0], x, given.ridge)
+            maps[index - 1] = fit_linear(inputs[0], x, request.ridge)
         inputs[:] = [x]
 
-    model.run(given.training, take=fit)
+    model.run(request.training, take=fit)
     tokens, width = inputs[0].flatten(0, -2).shape
     if tokens < 4 * width:
         result.notes.append(f"the maps of {width} inputs are fitted on only {tokens} tokens")
@@ -153,7 +153,7 @@ def unexplained(y: Tensor, predicted: Tensor) -> Tensor:
     return torch.where(error > 0, error / total, 0.0)
 
 
-def refuse_no_targets(given: Given, name: str) -> None:
+def refuse_no_targets(request: Request, name: str) -> None:
     """Raise ConfigError unless the held-out sample has targets, from which a loss is computed."""
-    if given.held_out.targets is None:
+    if request.held_out.targets is None:
         raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.depth_use.layered import Change, Layered, Sample
-from deepstack.depth_use.measure import MEASURES, Given, measure_all
+from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.diagnostics.subject import (
     Layers,
     call_model,
@@ -60,20 +60,20 @@ def analyze_model(
     sample = Sample(batch, targets)
     with layered.ready():
         layered.refuse_other_head(sample)
-    arguments = Given(
+    request = Request(
         model=layered,
         held_out=sample,
         probe=sample,
         training=None if training is None else Sample(training),
         **settings,
     )
-    results = measure_all(what, arguments)
+    results = measure_all(what, request)
     for result in results.values():
         result.about = {
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
             "layers": layered.name,
             "depth": layered.depth,
-            "every": arguments.step,
+            "every": request.step,
         }
     return results
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepstack.depth_use.layered import Call
-from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column
 
 CHANGED = "l of `changed`"
@@ -38,7 +38,7 @@ CONVERGED = 1e-4
 
 
 @measure("jacobian", COLUMNS)
-def jacobian(given: Given, result: Analysis) -> None:
+def jacobian(request: Request, result: Analysis) -> None:
     """Measure J_l = ∂x_l/∂x_{l−1} of whole sequences, (seq·d, seq·d), by products with it.
 
     ‖J − I‖_F² is the mean of ‖(J − I)v‖² over probes v of random signs (Hutchinson), by
@@ -48,16 +48,16 @@ def jacobian(given: Given, result: Analysis) -> None:
     of a mean Jacobian.  On the probe batch; the cost is about 3 forward passes of the layer a probe
     and 5 an iteration.
     """
-    given.refuse_no_tensor("jacobian")
-    chosen = given.chosen(result)
-    generator = torch.Generator().manual_seed(given.seed)
+    request.refuse_no_tensor("jacobian")
+    chosen = request.chosen(result)
+    generator = torch.Generator().manual_seed(request.seed)
     rows: dict[str, list[Any]] = {name: [] for name, column in COLUMNS.items() if column.axes}
 
     def observe(index: int, call: Call, x: Tensor) -> Tensor:
         f = partial(call, index)
         rows["changed"].append(index + 1)
-        distance, error = distance_from_identity(f, x, given.probes, generator)
-        norms, change = spectral_norms(f, x, given.iterations, generator)
+        distance, error = distance_from_identity(f, x, request.probes, generator)
+        norms, change = spectral_norms(f, x, request.iterations, generator)
         rows["from_identity"].append(distance)
         rows["from_identity_error"].append(error)
         rows["spectral_norm"].append(norms.mean())
@@ -69,12 +69,12 @@ def jacobian(given: Given, result: Analysis) -> None:
     # function that it calls deprecated
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        given.model.run(given.probe, {index: partial(observe, index) for index in chosen})
+        request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
     result.add("changed", rows.pop("changed"))
     for name, values in rows.items():
         result.add(name, numbers(values))
-    result.add("probes", given.probes)
-    result.add("iterations", given.iterations)
+    result.add("probes", request.probes)
+    result.add("iterations", request.iterations)
     result.add("mean_from_identity", numbers(rows["from_identity"]).mean())
 
 

@@ -1,4 +1,4 @@
-"""The logit lens: predictions of the head from the stream after every layer."""
+"""The logit lens: the prediction that the head reads from the stream after every layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepstack.analysis.effective_depth import effective_depth
-from deepstack.depth_use.measure import Given, measure, numbers
+from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column
 
 AXIS = "l = 0..N"
@@ -29,15 +29,15 @@ COLUMNS = {
 
 
 @measure("lens", COLUMNS)
-def lens(given: Given, result: Analysis) -> None:
+def lens(request: Request, result: Analysis) -> None:
     """Read the prediction after every layer: loss, KL to the final one, overlap of top tokens.
 
     The head, with the final norm, reads logits from x_l.  KL(p_l ‖ p_N) has the direction of
     Csordás et al. 2025, arXiv:2505.13898.  Two forward passes and N + 1 of the head.
     """
-    model, sample = given.model, given.held_out
+    model, sample = request.model, request.held_out
     final = torch.log_softmax(sample.chosen(model.run(sample)).float(), dim=-1)
-    k = min(given.top, final.shape[-1])
+    k = min(request.top, final.shape[-1])
     best = final.topk(k, dim=-1).indices
     losses: list[float] = []
     kls: list[Tensor] = []
@@ -49,10 +49,10 @@ def lens(given: Given, result: Analysis) -> None:
         losses.append(sample.loss(logits))
         log_p = torch.log_softmax(sample.chosen(logits).float(), dim=-1)
         kls.append((log_p.exp() * (log_p - final)).sum(dim=-1).double().mean())
-        top_tokens = log_p.topk(k, dim=-1).indices
-        shared = (top_tokens[:, :, None] == best[:, None, :]).any(dim=-1)
+        best_here = log_p.topk(k, dim=-1).indices
+        shared = (best_here[:, :, None] == best[:, None, :]).any(dim=-1)
         overlaps.append(shared.double().mean())
-        agreements.append((top_tokens[:, 0] == best[:, 0]).double().mean())
+        agreements.append((best_here[:, 0] == best[:, 0]).double().mean())
 
     model.run(sample, take=take)
     kl = numbers(kls).clamp(min=0.0)  # rounding may give -1e-9

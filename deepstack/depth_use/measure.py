@@ -1,4 +1,4 @@
-"""The registry of analyses, their input, and the layers at which they intervene."""
+"""The registry of analyses, their model, samples and settings, and the layers they change."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MOST_LAYERS = 128
 
 
 @dataclass(frozen=True)
-class Given:
-    """The model and the samples of an analysis, and its settings.
+class Request:
+    """The model of an analysis, its samples and its settings.
 
-    held_out: the sample on which losses and states are taken; probe: that of Jacobians;
+    held_out: the sample on which losses and states are taken.  probe: that of Jacobians.
     training: the sample on which linear maps are fitted, or None.  every: change every so many-th
     layer.  top: predictions that the lens compares.  probes, iterations: of Jacobians.
     ridge: of linear maps, relative to the mean variance of a coordinate.
@@ -71,7 +71,7 @@ class Given:
             raise ConfigError(f"{name}: {self.model.why_not}; allowed for it: lens")
 
 
-Measure = Callable[[Given, Analysis], None]
+Measure = Callable[[Request, Analysis], None]
 M = TypeVar("M", bound=Measure)
 MEASURES: Registry[Measure] = Registry("analysis")
 COLUMNS: dict[str, Mapping[str, Column]] = {}
@@ -89,15 +89,15 @@ def measure(name: str, columns: Mapping[str, Column]) -> Callable[[M], M]:
     return register
 
 
-def measure_all(names: Sequence[str], given: Given) -> dict[str, Analysis]:
+def measure_all(names: Sequence[str], request: Request) -> dict[str, Analysis]:
     """Return name -> result of these analyses, in the order of their names."""
     results = {}
     functions = {name: MEASURES[name] for name in dict.fromkeys(names)}
-    with given.model.ready():
+    with request.model.ready():
         for name, function in functions.items():
-            given.begin(name)
+            request.begin(name)
             results[name] = Analysis(known=COLUMNS[name])
-            function(given, results[name])
+            function(request, results[name])
     return results
 
 

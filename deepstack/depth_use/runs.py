@@ -11,12 +11,12 @@ import torch
 
 from deepstack import config as conf
 from deepstack.depth_use.layered import Sample, StackLayers
-from deepstack.depth_use.measure import MEASURES, Given, measure_all
+from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, existing_run, sha256, write_analysis
 from deepstack.registry import unknown
 from deepstack.tasks import IGNORE, Batch
-from deepstack.training import Trained, choose_device, load_trained, torch_settings
+from deepstack.training import Trained, load_trained, torch_settings
 
 HELD_OUT, TRAINING = 4, 16
 """Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
@@ -36,10 +36,12 @@ def analyze_run(
 ) -> dict[str, Analysis]:
     """Analyze the trained weights of a run; write analysis/<name>/ and return name -> result.
 
+    It computes on the CPU, in fp32.
+
     what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
     side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
     streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
-    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Given`.
+    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Request`.
 
     Losses are those of the positions whose token the inputs do not show, as `loss_masked`.
     Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which
@@ -51,8 +53,7 @@ def analyze_run(
         raise ConfigError(f"batches: found {min(batches, training_batches)}; allowed 1 or more")
     folder = existing_run(run)
     trained = load_trained(folder, say)
-    device = choose_device(trained.config.runtime)
-    with folder.lock(), torch_settings(trained.config, device):
+    with folder.lock(), torch_settings(trained.config, torch.device("cpu")):
         model = stack_layers(trained, side)
         size = trained.config.train.batch_size
         held_out = [trained.task.validation_batch(i, size) for i in range(batches)]
@@ -69,7 +70,7 @@ def analyze_run(
             refuse_other_inputs(trained.config, second)
             settings["other"] = stack_layers(second, model.side if side else None)
             about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}
-        arguments = Given(
+        request = Request(
             model=model,
             held_out=sample_of(held_out),
             probe=sample_of([probe]),
@@ -80,12 +81,12 @@ def analyze_run(
         )
         about |= {
             "held_out_sequences": batches * size,
-            "predicted_positions": arguments.held_out.predicted(),
+            "predicted_positions": request.held_out.predicted(),
             "training_sequences": training_batches * size,
             "probe_sequences": len(probe.inputs),
-            "every": arguments.step,
+            "every": request.step,
         }
-        results = measure_all(what, arguments)
+        results = measure_all(what, request)
         for name, result in results.items():
             result.about = about
             write_analysis(folder, name, result)

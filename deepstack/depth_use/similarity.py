@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.depth_use.measure import Given, measure
+from deepstack.depth_use.measure import Request, measure
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
 
@@ -26,35 +26,35 @@ COLUMNS = {
 
 
 @measure("similarity", COLUMNS)
-def similarity(given: Given, result: Analysis) -> None:
+def similarity(request: Request, result: Analysis) -> None:
     """Compare the streams after all pairs of layers, and with those of another run.
 
     Linear CKA: ‖YᵀX‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F) of centred X, Y (tokens, d).  Kornblith et al. 2019,
     arXiv:1905.00414.  It does not depend on rotations of X or Y, so models can be compared.
     One forward pass, and products of d² times the tokens for each pair.
     """
-    given.refuse_no_tensor("similarity")
-    layers, states = chosen_states(given, result)
+    request.refuse_no_tensor("similarity")
+    layers, states = chosen_states(request, result)
     result.add("layers", layers)
     units = torch.stack([F.normalize(x.flatten(0, -2).double(), dim=-1).flatten() for x in states])
     tokens = states[0].flatten(0, -2).shape[0]
     result.add("cosine", (units @ units.T / tokens).float().cpu())
     result.add("cka", linear_cka(states, states).float().cpu())
-    if given.other is not None:
-        if not given.other.one_tensor:
-            raise ConfigError(f"similarity with another run: {given.other.why_not}")
-        with given.other.ready():
-            others = given.other.states(given.held_out)
-        step = max(given.step, -(-len(others) // len(states)))
-        selected = sorted({*range(0, len(others), step), len(others) - 1})
-        result.add("layers_with", selected)
-        result.add("cka_with", linear_cka(states, [others[i] for i in selected]).float().cpu())
+    if request.other is not None:
+        if not request.other.one_tensor:
+            raise ConfigError(f"similarity with another run: {request.other.why_not}")
+        with request.other.ready():
+            others = request.other.states(request.held_out)
+        step = max(request.step, -(-len(others) // len(states)))
+        kept = sorted({*range(0, len(others), step), len(others) - 1})
+        result.add("layers_with", kept)
+        result.add("cka_with", linear_cka(states, [others[i] for i in kept]).float().cpu())
 
 
-def chosen_states(given: Given, result: Analysis) -> tuple[list[int], list[Tensor]]:
+def chosen_states(request: Request, result: Analysis) -> tuple[list[int], list[Tensor]]:
     """Return every so many-th layer, with the first and the last, and the streams after them."""
-    states = given.model.states(given.held_out)
-    layers = sorted({0, *(index + 1 for index in given.chosen(result)), len(states) - 1})
+    states = request.model.states(request.held_out)
+    layers = sorted({0, *(index + 1 for index in request.chosen(result)), len(states) - 1})
     return layers, [states[index] for index in layers]
 
 

@@ -1,4 +1,4 @@
-"""Contributions of each layer of a trained stack: results of `deepstack analyze`."""
+"""The contribution of each layer of a trained stack: results of `deepstack analyze`."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
     analyses = analyses_of(runs, "lens")
     drawing = Drawing(list(analyses), options)
     shown, notes = choose_panels(drawing.series, drawing.limit(MOST_LINES))
-    names = ["kl", "loss"] if all("loss" in a.arrays for a in analyses.values()) else ["kl"]
-    titles = {"kl": "KL to the final output", "loss": "loss"}
-    panels = drawing.add_panels(names, titles=[titles[name] for name in names], height=1.9)
+    keys = {"KL to the final output": "kl", "loss": "loss"}
+    panels = drawing.add_panels(list(keys), height=1.9)
     handles: list[Handle] = []
     for i, (label, members) in enumerate(shown):
         style = {"color": shade(i, len(shown)), "marker": "o"}
@@ -74,14 +73,14 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
             if len(drawing.series) > 1 and members[0] in s.runs:
                 style = line
         for panel in panels:
-            values = [analyses[run].arrays[str(panel.name)] for run in members]
+            values = [analyses[run].arrays[keys[str(panel.name)]] for run in members]
             x = np.arange(len(values[0])) / (len(values[0]) - 1)
             rows = seed_rows(x, values)
             some: Any = {"markevery": max(1, len(x) // MARKERS), "ms": 2.5, "lw": 0.9}
             lines(panel, label, rows, band=len(shown) <= MOST_BANDS, **style, **some)
         handles.append(Line2D([], [], label=label, **style))
-    for panel, label in zip(panels, (typeset("KL(p_l ‖ p_N) (nats)"), "loss (nats)"), strict=False):
-        drawing.value_axis(label, [panel], log=panel.name == "kl")
+    for panel, label in zip(panels, (typeset("KL(p_l ‖ p_N) (nats)"), "loss (nats)"), strict=True):
+        drawing.value_axis(label, [panel], log=panel is panels[0])
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
         published(panel)
     notes.append("l = 0: the embedding")
@@ -153,14 +152,14 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = depths_of(used)
     drawing = Drawing(used, options)
     shown, left = choose_series(drawing.series, drawing.limit(MOST_LINES))
-    names = {"effective_depth": "layers", "effective_depth_ratio": "share of the depth"}
-    panels = drawing.add_panels(list(names), titles=list(names.values()), height=1.9)
+    keys = {"layers": "effective_depth", "share of the depth": "effective_depth_ratio"}
+    panels = drawing.add_panels(list(keys), height=1.9)
     handles: list[Handle] = []
     for s, style in zip(drawing.series, drawing.styles, strict=True):
         if s not in shown:
             continue
         for panel in panels:
-            key = str(panel.name)
+            key = keys[str(panel.name)]
             rows = points_of(s.by_depth, lambda run, key=key: analyses[run].scalars[key])  # type: ignore[misc]
             learnt = {n: {outcome(run) for run in s.at(int(n))} for n in rows["x"]}
             stalled = [not learnt[n] & {"trained", None} for n in rows["x"]]
@@ -170,12 +169,12 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     for panel, words in zip(
         panels, ("effective depth (layers)", "effective depth / N"), strict=True
     ):
-        high = max(depths) if panel.name == "effective_depth" else 1.0
-        ends = [min(depths), high] if panel.name == "effective_depth" else [1.0, 1.0]
+        high = max(depths) if panel is panels[0] else 1.0
+        ends = [min(depths), high] if panel is panels[0] else [1.0, 1.0]
         panel.axes.plot([min(depths), max(depths)], ends, color=GREY, ls=DASHES[1], lw=0.9)
         panel.add(pd.DataFrame({"x": [min(depths), max(depths)], "y": ends}), series=ALL_LAYERS,
                   kind="level")  # fmt: skip
-        drawing.value_axis(words, [panel], log=panel.name == "effective_depth", include=high)
+        drawing.value_axis(words, [panel], log=panel is panels[0], include=high)
         depth_axis(panel.axes, depths)
         published(panel)
     handles.append(Line2D([], [], color=GREY, ls=DASHES[1], lw=0.9, label=ALL_LAYERS))

@@ -296,10 +296,12 @@ def heat_map(
     values = values.T
     depth, count = values.shape
     drawable = is_drawable(values, scale)
+    layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
+    edges = np.concatenate([layers[:1] - 0.5, (layers[1:] + layers[:-1]) / 2, layers[-1:] + 0.5])
     # An image rather than thousands of paths in the SVG.
     mesh = panel.axes.pcolormesh(
         np.arange(count + 1) - 0.5,
-        np.arange(depth + 1) + 0.5,
+        edges,
         np.ma.masked_array(values, ~drawable),
         norm=scale,
         cmap="viridis",
@@ -311,9 +313,7 @@ def heat_map(
     panel.axes.set_xticks(places, [str(int(steps[i])) for i in places])
     layer_axis(panel.axes, depth, "y")
     if rows is not None:
-        places = evenly_spaced(range(depth), 6)
-        panel.axes.set_yticks([i + 1 for i in places], [str(int(rows[i])) for i in places])
-    layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
+        panel.axes.set(ylim=(edges[0], edges[-1]), yticks=evenly_spaced(layers.tolist(), 6))
     step, layer = (grid.ravel() for grid in np.meshgrid(steps, layers))
     panel.add(pd.DataFrame({"x": step, "y": layer, "value": values.ravel()}), kind="cell")
     return mesh

@@ -1,6 +1,6 @@
-"""Write effective_depth.csv, a row a run, and print means over seeds.
+"""Write a CSV with a row a run, and print means over seeds.
 
-python experiments/effective_depth/summarize.py results/effective_depth
+python experiments/effective_depth/summarize.py results/effective_depth effective_depth.csv
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def row_of(run: Run) -> dict[str, Any]:
 def main() -> None:
     table = pd.DataFrame([row_of(run) for run in find_runs(sys.argv[1])])
     table = table.sort_values(["scheme", "depth", "seed"])
-    table.to_csv(HERE / "effective_depth.csv", index=False, float_format="%.4g")
+    table.to_csv(HERE / sys.argv[2], index=False, float_format="%.4g")
     groups = table.drop(columns=["outcome", "seed"]).groupby(["scheme", "depth"])
     means, spread = groups.mean(), groups.std()
     with pd.option_context("display.width", 200, "display.max_columns", 20):

@@ -53,8 +53,13 @@ def test_a_repeated_call_replaces_the_analysis(trained: Run) -> None:
     stored = Run(trained.path).analysis("effects")
     assert stored.arrays["removed"].tolist() == [1, 3]
     assert stored.notes == narrow.notes != wide.notes
-    assert {path.name for path in (trained.path / "analysis").iterdir()} >= {"effects"}
-    assert not list((trained.path / "analysis").glob(".*"))
+    folder = trained.path / "analysis"
+    shutil.copytree(folder / "effects", folder / ".draft-effects")  # as a kill leaves them
+    shutil.copytree(folder / "effects", folder / ".gone-effects")
+    assert inspect(trained.folder).verdict == "whole"
+    analyze_run(trained.path, ["effects"])
+    assert not list(folder.glob(".*"))
+    assert Run(trained.path).analysis("effects").arrays["removed"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("file", ["kl.npy", "columns.json", "checksums.json"])
@@ -100,3 +105,9 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
     with pytest.raises(NothingMatchedError, match="diverged one has none"):
         analyze_run(diverged.path)
+    whole = deepstack.train(small(), study="runs", out=tmp_path)
+    printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")
+    assert [run["run"] for run in json.loads(printed.stdout)] == [str(whole.path)]
+    assert printed.stderr.count("left out: ") == 2
+    refused = typed("analyze", tmp_path / "runs", "--what", "swaps")
+    assert refused.exit_code == 2 and "did you mean 'swap'" in refused.stderr

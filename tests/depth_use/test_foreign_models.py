@@ -10,7 +10,7 @@ from helpers.family_models import VOCAB, perturbed, tokens_for
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.depth_use import MEASURES, Given, measure_all
+from deepstack.depth_use import MEASURES, Request, measure_all
 from deepstack.depth_use.layered import Sample, StackLayers
 from deepstack.errors import ConfigError
 
@@ -57,8 +57,8 @@ def test_a_foreign_model_is_measured_like_the_same_stack_of_deepstack() -> None:
     inputs, training = tokens_for(model), tokens_for(model, 1)
     targets = torch.randint(0, VOCAB, inputs.shape)
     own = StackLayers(model, "decoder")
-    given = Given(own, Sample(inputs, targets), Sample(inputs), Sample(training))
-    wanted = measure_all(list(MEASURES), given)
+    request = Request(own, Sample(inputs, targets), Sample(inputs), Sample(training))
+    wanted = measure_all(list(MEASURES), request)
     found = deepstack.analyze_model(
         model,
         inputs,

@@ -12,7 +12,7 @@ from helpers.sampling import some
 from torch import Tensor
 
 from deepstack.analysis.effective_depth import effective_depth
-from deepstack.depth_use import COLUMNS, MEASURES, Given, measure_all
+from deepstack.depth_use import COLUMNS, MEASURES, Request, measure_all
 from deepstack.depth_use.layered import Sample, StackLayers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis
@@ -38,8 +38,8 @@ def sample(model: StackLayers, seed: int = 0) -> Sample:
 
 def measured(name: str, model: StackLayers, **settings: Any) -> Analysis:
     batch = sample(model)
-    given = Given(model, batch, batch, sample(model, 1), **settings)
-    result = measure_all([name], given)[name]
+    request = Request(model, batch, batch, sample(model, 1), **settings)
+    result = measure_all([name], request)[name]
     assert result.columns.keys() <= COLUMNS[name].keys()
     return result
 
@@ -263,8 +263,8 @@ def test_a_linear_layer_is_replaced_exactly() -> None:
     model.layers = [*model.layers]
     model.layers[1] = lambda x, memory: x @ W.T + b
     batches = [Sample(torch.randint(0, VOCAB, (2, 64)), torch.zeros(2, 64).long()) for _ in "12"]
-    given = Given(model, batches[0], batches[0], batches[1], ridge=1e-12)
-    result = measure_all(["linear"], given)["linear"]
+    request = Request(model, batches[0], batches[0], batches[1], ridge=1e-12)
+    result = measure_all(["linear"], request)["linear"]
     assert result.arrays["loss_linear"][1] == pytest.approx(result.scalars["loss"], rel=1e-9)
     assert result.arrays["unexplained"][1] < 1e-12 < result.arrays["unexplained"][0]
 
@@ -308,8 +308,8 @@ def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
     encoder = StackLayers(model.model, "encoder")
     batch = sample(model)
     for side in (model, encoder):
-        given = Given(side, batch, batch, batch, probes=2, iterations=3)
-        results = measure_all(list(MEASURES), given)
+        request = Request(side, batch, batch, batch, probes=2, iterations=3)
+        results = measure_all(list(MEASURES), request)
         lens, effects = results["lens"], results["effects"]
         assert lens.scalars["final_loss"] == pytest.approx(
             loss_of(model.model(batch.inputs), batch)

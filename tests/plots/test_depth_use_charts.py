@@ -25,14 +25,14 @@ def runs(tmp_path: Path) -> Path:
 
 def test_effective_depth_has_mean_and_spread_over_seeds(runs: Path) -> None:
     chart = make_chart("effective_depth_vs_depth", runs)
-    points = rows(chart, panel="effective_depth", kind="point")
+    points = rows(chart, panel="layers", kind="point")
     # KL falls from 1 to 0 over half and over all of N layers, so it is below 1/2 after N/4 and N/2
     expected = {4: (2.5, np.std([2, 3], ddof=1)), 16: (7.0, np.std([5, 9], ddof=1))}
     for _, row in points.iterrows():
         mean, deviation = expected[int(row["x"])]
         assert (row["y"], row["n"]) == (mean, 2)
         assert row["high"] - row["y"] == pytest.approx(deviation)
-    ratio = rows(chart, panel="effective_depth_ratio", kind="point")
+    ratio = rows(chart, panel="share of the depth", kind="point")
     assert ratio["y"].tolist() == [2.5 / 4, 7.0 / 16]
     assert "all layers" in " ".join(words(chart))
 
@@ -43,14 +43,14 @@ def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
             path = make_run(tmp_path / "s", scheme=scheme, depth=depth, masked=masked)
             write_analyses(RunFolder(path), depth)
     chart = make_chart("effective_depth_vs_depth", tmp_path / "s")
-    points = rows(chart, panel="effective_depth", kind="point")
+    points = rows(chart, panel="layers", kind="point")
     marks = {(row["series"], row["mark"]) for _, row in points.fillna("").iterrows()}
     assert marks == {("Pre-LN", ""), ("Post-LN", "at_chance")}
     assert "no seed learnt: at chance or worse" in words(chart)
 
 
 def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
-    drawn = rows(make_chart("lens_by_layer", runs), panel="kl", series="N = 4")
+    drawn = rows(make_chart("lens_by_layer", runs), panel="KL to the final output", series="N = 4")
     assert drawn["x"].tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert drawn["y"].tolist() == pytest.approx([1, (0.5 + 0.75) / 2, 0.25, 0.125, 0])
     assert drawn["n"].tolist() == [2] * 5
