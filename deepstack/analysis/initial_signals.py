@@ -67,11 +67,11 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def at_start(run: Run, diagnostic: str) -> np.ndarray | None:
-    """Return a diagnostic of every layer at step 0, or None."""
+    """Return a diagnostic of every layer in the first snapshot, that of step 0, or None."""
     if diagnostic not in run.layer_names():
         return None
     steps, values = run.layers(diagnostic)
-    return values[0].astype(float) if len(steps) and steps[0] == 0 else None
+    return values[0].astype(float) if len(steps) else None
 
 
 def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:

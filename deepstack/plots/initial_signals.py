@@ -13,7 +13,7 @@ from deepstack.analysis.settings import choose_series, evenly_spaced
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import MOST_BANDS, Drawing, axis_label, lines
+from deepstack.plots.drawing import MOST_BANDS, Drawing, axis_label, lines, published
 from deepstack.plots.layers import runs_with, sides_note
 from deepstack.plots.page import Handle
 from deepstack.records import Run
@@ -52,6 +52,7 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
             style: Any = {key: styles[s.label][key] for key in ("color", "linestyle")}
             lines(panel, s.label, rows, band=len(shown) <= MOST_BANDS, **style)
         panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
+        published(panel)
     if drawing.rows("line").empty:
         raise NothingMatchedError("no initial signal is finite and above 0")
     for i, (column, words) in enumerate(COLUMNS.items()):

@@ -95,6 +95,8 @@ def make_run(
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
         signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
+        initial = ("stream_variance", "token_distance", "stream_grad")
+        signals |= {name: np.abs(layers) for name in initial}
         records = {"grad_norm": layers, "stream_norm": -layers} | signals
         folder.write_layers(records, list(range(1, len(layers) + 1)))
         (folder.path / "attribution.csv").unlink(missing_ok=True)

@@ -109,7 +109,8 @@ def panels(chart: Chart, name: str) -> list[tuple[Axes, pd.DataFrame]]:
     for one, panel in zip(axes, names, strict=False):
         title = flat(one.get_title(loc="left"))
         words = flat(str(panel))
-        starts = name == "gradient_ratios" and words.startswith(f"{title}:")  # symbols: on the axis
+        on_axis = name in ("gradient_ratios", "signal_by_layer")  # the symbols
+        starts = on_axis and words.startswith(f"{title}:")
         assert not title or name == "bound_vs_depth" or words.endswith(title) or starts, title
     return list(zip(axes, parts, strict=True))
 
