@@ -23,7 +23,8 @@ def separated(stream: Stream, boundaries: list[list[Tensor]]) -> Stream:
     shape = visible(stream).shape[-3:]
     items: list[Any] = [stream] if isinstance(stream, Tensor) else list(stream)
     views = [item.view_as(item) if isinstance(item, Tensor) else item for item in items]
-    boundaries.append([v for v in views if isinstance(v, Tensor) and v.shape[-3:] == shape])
+    tensors = [v for v in views if isinstance(v, Tensor) and v.shape[-3:] == shape]
+    boundaries.append([v for v in tensors if v.requires_grad])  # a stream may start at constants
     return views[0] if isinstance(stream, Tensor) else tuple(views)
 
 
