@@ -1,4 +1,4 @@
-"""Signals in a stack before training: values of every layer, and their growth rates."""
+"""What a stack does with signals before training: values of every layer, and their growth rates."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SIGNALS = {
     "jacobian": "jacobian",
     "attention_entropy": "attention_entropy_attention",
     "rank_collapse": "rank_collapse",
+    "attention_gain": "effective_gain_attention",
 }
 # growth rates: column -> signal, and whether it grows from a layer to the one after or before it
 RATES = {
@@ -78,9 +79,11 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return a row per setting, depth, side and seed: the first and last layer, and RATES.
 
     layers: from `signal_layers`.  A rate is the least-squares slope of ln of the signal on the
-    layer, per layer away from the input.  For gradients (`gradient_exponent` and the two after it)
-    it is per layer toward the input.  A positive rate is a growth in the signal's direction.
-    `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².
+    layer: per layer away from the input, or toward it for gradients (`gradient_exponent` and the
+    two after it), so that a positive one is a growth in the direction in which the signal goes.
+    `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².  `angle_exponent_predicted`: mean over layers of
+    −ln(1 + (v w/α)²), which attention causes in LN(α x + G(x)) if tokens are nearly equal; NaN for
+    other schemes.
     """
     import pandas as pd
 
@@ -95,6 +98,7 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
         for name, (signal, direction) in RATES.items():
             values = table[signal].to_numpy(float)
             row[name] = direction * float(growth(values[None])[0])
+        row["angle_exponent_predicted"] = -np.log1p(table["attention_gain"] ** 2).mean()
         row["jacobian_ratio"] = first["jacobian"] / last["jacobian"]
         row["attention_entropy"] = table["attention_entropy"].mean()
         row["rank_collapse_last"] = last["rank_collapse"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +13,42 @@ from deepstack.model import Transformer
 from deepstack.schemes import Stream, visible
 
 
-def separated(stream: Stream, boundaries: list[list[Tensor]]) -> Stream:
-    """Return the stream as fresh views, and append those of the shape of x to `boundaries`.
+class Boundaries:
+    """The tensors of the stream at every layer boundary, by which a gradient is measured.
 
-    A gradient by such a view comes from later layers alone, even if the scheme carries the same
-    tensor past several layers.  Left out are past values, which some schemes keep in a nested
-    tuple, and constants, with which others begin.
+    tensors: at each boundary x_l, and those of its shape beside it in a stream of several.  Past
+    values do not count: neither in a nested tuple, nor if a scheme carries them on unchanged.
     """
-    shape = visible(stream).shape[-3:]
-    items: list[Any] = [stream] if isinstance(stream, Tensor) else list(stream)
-    views = [item.view_as(item) if isinstance(item, Tensor) else item for item in items]
-    tensors = [view for view in views if isinstance(view, Tensor) and view.requires_grad]
-    boundaries.append([view for view in tensors if view.shape[-3:] == shape])
-    return views[0] if isinstance(stream, Tensor) else tuple(views)
+
+    def __init__(self) -> None:
+        self.tensors: list[list[Tensor]] = []
+        self._known: set[int] = set()
+
+    def add(self, stream: Stream) -> None:
+        """Add the next boundary."""
+        x = visible(stream)
+        beside = () if stream is x else stream[1:]
+        others = [
+            y for y in beside
+            if isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
+            and y.requires_grad  # a stream may start at constants
+            and y is not x and id(y) not in self._known
+        ]  # fmt: skip
+        self.tensors.append([x, *others])
+        self._known |= {id(y) for y in (x, *others)}
+
+    def flat(self) -> list[Tensor]:
+        """Return the tensors of all boundaries in order."""
+        return [tensor for tensors in self.tensors for tensor in tensors]
+
+    def release(self) -> list[int]:
+        """Release the tensors, which keep the graph, and return their number at each boundary."""
+        sizes = [len(tensors) for tensors in self.tensors]
+        self.tensors.clear()
+        return sizes
 
 
-def norms_by_boundary(norms: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+def join(norms: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Return one norm for each boundary, given those of its tensors and their number."""
     parts = torch.stack([norm.reshape(()) for norm in norms]).split(list(sizes))
     return torch.stack([torch.linalg.vector_norm(part) for part in parts])
@@ -41,22 +60,22 @@ def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     tokens: (batch, seq).  E‖Rᵀ J‖² = ‖J‖_F² for independent N(0, 1) in R; one fixed draw of R is
     taken, and divided by ‖R‖² in the place of dim F.
     """
-    boundaries: list[list[Tensor]] = []
+    boundaries = Boundaries()
     with evaluating(model), torch.enable_grad(), ExitStack() as block:
         for layer in model.layers:
             block.enter_context(layer.unfused())
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         F = None
         for stack, x0 in zip(model.stacks.values(), inputs, strict=True):
-            *_, last = stack.stream(x0, F, lambda x: separated(x, boundaries))
-            F = stack.leave(last)
+            for stream in stack.stream(x0, F):
+                boundaries.add(stream)
+            F = stack.leave(stream)
         assert F is not None
         R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0)).to(F.device)
-        wanted = [tensor for tensors in boundaries for tensor in tensors]
-        gradients = torch.autograd.grad((F * R).sum(), wanted, allow_unused=True)
+        gradients = torch.autograd.grad((F * R).sum(), boundaries.flat(), allow_unused=True)
     zero = R.new_zeros(1)
     norms = torch._foreach_norm([zero if g is None else g for g in gradients])
-    values = norms_by_boundary(norms, [len(tensors) for tensors in boundaries])
+    values = join(norms, boundaries.release())
     sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
     shares = (values / R.norm()).square().split(sizes)
     return dict(zip(model.stacks, shares, strict=True))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.diagnostics.jacobian import jacobian_norms, norms_by_boundary, separated
+from deepstack.diagnostics.jacobian import Boundaries, jacobian_norms, join
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
@@ -42,7 +42,7 @@ class Snapshot:
     by a sublayer's input, by its residual sum, by the input and output of its last norm;
     entropy: sublayer -> (depth,), mean entropy of its attention weights;
     grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
-    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `separated`;
+    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `Boundaries`;
     jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
     loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
     None if not requested; initial_states: `states` at θ_0, None if not requested; shared: values
@@ -97,27 +97,27 @@ def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
     """Run the model forward and backward for a snapshot, without waiting for the device."""
     parameters = trained_by_layer(model)
-    boundaries: list[list[Tensor]] = []
+    boundaries = Boundaries()
     with evaluating(model), record_values(model) as seen, torch.enable_grad():
         # Detached leaves: the gradient goes down to the first sublayer and no further.
         inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
         memory = None
         for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-            for x in stack.stream(x0, memory, lambda x: separated(x, boundaries)):
+            for x in stack.stream(x0, memory):
+                boundaries.add(x)
                 seen[side].states.append(visible(x).detach())
             memory = stack.leave(x)
         flat = [p for layer in parameters for p in layer]
         value = loss(model.head(memory, model.embedding))
         # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-        sizes = [len(tensors) for tensors in boundaries]
-        wanted = [*flat, *inputs, *(t for tensors in boundaries for t in tensors)]
+        wanted = [*flat, *inputs, *boundaries.flat()]
         gradients = torch.autograd.grad(value, wanted, allow_unused=True)
         value, x, memory = value.detach(), None, None
-        boundaries.clear()
+        sizes = boundaries.release()
         wanted.clear()
         free_graph(seen)
         lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
-    deltas = norms_by_boundary(lengths[len(flat) + len(inputs) :], sizes)
+    deltas = join(lengths[len(flat) + len(inputs) :], sizes)
     for values in seen.values():
         values.deltas, deltas = deltas[: len(values.states)], deltas[len(values.states) :]
     return Pass(seen, value, tuple(lengths))

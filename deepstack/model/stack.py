@@ -178,20 +178,12 @@ class Stack(nn.Module):
             stream = tuple(norm(one) for norm, one in norms)
         return self.schemes[-1].leave(stream, self.final_norm)
 
-    def stream(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        at_boundary: Callable[[Stream], Stream] = lambda stream: stream,
-    ) -> Iterator[Stream]:
-        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model).
-
-        at_boundary: returns the stream with which the next layer continues.
-        """
-        stream = at_boundary(self.enter(x))
+    def stream(self, x: Tensor, memory: Tensor | None = None) -> Iterator[Stream]:
+        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
+        stream = self.enter(x)
         yield stream
         for layer in self.layers:
-            stream = at_boundary(layer(stream, memory))
+            stream = layer(stream, memory)
             yield stream
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
