@@ -1,4 +1,4 @@
-"""What a stack does with signals before training: values of every layer, and their growth rates."""
+"""Signals of a stack before training: values of every layer, and their growth rates."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ def signal_command(
     quiet: opt.Quiet = False,
     json: opt.Json = False,
 ) -> None:
-    """Measure the signals in a stack before training: variance, correlation, gradients.
+    """Measure variance, token correlation and gradients of every layer before training.
 
-    A row for each setting and depth, means over seeds. An exponent is a growth rate per layer in
-    the direction of the signal: of 1 − cosine between tokens away from the input (below 0: tokens
-    become alike), of the gradient by the stream toward the input (above 0: it explodes).
+    A row for each setting and depth, means over seeds. An exponent is a growth rate per layer. The
+    angle exponent is that of 1 − cosine between tokens; below 0, tokens become equal. The gradient
+    exponent counts toward the input; above 0, gradients explode.
     """
     from deepstack import config as conf
 

@@ -1,4 +1,4 @@
-"""Measures what stacks do with signals before training: runs of no step, with one snapshot each."""
+"""Measures signals of stacks before training: runs of no step, with one snapshot each."""
 
 from __future__ import annotations
 
