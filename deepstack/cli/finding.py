@@ -23,7 +23,8 @@ def run_finding(run: Run) -> str | None:
     if run.state == "diverged":
         return f"{subject} diverged at step {run.status.get('step')}."
     loss, floor = loss_and_floor(run)
-    if run.state != "done" or loss is None or floor is None:
+    trained = run.state == "done" and run.get("train.steps")
+    if not trained or loss is None or floor is None:
         return None
     values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
     if abs(loss - floor) <= CLEAR:
