@@ -46,14 +46,6 @@ def _is_theme(file: File, config: Any) -> bool:
     return not Path(file.abs_src_path or "").is_relative_to(Path(config["docs_dir"]))
 
 
-def on_nav(nav: Any, config: Any, files: Files) -> Any:
-    """List the pages of single experiments nowhere in the menu: their own page lists them."""
-    for file in files.documentation_pages():
-        if file.src_uri.startswith("experiments/") and file.page is not None:
-            file.inclusion = file.inclusion.NOT_IN_NAV
-    return nav
-
-
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Load the script for search without a server from the site itself."""
     up = "../" * page.file.dest_uri.count("/")
