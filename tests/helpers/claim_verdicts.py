@@ -39,6 +39,9 @@ VERDICTS = {
     "C34": "holds",
     "C35": "holds",
     "C36": "holds in part",
+    "C37": "holds in part",  # a gradient step is aligned, as in C7
+    "C38": "holds in part",  # not for independent tokens
+    "C39": "holds in part",  # the spectral norm grows as √d
 }
 
 # claim that holds in part -> beginnings of the stated parts that do not agree
@@ -52,4 +55,7 @@ DISAGREEING: dict[str, tuple[str, ...]] = {
             "ln(‖δ‖ first/last)"),
     "C31": ("nats below the unigram, merged over separate, steps 11",),
     "C36": ("‖∂s/∂logits‖ without", "‖∂s/∂q‖ without", "the same, d_head"),
+    "C37": ("the last, v = w = 0.5, a gradient step on 1 ", "the last, v = w = 0.5, a gradient"),
+    "C38": tuple(f"‖Attn‖ at gain {g} over that at gain 1, ind" for g in ("0.1", "0.38", 2, 4)),
+    "C39": ("‖∂f/∂θ‖₂ over",),
 }  # fmt: skip
