@@ -42,6 +42,8 @@ VERDICTS = {
     "C37": "holds in part",  # a gradient step is aligned, as in C7
     "C38": "holds in part",  # not for independent tokens
     "C39": "holds in part",  # the spectral norm grows as √d
+    "C43": "holds in part",  # LN gives all words the same length
+    "C48": "holds in part",  # for small x
 }
 
 # claim that holds in part -> beginnings of the stated parts that do not agree
@@ -58,4 +60,6 @@ DISAGREEING: dict[str, tuple[str, ...]] = {
     "C37": ("the last, v = w = 0.5, a gradient step on 1 ", "the last, v = w = 0.5, a gradient"),
     "C38": tuple(f"‖Attn‖ at gain {g} over that at gain 1, ind" for g in ("0.1", "0.38", 2, 4)),
     "C39": ("‖∂f/∂θ‖₂ over",),
+    "C43": ("LN: slope of log", "LN: share of pairs"),
+    "C48": ("E[x²] over that before, tanh as it is",) * 2,
 }  # fmt: skip
