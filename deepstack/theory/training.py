@@ -111,8 +111,8 @@ def power_of_alpha(seed: int) -> Finding:
     """‖Δθ‖ = O(η‖θ‖/α): too small an α and θ leaves its start, too large a one and convergence is
     slow; α = (2N)^¼ balances.
 
-    α = (2N)^p, β = α/√(4N) for p = 0, ¼, ½: gradient descent on the matrices that β starts.
-    'Balances' is read as a lower loss than at either end; beside it a larger rate.
+    α = (2N)^p, β = α/√(4N) for p = 0, ¼, ½.  Gradient descent on the matrices that β starts, and
+    beside it at a larger rate.  'Balances' is read as a lower loss than at either end.
     """
     repetitions, steps, depth, powers = seeds(seed, 12), 20, 8, (0.0, 0.25, 0.5)
     alphas = [(2 * depth) ** power for power in powers]
@@ -159,8 +159,8 @@ def power_of_alpha(seed: int) -> Finding:
 def warm_up(seed: int) -> Finding:
     """Pre-LN needs no warm-up, converges faster and ends worse than Post-LN where both train.
 
-    Adam in stacks of 12 layers with and without a warm-up; and stacks of 3 layers, which both
-    train, down to a rate of 0.  'Worse' is read as a loss higher by 0.03 nats, one in a hundred.
+    Adam in stacks of 12 layers with and without a warm-up.  Stacks of 3 layers, which both train,
+    run down to a rate of 0.  'Worse' is read as a loss higher by 0.03 nats, one in a hundred.
     """
     repetitions, steps, end = seeds(seed, 8), 24, 100
     labels = {"post_ln": "Post-LN", "pre_ln": "Pre-LN"}

@@ -43,9 +43,9 @@ def comparable_words(seed: int) -> Finding:
     than LN and saves time.
 
     x (sentences, words, channels): words of their own lengths, channels of their own means;
-    deepstack's norms.  'Comparable' is read as lengths (the slope of log ‖y‖ against
-    log ‖x‖ over the words), order (the share of pairs of words that keep their order in a channel)
-    and angles (the slope of the cosines of two words).  Operations are counted by hand, a number of
+    deepstack's norms.  'Comparable' has three readings.  Lengths: the slope of log ‖y‖ against
+    log ‖x‖ over the words.  Order: the share of pairs of words that keep it in a channel.  Angles:
+    the slope of the cosines of two words.  Operations are counted by hand, a number of
     x at a time, with gain and bias.  Times are of the document's listings, in turn.
     """
     rng, draws, shape = random(seed), repeats(96), (8, 16, 64)

@@ -49,7 +49,7 @@ VERDICTS = {
     "C44": "holds in part",  # Post-LN needs none either, and does not end lower
     "C45": "holds as a bound",
     "C46": "holds as a bound",
-    "C47": "holds in part",  # both fine-tune alike
+    "C47": "holds in part",  # both fine-tune to the same loss
     "C48": "holds in part",  # for small x
 }
 
