@@ -151,10 +151,10 @@ def gain_of_queries(seed: int) -> Finding:
 def sizes_of_gradients(seed: int) -> Finding:
     """‖∂L/∂F‖ = O(1) for every N, and ‖∂f/∂θ‖ ≈ √(v² + w²)/α in size.
 
-    L is the mean loss of a batch, at the start.  f is the scalar model, x (α ± vw)/√(α² + v²w²), and
-    then LN(αx + ReLU(xW)V) of one token with DeepNorm's α, β at N = 6, m = 4d.  The size is right if
-    it does not depend on d.  Measured for a random Δθ, ‖∂f/∂θ Δθ‖/‖Δθ‖, and as the spectral norm
-    ‖∂f/∂θ‖₂, which ‖∂L/∂θ‖ ≤ ‖∂L/∂F‖ ‖∂f/∂θ‖ needs.
+    L is the mean loss of a batch, at the start.  f is the scalar model, x (α ± vw)/√(α² + v²w²),
+    and then LN(αx + ReLU(xW)V) of one token with DeepNorm's α, β at N = 6, m = 4d.  The size is
+    right if it does not depend on d.  Measured for a random Δθ, ‖∂f/∂θ Δθ‖/‖Δθ‖, and as the
+    spectral norm ‖∂f/∂θ‖₂, which ‖∂L/∂θ‖ ≤ ‖∂L/∂F‖ ‖∂f/∂θ‖ needs.
     """
     depths, repetitions = (6, 54), seeds(seed, 12)
     parts = []
