@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -238,13 +239,13 @@ def start_sizes(trial: Trial) -> dict[str, float]:
 
 
 @torch.no_grad()
-def layer_by_layer(seed: int, scheme: str, depth: int) -> dict[str, Tensor]:
+def layer_by_layer(seed: int, keys: Mapping[str, Any], depth: int) -> dict[str, Tensor]:
     """Return three numbers of every layer, each (depth,).
 
     contribution: ‖x_l − x_{l−1}‖/‖x_l‖; angle: of the two; change: of layer l's branch, relative,
     if its input is x_{l−2} in place of x_{l−1}.
     """
-    trial = Trial(seed, {"model.scheme": scheme, "model.depth": depth, "model.d_model": 64})
+    trial = Trial(seed, {**keys, "model.depth": depth, "model.d_model": 64})
     (snapshot,) = trial.snapshots(trial.probe_batch)
     x = snapshot.states
     added, size = x[1:] - x[:-1], (x[1:] - x[:-1]).norm(dim=-1)
@@ -266,7 +267,9 @@ def width_not_depth(seed: int) -> Finding:
     """
     depth, repetitions = 64, seeds(seed, 20)
     pre, post = (
-        gather(layer_by_layer(draw_seed, scheme, depth) for draw_seed in repetitions)
+        gather(
+            layer_by_layer(draw_seed, {"model.scheme": scheme}, depth) for draw_seed in repetitions
+        )
         for scheme in ("pre_ln", "post_ln")
     )
     layers, start = [float(layer) for layer in range(1, depth + 1)], depth // 4

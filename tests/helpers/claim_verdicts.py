@@ -39,6 +39,18 @@ VERDICTS = {
     "C34": "holds",
     "C35": "holds",
     "C36": "holds in part",
+    "C37": "holds in part",  # a gradient step is aligned, as in C7
+    "C38": "holds in part",  # not for independent tokens
+    "C39": "holds in part",  # the spectral norm grows as √d
+    "C40": "holds in part",  # which power is best depends on the rate
+    "C41": "holds as a bound",
+    "C42": "holds as a bound",
+    "C43": "holds in part",  # LN gives all words the same length
+    "C44": "holds in part",  # Post-LN needs none either, and does not end lower
+    "C45": "holds as a bound",
+    "C46": "holds as a bound",
+    "C47": "holds in part",  # both fine-tune to the same loss
+    "C48": "holds in part",  # for small x
 }
 
 # claim that holds in part -> beginnings of the stated parts that do not agree
@@ -52,4 +64,12 @@ DISAGREEING: dict[str, tuple[str, ...]] = {
             "ln(‖δ‖ first/last)"),
     "C31": ("nats below the unigram, merged over separate, steps 11",),
     "C36": ("‖∂s/∂logits‖ without", "‖∂s/∂q‖ without", "the same, d_head"),
+    "C37": ("the last, v = w = 0.5, a gradient step on 1 ", "the last, v = w = 0.5, a gradient"),
+    "C38": tuple(f"‖Attn‖ at gain {g} over that at gain 1, ind" for g in ("0.1", "0.38", 2, 4)),
+    "C39": ("‖∂f/∂θ‖₂ over",),
+    "C40": ("p = 0: loss less that at ¼, lr 0.1",),
+    "C43": ("LN: slope of log", "LN: share of pairs"),
+    "C44": ("Post-LN, 12 layers: the same", "the same, the last 20 steps"),
+    "C47": ("second chain: loss of Post-LN",),
+    "C48": ("E[x²] over that before, tanh as it is",) * 2,
 }  # fmt: skip

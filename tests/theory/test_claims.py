@@ -19,7 +19,10 @@ from deepstack.theory.norms import fold, stream_powers, unit_branches
 from deepstack.theory.statistics import agreement, exponents, slopes
 from deepstack.training import mean_loss
 
-LONG = ("C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35")
+LONG = (
+    "C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35", "C39", "C40",
+    "C41", "C42", "C44", "C45", "C46", "C47",
+)  # fmt: skip
 Measured = dict[str, float]
 
 
