@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -64,9 +65,9 @@ class Hessian:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return H v in double precision; v: (entries,)."""
-        parts = vector.float().split([copies[0].numel() for copies in self.tied])
+        parts = vector.split([copies[0].numel() for copies in self.tied])
         directions = [
-            part.view_as(tensor)
+            part.view_as(tensor).to(tensor.dtype)
             for part, copies in zip(parts, self.tied, strict=True)
             for tensor in copies
         ]
@@ -138,6 +139,14 @@ def tied_parameters(
     return tied
 
 
+@contextmanager
+def twice_differentiable(model: Transformer) -> Iterator[None]:
+    """Run the plain layers in evaluation mode inside the block, with kernels that allow H v."""
+    # Of the kernels of attention, only the math one has a second derivative.
+    with evaluating(model), model.unfused(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
 def sharpness(
     model: Transformer,
     banks: Sequence[Bank],
@@ -151,12 +160,11 @@ def sharpness(
     banks: the trained parameters; loss: logits -> the loss of the tokens.  scales: the diagonal of
     S, of each bank (depth, …); None: the second one is NaN.  If all are 1, it is the first one.
 
-    Runs the plain layers in evaluation mode: fused ones have no second derivative.  A product costs
-    about as much as four forward passes.  The iteration starts from one fixed random vector.
+    A product costs about as much as four forward passes of the plain layers; fused ones have no
+    second derivative.  The iteration starts from one fixed random vector.
     """
     tied = tied_parameters(model, banks, unique)
-    # Only the math kernel has a second derivative.
-    with evaluating(model), model.unfused(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with twice_differentiable(model):
         H = Hessian(loss(model(tokens)), tied)
         random = torch.Generator().manual_seed(0)
         start = torch.randn(H.entries, generator=random).to(H.device).double()
