@@ -24,9 +24,9 @@ COLUMNS = {
     "sharpness": ("λ_{max}(H)", "", "Largest eigenvalue of the Hessian of the probe batch's loss."),
     "sharpness_residual": ("‖Hv − λv‖", "", "An eigenvalue of H is at most this far from λ."),
     "preconditioned_sharpness": (
-        "λ_{max}(P^{−1/2} H P^{−1/2})",
+        "λ_{max}(P⁻¹H)",
         "",
-        "The same for P, by which the optimizer divides: its sharpness.",
+        "Largest eigenvalue of P^(−1/2) H P^(−1/2); the optimizer moves by −lr m / P.",
     ),
     "preconditioned_residual": ("‖Hv − λv‖", "", "The residual of preconditioned_sharpness."),
     "stability_threshold": (
@@ -56,8 +56,9 @@ class Hessian:
 
     def __init__(self, loss: Tensor, tied: Sequence[Sequence[Tensor]]) -> None:
         self.tied, self.tensors = tied, [tensor for copies in tied for tensor in copies]
-        more = {"create_graph": True, "materialize_grads": True}
-        gradients = torch.autograd.grad(loss, self.tensors, **more)
+        gradients = torch.autograd.grad(
+            loss, self.tensors, create_graph=True, materialize_grads=True
+        )
         self.gradients = [gradient for gradient in gradients if gradient.requires_grad]
         self._is_constant = [not gradient.requires_grad for gradient in gradients]
         self.entries = sum(copies[0].numel() for copies in tied)

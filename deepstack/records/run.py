@@ -172,7 +172,11 @@ class Run:
             self.folder.read_state()
             _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
             if layers:
-                _ = self.attribution, self.sharpness, [self.layers(name) for name in self.layer_names()]
+                _ = (
+                    self.attribution,
+                    self.sharpness,
+                    [self.layers(name) for name in self.layer_names()],
+                )
         except ResourceError as error:
             return str(error)
         return None

@@ -150,9 +150,7 @@ class SnapshotWriter:
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
-        return (
-            self.layers_are_due(step) or self.parts_are_due(step) or self.sharpness_is_due(step)
-        )
+        return self.layers_are_due(step) or self.parts_are_due(step) or self.sharpness_is_due(step)
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
