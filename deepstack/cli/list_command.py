@@ -184,9 +184,10 @@ def diagnostic_rows() -> Rows:
     `beat`, its former name, for one version.
     """
     layers = names_of("diagnostics", "layers", "diagnostic")
-    columns = names_of("diagnostics", "update")["COLUMNS"]
     entries = [
-        (name, symbol, "every step", sentence) for name, (symbol, _, sentence) in columns.items()
+        (name, symbol, interval, sentence)
+        for module, interval in (("update", "every step"), ("sharpness", "sharpness_every"))
+        for name, (symbol, _, sentence) in names_of("diagnostics", module)["COLUMNS"].items()
     ]
     entries += [
         (file, layers["SYMBOLS"][name], "every layer", first_sentence(function))

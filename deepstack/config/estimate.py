@@ -173,6 +173,11 @@ def memory_terms(
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
         during = terms["activations"] + terms["temporaries of the optimizer"]
         terms["looks at every layer"] = copies + max(0, after - during)
+    if config.log.sharpness_every:
+        # vectors in double precision with gradients, and the graph of a gradient
+        graph = 4 * saved_by_layers(config, probe, scheme_memory)
+        during = terms["activations"] + terms["temporaries of the optimizer"]
+        terms["sharpness"] = max(0, 22 * trained + graph - during)
     return terms
 
 

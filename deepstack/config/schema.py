@@ -192,6 +192,8 @@ class Log(Section):
     """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
+    sharpness_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
+    """Steps between records of the Hessian's largest eigenvalue: 50 to 800 forward passes each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
     """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
     first_order: bool = False

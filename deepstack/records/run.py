@@ -158,6 +158,11 @@ class Run:
         path = self.folder.log("attribution", ("step",)).path
         return _read_csv(path, ("step",))
 
+    @cached_property
+    def sharpness(self) -> pd.DataFrame:
+        """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
+        return _read_csv(self.folder.log("sharpness", ("step",)).path, ("step",))
+
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
@@ -167,7 +172,11 @@ class Run:
             self.folder.read_state()
             _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
             if layers:
-                _ = self.attribution, [self.layers(name) for name in self.layer_names()]
+                _ = (
+                    self.attribution,
+                    self.sharpness,
+                    [self.layers(name) for name in self.layer_names()],
+                )
         except ResourceError as error:
             return str(error)
         return None

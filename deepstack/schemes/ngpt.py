@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import Parts, Scheme, Sublayer
@@ -41,18 +40,23 @@ class Unit(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         y, n = output
-        ctx.mark_non_differentiable(n)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(y, n)
         ctx.save_for_forward(y, n)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return across(gradients[0], *ctx.saved_tensors)
+    def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
+        dy, dn = gradients
+        y, n = ctx.saved_tensors
+        dz = None if dy is None else across(dy, y, n)
+        if dn is None:  # n has a gradient only in a second backward pass
+            return dz
+        return y * dn if dz is None else dz + y * dn
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor, None]:
-        return across(tangents[0], *ctx.saved_tensors), None
+    def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor, Tensor]:
+        y, n = ctx.saved_tensors
+        return across(tangents[0], y, n), (y * tangents[0]).sum(dim=-1, keepdim=True)
 
 
 def across(v: Tensor, y: Tensor, n: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ from deepstack.records import (
 )
 
 CHECKPOINTS = 2  # the number that a run keeps
-RESUMED_LOGS = "steps", "evals", "attribution", "first_order"  # whose sha256 a checkpoint stores
+# The logs whose sha256 a checkpoint stores.
+RESUMED_LOGS = "steps", "evals", "attribution", "first_order", "sharpness"
 
 
 @dataclass

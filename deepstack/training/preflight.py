@@ -174,6 +174,7 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     needs = {
         "train.optimizer": config.train.optimizer == "muon",
         "train.spectral_penalty": config.train.spectral_penalty > 0,
+        "log.sharpness_every": config.log.sharpness_every != 0,
     }
     for key in (key for key, needed in needs.items() if needed and mode == "fully_sharded"):
         raise ConfigError(

@@ -59,9 +59,9 @@ def check(
 ) -> Comparison:
     """Train a run again in a temporary folder, up to the first row that differs.
 
-    Compares steps.csv, evals.csv, attribution.csv, the layers and the newest common checkpoint,
-    byte for byte; for a run that has not ended, up to its last row.  Raises the errors of `train`
-    and `recorded_config`, and NothingMatchedError for a record without rows.
+    Compares the logs but timing.csv, the layers and the newest common checkpoint, byte for byte;
+    for a run that has not ended, up to its last row.  Raises the errors of `train` and
+    `recorded_config`, and NothingMatchedError for a record without rows.
     """
     record = RunFolder(run)
     config, changes = recorded_config(record, allow_env_change)

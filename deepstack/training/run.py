@@ -108,7 +108,14 @@ class TrainingRun:
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(
-            config, self.folder, self.built, probe, self.ranks, self.update, fast.capture_function
+            config,
+            self.folder,
+            self.built,
+            probe,
+            self.ranks,
+            self.update,
+            self.optimizer,
+            fast.capture_function,
         )
         resources.callback(self.snapshots.close)
         step = fast.make_step(

@@ -1,4 +1,4 @@
-"""Snapshots of every layer, and attributions of ‖ΔF‖ to parameters, at selected steps."""
+"""Snapshots of every layer, attributions of ‖ΔF‖ and the sharpness, at selected steps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
+from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
 from deepstack.distributed import RankGroup
 from deepstack.errors import ResourceError
@@ -21,6 +22,7 @@ from deepstack.records import AppendLog, RunFolder
 from deepstack.training.evaluation import mean_loss
 from deepstack.training.intervals import is_due
 from deepstack.training.ranks import whole_copy
+from deepstack.training.sharpness_row import sharpness_row
 
 # Largest parameter count whose snapshots are captured: all gradients then stay in memory.
 MOST_PARAMETERS = 2**28
@@ -91,10 +93,12 @@ class SnapshotWriter:
         probe: tuple[Tensor, Tensor],
         ranks: RankGroup,
         update: ModelUpdate,
+        optimizer: torch.optim.Optimizer,
         capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
         self.config, self.built, self.ranks, self.update = config, built, ranks, update
         self.inputs, self.targets = probe
+        self.optimizer = optimizer
         self.parts = []
         if config.log.attribution_every:
             self.parts = parts.parts_of(built.model, built.banks.all)
@@ -113,13 +117,15 @@ class SnapshotWriter:
         self._passed = None
         if capture and sum(built.banks.count().values()) <= MOST_PARAMETERS:
             self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
-        self.logs: list[AppendLog] = []
+        self.logs: list[AppendLog] = []  # the last one is that of the sharpness, if there is one
 
     def open(self, replay_from: int, tolerance: float) -> None:
         """Open the CSV logs; rows after `replay_from` that exist already are compared."""
         names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
-        for name in names if self.parts else ():
-            log = self.records.folder.log(name, ("step", *self.columns()), tolerance=tolerance)
+        logs = {name: self.columns() for name in names if self.parts}
+        logs |= {"sharpness": SHARPNESS} if self.config.log.sharpness_every else {}
+        for name, columns in logs.items():
+            log = self.records.folder.log(name, ("step", *columns), tolerance=tolerance)
             self.logs.append(log.open(replay_from))
 
     def columns(self) -> dict[str, tuple[str, str, str]]:
@@ -138,9 +144,13 @@ class SnapshotWriter:
         every, last = self.config.log.attribution_every, self.config.train.steps
         return step > 0 and is_due(every, step, last)
 
+    def sharpness_is_due(self, step: int) -> bool:
+        """Return whether a row of sharpness.csv is due after this step."""
+        return is_due(self.config.log.sharpness_every, step, self.config.train.steps)
+
     def is_due(self, step: int) -> bool:
-        """Return whether a snapshot or an attribution is due after this step."""
-        return self.layers_are_due(step) or self.parts_are_due(step)
+        """Return whether a snapshot, an attribution or the sharpness is due after this step."""
+        return self.layers_are_due(step) or self.parts_are_due(step) or self.sharpness_is_due(step)
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
@@ -158,6 +168,11 @@ class SnapshotWriter:
             self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
         if self.parts_are_due(step):
             self._attribute(copy, step)
+        if self.sharpness_is_due(step):
+            train = self.config.train
+            loss = partial(mean_loss, targets=self.targets, smoothing=train.label_smoothing)
+            row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
+            self.logs[-1].write({"step": step, **row})
 
     def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
         banks = [bank for bank in whole.banks if bank.in_layers]
@@ -187,7 +202,7 @@ class SnapshotWriter:
         rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
         if self.config.log.first_order:
             rows.append(parts.first_order(*arguments))
-        for log, row in zip(self.logs, rows, strict=True):
+        for log, row in zip(self.logs, rows, strict=False):
             log.write({"step": step, **{name: value.item() for name, value in row.items()}})
 
     def close(self) -> None:

@@ -261,7 +261,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     for study in ("one", "two"):
         for depth in (1, 2):
             words = ["train", QUICK, *TINY, f"model.depth={depth}", "--study", study]
-            words += ["log.attribution_every=1"]
+            words += ["log.attribution_every=1", "log.sharpness_every=1"]
             assert deepstack(*words, "--out", tmp_path, "-q").exit_code == 0
     result = deepstack("plot", tmp_path)
     assert result.exit_code == 0, result.stderr

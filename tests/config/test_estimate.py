@@ -39,6 +39,7 @@ def test_parameter_count_is_that_of_the_model(model: str) -> None:
         ("train.trainable=[q]", False),
         ("train.precision=bf16", False),
         ("log.layers_every=0", False),
+        ("log.sharpness_every=1", True),
     ],
 )
 def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:

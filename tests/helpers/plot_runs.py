@@ -115,6 +115,11 @@ def make_run(
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
                 log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
+        (folder.path / "sharpness.csv").unlink(missing_ok=True)
+        columns = ("step", "preconditioned_sharpness", "stability_threshold")
+        with folder.log("sharpness", columns) as log:
+            for step in range(len(values) + 1):
+                log.write((step, depth + step if step else None, 2 / lr))
         write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import caption, make_run, make_runs
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows
 from matplotlib.collections import QuadMesh
 from typer.testing import CliRunner
 
@@ -141,3 +141,16 @@ def test_the_command_writes_a_metric_and_a_map(tmp_path: Path) -> None:
     axes = ["--x", "depth", "--y", "lr", "--value", "model_update"]
     assert CliRunner().invoke(app, ["plot", "map", *at, *axes]).exit_code == 0
     assert len(pd.read_csv(tmp_path / "out" / "map.csv")) == 4
+
+
+def test_sharpness_stands_beside_the_threshold_of_its_run(tmp_path: Path) -> None:
+    for lr in (1e-3, 4e-3):
+        make_run(tmp_path / "a", lr=lr, layers=np.ones((5, 6)))
+    chart = make_chart("sharpness_vs_step", tmp_path / "a")
+    assert set(rows(chart, kind="level")["y"]) == {2000.0, 500.0}
+    for _, curve in rows(chart, kind="line").groupby("series"):
+        assert list(curve["y"]) == [7, 8, 9, 10, 11]
+    assert rows(chart, kind="line")["series"].nunique() == 2
+    make_run(tmp_path / "b")
+    with pytest.raises(NothingMatchedError, match=r"log\.sharpness_every is 0"):
+        make_chart("sharpness_vs_step", tmp_path / "b")

@@ -182,7 +182,11 @@ def test_only_norms_trained_is_adamw() -> None:
 def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
     ranks = RankGroup()
     ranks.size = 2
-    for setting in ({"train.optimizer": "muon"}, {"train.spectral_penalty": 0.1}):
+    for setting in (
+        {"train.optimizer": "muon"},
+        {"train.spectral_penalty": 0.1},
+        {"log.sharpness_every": 5},
+    ):
         sharded = with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting})
         with pytest.raises(ConfigError, match=r"needs whole matrices.*runtime\.parallel=data"):
             refuse_cut_settings(sharded, ranks)

@@ -1,0 +1,180 @@
+"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and as the optimizer sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deepstack.diagnostics.attribution import names_of
+from deepstack.diagnostics.update import evaluating
+from deepstack.model import Transformer
+from deepstack.parameters import Bank
+
+# Relative residual at which the iteration ends, and the most Hessian-vector products until then.
+TOLERANCE, MOST_PRODUCTS = 1e-3, 100
+
+# column -> symbol, unit, one sentence, for the run folder's columns.json
+COLUMNS = {
+    "sharpness": ("λ_{max}(H)", "", "Largest eigenvalue of the Hessian of the probe batch's loss."),
+    "sharpness_residual": ("‖Hv − λv‖", "", "An eigenvalue of H is at most this far from λ."),
+    "preconditioned_sharpness": (
+        "λ_{max}(P⁻¹H)",
+        "",
+        "Largest eigenvalue of P^(−1/2) H P^(−1/2); the optimizer moves by −lr m / P.",
+    ),
+    "preconditioned_residual": ("‖Hv − λv‖", "", "The residual of preconditioned_sharpness."),
+    "stability_threshold": (
+        "λ*",
+        "",
+        "Preconditioned sharpness above which the optimizer diverges on a quadratic function.",
+    ),
+    "hessian_products": ("", "", "Hessian-vector products that both eigenvalues took."),
+}
+
+
+class Eigenvalue(NamedTuple):
+    """An eigenvalue, the norm ‖Hv − λv‖ of its residual for a unit vector v, and the products."""
+
+    value: float
+    residual: float
+    products: int
+
+
+class Hessian:
+    """The Hessian of a loss at the present parameters, as products with vectors.
+
+    tied: each trained parameter as the tensors that hold it, several for the repeated layers of a
+    looped stack; a vector has the entries of one of them each, (entries,) in double precision.
+    The products are second backward passes through one graph, which this object holds.
+    """
+
+    def __init__(self, loss: Tensor, tied: Sequence[Sequence[Tensor]]) -> None:
+        self.tied, self.tensors = tied, [tensor for copies in tied for tensor in copies]
+        gradients = torch.autograd.grad(
+            loss, self.tensors, create_graph=True, materialize_grads=True
+        )
+        self.gradients = [gradient for gradient in gradients if gradient.requires_grad]
+        self._is_constant = [not gradient.requires_grad for gradient in gradients]
+        self.entries = sum(copies[0].numel() for copies in tied)
+        self.device = loss.device
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return H v in double precision; v: (entries,)."""
+        parts = vector.split([copies[0].numel() for copies in self.tied])
+        directions = [
+            part.view_as(tensor).to(tensor.dtype)
+            for part, copies in zip(parts, self.tied, strict=True)
+            for tensor in copies
+        ]
+        pairs = zip(directions, self._is_constant, strict=True)
+        products = torch.autograd.grad(
+            self.gradients,
+            self.tensors,
+            [direction for direction, is_constant in pairs if not is_constant],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        return self.flat(products)
+
+    def flat(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Return one vector (entries,) of a tensor for each of `tensors`: copies are added."""
+        remaining = iter(tensors)
+        sums = [torch.stack([next(remaining) for _ in copies]).sum(dim=0) for copies in self.tied]
+        return torch.cat([part.flatten().double() for part in sums])
+
+
+def largest_eigenvalue(
+    product: Callable[[Tensor], Tensor],
+    start: Tensor,
+    tolerance: float = TOLERANCE,
+    most: int = MOST_PRODUCTS,
+) -> Eigenvalue:
+    """Return the largest eigenvalue of a symmetric matrix, from below, by Lanczos' iteration.
+
+    product: v -> H v; start: a vector that is not orthogonal to the eigenvector.  Ends when the
+    residual is below `tolerance` times the value.  It keeps three vectors and no basis: rounding
+    then repeats eigenvalues that have converged, and leaves the largest as it is.
+    """
+    v, before, beta = start / start.norm(), torch.zeros_like(start), 0.0
+    diagonal: list[float] = []
+    beside: list[float] = []
+    value = residual = math.nan
+    for _ in range(min(most, len(start))):
+        w = product(v).sub_(before, alpha=beta)
+        diagonal.append(float(w @ v))
+        w.sub_(v, alpha=diagonal[-1])
+        beta = float(w.norm())
+        if not math.isfinite(beta):
+            return Eigenvalue(math.nan, math.nan, len(diagonal))
+        T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        if beside:
+            T += torch.diag(torch.tensor(beside, dtype=torch.float64), -1)
+        values, vectors = torch.linalg.eigh(T)  # reads the lower triangle
+        value, residual = float(values[-1]), beta * abs(float(vectors[-1, -1]))
+        if residual <= tolerance * abs(value):
+            break
+        beside.append(beta)
+        v, before = w / beta, v
+    return Eigenvalue(value, residual, len(diagonal))
+
+
+def tied_parameters(
+    model: Transformer, banks: Sequence[Bank], unique: int | None
+) -> list[list[Tensor]]:
+    """Return each parameter of these banks as the tensors of the model that hold it.
+
+    unique: the number of layers with parameters of their own, None for all.
+    """
+    named = dict(model.named_parameters())
+    tied: list[list[Tensor]] = []
+    for bank in banks:
+        tensors = [named[name] for name in names_of(bank)]
+        count = unique if unique and bank.in_layers else len(tensors)
+        tied += [list(tensors[first::count]) for first in range(count)]
+    return tied
+
+
+@contextmanager
+def twice_differentiable(model: Transformer) -> Iterator[None]:
+    """Run the plain layers in evaluation mode inside the block, with kernels that allow H v."""
+    # Of the kernels of attention, only the math one has a second derivative.
+    with evaluating(model), model.unfused(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def sharpness(
+    model: Transformer,
+    banks: Sequence[Bank],
+    tokens: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    scales: Sequence[Tensor] | None,
+    unique: int | None = None,
+) -> tuple[Eigenvalue, Eigenvalue]:
+    """Return the largest eigenvalues of H and of S H S, S = P^{−1/2} diagonal.
+
+    banks: the trained parameters; loss: logits -> the loss of the tokens.  scales: the diagonal of
+    S, of each bank (depth, …); None: the second one is NaN.  If all are 1, it is the first one.
+
+    A product costs about as much as four forward passes of the plain layers; fused ones have no
+    second derivative.  The iteration starts from one fixed random vector.
+    """
+    tied = tied_parameters(model, banks, unique)
+    with twice_differentiable(model):
+        H = Hessian(loss(model(tokens)), tied)
+        random = torch.Generator().manual_seed(0)
+        start = torch.randn(H.entries, generator=random).to(H.device).double()
+        plain = largest_eigenvalue(H, start)
+        if scales is None:
+            return plain, Eigenvalue(math.nan, math.nan, 0)
+        rows = (scale[: unique if bank.in_layers else None]
+                for bank, scale in zip(banks, scales, strict=True))  # fmt: skip
+        S = torch.cat([row.flatten().double() for row in rows])
+        if bool((S == 1).all()):
+            return plain, plain._replace(products=0)
+        return plain, largest_eigenvalue(lambda v: S * H(S * v), start)
