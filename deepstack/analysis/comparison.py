@@ -132,17 +132,17 @@ def comparisons(
     Raises ConfigError if every study lacks them.
     """
     keys = best_keys(studies, best)
-    found, missing = {}, []
+    tables, missing = {}, []
     for study, runs in studies.items():
         varying = keys[study]
         try:
-            found[study] = comparison(runs, against, varying)
+            tables[study] = comparison(runs, against, varying)
         except ConfigError as error:
             missing.append(error)
-            found[study] = comparison(runs, None, varying)
+            tables[study] = comparison(runs, None, varying)
     if len(missing) == len(studies):
         raise missing[0]
-    return found
+    return tables
 
 
 def best_keys(studies: Mapping[Path, Sequence[Run]], best: Sequence[str]) -> dict[Path, list[str]]:

@@ -63,21 +63,21 @@ def effects(request: Request, result: Analysis) -> None:
     result.add("contribution", numbers(sizes))
     probabilities = sample.chosen(logits).float().softmax(dim=-1)
     loss, removed = sample.loss(logits), request.chosen(result)
-    largest = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
-    mean, losses, changes = largest.clone(), [], []
+    maxima = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
+    mean, losses, changes = maxima.clone(), [], []
     for row, index in enumerate(removed):
         changed, logits = model.states_and_logits(sample, {index: model.without(index)})
         if index + 1 < model.depth:
             after = contributions(changed[index + 1 :])
             moved = (before[index + 1 :] - after).norm(dim=-1).flatten(1)
             size = before_sizes[index + 1 :]
-            largest[row, index + 1 :] = (moved / size.clamp(min=LEAST)).amax(dim=1)
+            maxima[row, index + 1 :] = (moved / size.clamp(min=LEAST)).amax(dim=1)
             mean[row, index + 1 :] = moved.mean(dim=1) / size.mean(dim=1).clamp(min=LEAST)
         losses.append(sample.loss(logits))
         differences = sample.chosen(logits).float().softmax(dim=-1) - probabilities
         changes.append(differences.norm(dim=-1).max())
     result.add("removed", [index + 1 for index in removed])
-    result.add("effect_max", largest.float())
+    result.add("effect_max", maxima.float())
     result.add("effect_mean", mean.float())
     result.add("output_change", numbers(changes))
     result.add("causal_score", mean.nanmean())

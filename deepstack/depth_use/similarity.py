@@ -46,9 +46,9 @@ def similarity(request: Request, result: Analysis) -> None:
         with request.other.ready():
             others = request.other.states(request.held_out)
         step = max(request.step, -(-len(others) // len(states)))
-        kept = sorted({*range(0, len(others), step), len(others) - 1})
-        result.add("layers_with", kept)
-        result.add("cka_with", linear_cka(states, [others[i] for i in kept]).float().cpu())
+        chosen = sorted({*range(0, len(others), step), len(others) - 1})
+        result.add("layers_with", chosen)
+        result.add("cka_with", linear_cka(states, [others[i] for i in chosen]).float().cpu())
 
 
 def chosen_states(request: Request, result: Analysis) -> tuple[list[int], list[Tensor]]:

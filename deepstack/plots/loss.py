@@ -198,7 +198,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     if table is None or table["lr"].nunique() < 2:
         raise NothingMatchedError("needs finished runs of two learning rates or more")
     column = loss_column(final)
-    table["gone"] = [has_diverged(run) for run in table["run"]]
+    table["diverged"] = [has_diverged(run) for run in table["run"]]
     table["value"] = [math.nan if has_diverged(r) else final_value(r, column) for r in table["run"]]
     table = table.sort_values(["depth", "lr"], kind="stable")
     finite = set(table["name"][np.isfinite(table["value"])])
@@ -214,10 +214,10 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         draw_levels(panel, validation_levels(here["run"].tolist()))
         for depth, members in here.groupby("depth"):
             rows, series = seed_statistics(members, "lr"), f"N = {depth}"
-            gone = members.groupby("lr")["gone"].sum()
-            rows = rows.set_index("x").reindex(gone.index).rename_axis("x").reset_index()
+            diverged_at = members.groupby("lr")["diverged"].sum()
+            rows = rows.set_index("x").reindex(diverged_at.index).rename_axis("x").reset_index()
             rows["n"] = rows["n"].fillna(0).astype(int)
-            rows["mark"] = [SOME_DIVERGED if count else "" for count in gone]
+            rows["mark"] = [SOME_DIVERGED if count else "" for count in diverged_at]
             drawn = rows[rows["n"] > 0]
             style: dict[str, Any] = {"marker": "o", "color": colours[depth], "linestyle": "-"}
             draw_points(panel, drawn, style)
@@ -228,7 +228,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
                 ring["x"], ring["y"], **style | {"ms": 9, "mfc": "none", "linestyle": "none"}
             )
             rows["kind"] = np.where(rows.index.isin(best), "best", "point")
-            rows["mark"] = [f"{count} diverged" if count else "" for count in gone]
+            rows["mark"] = [f"{count} diverged" if count else "" for count in diverged_at]
             panel.add(rows, series=series)
     rows = drawing.rows("point", "best")
     drawing.value_axis(f"validation loss{mask_note(final)} (nats)", drawing.panels, log=False)

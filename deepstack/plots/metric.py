@@ -330,8 +330,8 @@ def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Opti
     if across in runs[0].flat_config or across == LAYER:
         at = "last value of each run"
         notes.append(at if options.at_step is None else f"step {options.at_step}")
-    if gone := sum(map(has_diverged, runs)):
-        notes.append(f"left out of the means: {counted('{} diverged runs', gone)}")
+    if diverged := sum(map(has_diverged, runs)):
+        notes.append(f"left out of the means: {counted('{} diverged runs', diverged)}")
     if options.smooth > 1 and across == STEP:
         notes.append(f"mean over {options.smooth} rows")
     return notes

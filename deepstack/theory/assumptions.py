@@ -117,10 +117,10 @@ def gain_of_queries(seed: int) -> Finding:
         W_V, W_O, Q, K = (square(rng, 1.0) for _ in range(4))
         outputs = [attend(x, W_V, W_O, 1, gain * Q, gain * K) for gain in gains]
         linear = x @ W_V @ W_O
-        largest = linear.norm(dim=-1).amax(dim=1, keepdim=True)
+        greatest_norm = linear.norm(dim=-1).amax(dim=1, keepdim=True)
         return {
             "size": torch.tensor([math.sqrt(power(y) / power(linear)) for y in outputs]),
-            "bound": torch.stack([(y.norm(dim=-1) / largest).max() for y in outputs]),
+            "bound": torch.stack([(y.norm(dim=-1) / greatest_norm).max() for y in outputs]),
         }
 
     parts, lines = [], []
@@ -142,7 +142,7 @@ def gain_of_queries(seed: int) -> Finding:
         parts,
         f"{draws} draws of 4 sequences, d = {D}.  A larger gain sharpens the softmax, from a mean "
         "of 16 independent tokens (1/4 of a token's size) towards one of them.  DeepNorm's β in "
-        "place of 1 makes the output smaller, by less than a third.  Alike tokens keep the size.",
+        "place of 1 makes the output smaller, by less than a third.  Equal tokens keep the size.",
         Curves("gain of W_Q and W_K", "‖Attn‖/‖x W_V W_O‖", lines, log_x=True),
     )
 

@@ -247,7 +247,7 @@ def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:
 @claim("C28", READING_NOTES)
 def masked_token_head(seed: int) -> Finding:
     """logits = LN(act(F Wᵀ + c)) Eᵀ + b: dense, activation, LN, then the token table E itself, with
-    a bias b of its own.
+    a separate bias b.
 
     Compares deepstack's head `bert`, with all parameters moved off their start, to the formula with
     GELU.  Counts its parameters, and measures how a changed row of E moves the logits.

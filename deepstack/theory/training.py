@@ -79,13 +79,13 @@ def larger_rates(seed: int) -> Finding:
         label: torch.stack([ends(keys, rate) for rate in rates], dim=1)
         for label, keys in schemes.items()
     }
-    largest = {
+    best_step = {
         label: (ends[:, :, 1] * torch.tensor(rates, dtype=F64)).amax(dim=1)
         for label, ends in drawn.items()
     }
     parts = []
     for label in ("Post-LN", "Pre-LN"):
-        ratio = largest[label] / largest["no norms"]
+        ratio = best_step[label] / best_step["no norms"]
         parts.append(at_least(f"{label}: largest rate that trains, over that without norms", 2.0,
                               ratio))  # fmt: skip
         for at, rate in enumerate(rates[:2]):
@@ -93,7 +93,7 @@ def larger_rates(seed: int) -> Finding:
             parts.append(at_most(f"{label}: loss less that without norms, lr {rate:g}", 0.0, less))
     parts.append(
         at_least("Pre-LN: largest rate that trains, over T-Fixup's", 2.0,
-                 largest["Pre-LN"] / largest["T-Fixup"], stated=False)
+                 best_step["Pre-LN"] / best_step["T-Fixup"], stated=False)
     )  # fmt: skip
     lines = [Line.mean(label, rates, ends[:, :, 0]) for label, ends in drawn.items()]
     note = (
@@ -149,8 +149,8 @@ def power_of_alpha(seed: int) -> Finding:
     note = (
         f"{depth} layers, d = 32, {len(repetitions)} seeds, {steps} steps of SGD, task markov.  θ "
         "leaves its start as 1/α and a large α is slow.  But ¼ does not balance: which power ends "
-        "lowest depends on the rate, p = 0 at 0.1 and not at 1.  Eight layers do not show what a "
-        "thousand need."
+        "lowest depends on the rate, p = 0 at 0.1 and not at 1.  A thousand layers may "
+        "need other powers."
     )
     return Finding(parts, note, Curves("α", "‖Δθ‖/‖θ_0‖", lines, log_x=True, log_y=True))
 

@@ -49,7 +49,7 @@ def comparable_words(seed: int) -> Finding:
     x at a time, with gain and bias.  Times are of the document's listings, in turn.
     """
     rng, draws, shape = random(seed), repeats(96), (8, 16, 64)
-    kept = {kind: NORMS[kind](shape[-1], gain=False, bias=False, eps=EPS) for kind in NORMS}
+    norms = {kind: NORMS[kind](shape[-1], gain=False, bias=False, eps=EPS) for kind in NORMS}
     pairs = torch.triu_indices(shape[1], shape[1], 1)
 
     def cosines(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def comparable_words(seed: int) -> Finding:
         x = lengths * (normals(rng, 1, 1, shape[-1]) + normals(rng, *shape))
         parts = []
         for kind, word in (("layer", "LN"), ("batch", "BN")):
-            y = kept[kind](x)
+            y = norms[kind](x)
             length = slopes_by_row(x.norm(dim=-1).log(), y.norm(dim=-1).log())
             angle = slopes_by_row(cosines(x), cosines(y))
             up, still_up = (z[:, pairs[0]] > z[:, pairs[1]] for z in (x, y))
@@ -90,8 +90,8 @@ def comparable_words(seed: int) -> Finding:
     parts.append(at_least(built_in_words, 4 / 7, built_in, stated=False))
     note = (
         f"{draws} draws of x {shape}; times on a CPU, in fp32.  LN works on each word alone and "
-        "gives all words the length √d: what is left of two words is their angle.  BN, which the "
-        "document says does not keep words comparable, keeps their order in every channel.  The "
+        "gives all words the length √d, so that two words differ by their angle alone.  BN, which "
+        "the document says does not keep words comparable, keeps their order in every channel.  The "
         "listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less."
     )
     return Finding(parts, note)

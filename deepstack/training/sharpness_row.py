@@ -26,15 +26,15 @@ def sharpness_row(
     """Return the columns of sharpness.csv at the parameters after this step, without the step."""
     scales = preconditioner_scales(optimizer, built.trained)
     unique = built.banks.unique
-    plain, own = sharpness(built.model, built.trained, tokens, loss, scales, unique)
+    plain, preconditioned = sharpness(built.model, built.trained, tokens, loss, scales, unique)
     is_known = scales is not None
     return {
         "sharpness": plain.value,
         "sharpness_residual": plain.residual,
-        "preconditioned_sharpness": own.value if is_known else None,
-        "preconditioned_residual": own.residual if is_known else None,
+        "preconditioned_sharpness": preconditioned.value if is_known else None,
+        "preconditioned_residual": preconditioned.residual if is_known else None,
         "stability_threshold": stability_threshold(train, max(step, 1)) if is_known else None,
-        "hessian_products": plain.products + own.products,
+        "hessian_products": plain.products + preconditioned.products,
     }
 
 
