@@ -91,8 +91,8 @@ def comparable_words(seed: int) -> Finding:
     note = (
         f"{draws} draws of x {shape}; times on a CPU, in fp32.  LN works on each word alone and "
         "gives all words the length √d, so that two words differ by their angle alone.  BN, which "
-        "the document says does not keep words comparable, keeps their order in every channel.  The "
-        "listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less."
+        "the document says does not keep words comparable, keeps their order in every channel.  "
+        "The listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less."
     )
     return Finding(parts, note)
 
