@@ -90,6 +90,15 @@ def spectral_norm(snapshot: Snapshot) -> dict[str, Tensor]:
     return operator_norms(snapshot)
 
 
+@diagnostic("stable_rank", "‖W‖_F²/‖W‖₂²", parts=MATRICES)
+def stable_rank(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Stable rank ‖W‖_F²/‖W‖₂² of each matrix of a layer: 1 to its rank, from above."""
+    squares = {role: W.flatten(1).norm(dim=1) ** 2 for role, W in snapshot.matrices.items()}
+    if snapshot.scaled:
+        squares = {role: s / snapshot.matrices[role].shape[2] for role, s in squares.items()}
+    return {role: squares[role] / norm**2 for role, norm in operator_norms(snapshot).items()}
+
+
 @diagnostic("spectral_log_product", "Σ ln ‖W‖₂", parts=())
 def spectral_log_product(snapshot: Snapshot) -> Tensor:
     """Sum over the matrices of each layer of ln ‖W‖₂: the logarithm of a bound on their product's.

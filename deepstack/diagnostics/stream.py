@@ -45,6 +45,22 @@ def stream_update(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
     return change.norm(dim=-1).flatten(1).mean(dim=1)
 
 
+@diagnostic("stream_kurtosis", "Kurt x_l", parts=())
+def stream_kurtosis(snapshot: Snapshot) -> Tensor:
+    """(1/d) Σ_i ((x_i − x̄)/σ)⁴ of the d coordinates of x_l, mean over probe tokens; normal: 3.
+
+    At most about d, where one coordinate is far larger than all others: an outlier feature.  0
+    where all coordinates are equal.
+    """
+
+    def kurtosis(states: Tensor) -> Tensor:
+        rest = states - states.mean(dim=-1, keepdim=True)
+        power = rest.square().mean(dim=-1).clamp(min=torch.finfo(rest.dtype).tiny ** 0.5)
+        return (rest**4).mean(dim=-1).div(power**2).flatten(1).mean(dim=1)
+
+    return in_chunks(snapshot.states[1:], kurtosis)
+
+
 @diagnostic("effective_rank", "erank X_l", parts=())
 def effective_rank(snapshot: Snapshot) -> Tensor:
     """exp(−Σ p_i ln p_i), p_i = σ_i/Σσ, σ the singular values of the centred tokens of x_l.

@@ -7,6 +7,7 @@ norms and layers, the q and k of every softmax, and the matrix of every product.
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from helpers.sampling import some
 from helpers.snapshots import Look
+from scipy.stats import kurtosis
 from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
@@ -202,6 +204,7 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
         "param_update_norm": LAST_STEP * count,
         "stream_norm": norms(y).mean().item(),
         "stream_variance": y.var(dim=-1, correction=0).mean().item(),
+        "stream_kurtosis": fmean(kurtosis(token.numpy(), fisher=False) for token in flat),
         "token_distance": 1 - mean_cosine(y),
         "stream_grad": size(entry["y"].grad),
         "stream_update": 0.25 * norms(y).mean().item(),
@@ -214,6 +217,9 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
     applied_ = {r: applied(entry, W) for r, W in matrices.items()}
     lengths = {r: torch.linalg.matrix_norm(W, ord=2).item() for r, W in applied_.items()}
     result["spectral_log_product"] = sum(map(math.log, lengths.values()))
+    for role, W in applied_.items():
+        sigma = torch.linalg.svdvals(W)
+        result[f"stable_rank_{role}"] = (sigma.square().sum() / sigma[0] ** 2).item()
     return result | {f"spectral_norm_{role}": length for role, length in lengths.items()}
 
 

@@ -199,5 +199,7 @@ def test_a_run_records_it_and_trains_as_without(tmp_path: Path) -> None:
     )
     with pytest.raises(Interrupted):
         deepstack.train(config, out=tmp_path / "c", stop=stop_at(7))
-    again = deepstack.train(config, out=tmp_path / "c")
-    assert (again.path / "sharpness.csv").read_bytes() == (run.path / "sharpness.csv").read_bytes()
+    resumed = deepstack.train(config, out=tmp_path / "c")
+    assert (resumed.path / "sharpness.csv").read_bytes() == (
+        run.path / "sharpness.csv"
+    ).read_bytes()
