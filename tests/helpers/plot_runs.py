@@ -119,7 +119,7 @@ def make_run(
         columns = ("step", "preconditioned_sharpness", "stability_threshold")
         with folder.log("sharpness", columns) as log:
             for step in range(len(values) + 1):
-                log.write((step, depth + step if step else None, 2 / lr))
+                log.write((step, depth + step if step else None, 2 / lr if lr else None))
         write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})
