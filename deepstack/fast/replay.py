@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from deepstack.fast.out_variants import Operation, bind
-from deepstack.fast.recording import Recording, TensorRef, map_nested, numbers_in
+from deepstack.fast.recording import Call, Recording, TensorRef, map_nested, numbers_in
 from deepstack.fast.step import Measured, Probe, StepFunction, Update, probed
 from deepstack.gc_control import gc_paused
 
@@ -138,7 +138,14 @@ class _Replayed:
 def draws_numbers(recording: Recording) -> bool:
     """Return whether an operation draws from torch's random generator."""
     random = torch.Tag.nondeterministic_seeded
-    return any(random in call.operation.tags for call in recording.calls)
+    return any(random in call.operation.tags and has_dropout(call) for call in recording.calls)
+
+
+def has_dropout(call: Call) -> bool:
+    """Return whether a random operation drops values; attention may have a probability of 0."""
+    names = [argument.name for argument in call.operation._schema.arguments]
+    arguments = dict(zip(names, call.args, strict=False)) | call.kwargs
+    return "dropout_p" not in names or arguments.get("dropout_p", 0.0) > 0
 
 
 class Bound(NamedTuple):

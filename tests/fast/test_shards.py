@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from deepstack.errors import ConfigError, Interrupted
 from deepstack.fast import make_step
 from deepstack.fast.products import onednn_is_fp32
 from deepstack.tasks import task_of
-from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.training import Observer, make_optimizer, mean_loss, to_device
 from deepstack.training.preflight import refuse_cut_settings
 from deepstack.training.ranks import RankGroup
 
@@ -80,6 +81,28 @@ def test_any_number_of_threads_gives_the_same_bytes(
     loss = runs[0].steps["loss"]
     assert not loss.equals(one.steps["loss"])
     torch.testing.assert_close(loss.iloc[-1], one.steps["loss"].iloc[-1], rtol=1e-2, atol=0)
+
+
+class ThreadNames(Observer):
+    """Collects the names of the threads that live after each step."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def stepped(self, step: int, row: Any) -> None:
+        self.names |= {thread.name.split("_")[0] for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(("dropout", "threads"), [(0.0, 2), (0.0, 1), (0.1, 2)])
+def test_threads_replay_the_shards_unless_they_draw_numbers(
+    dropout: float, threads: int, tmp_path: Path
+) -> None:
+    config = small(train__shards=2, runtime__replay=True, model__dropout=dropout)
+    observer = ThreadNames()
+    deepstack.train(
+        with_overrides(config, {"runtime.threads": threads}), out=tmp_path, observer=observer
+    )
+    assert ("shard" in observer.names) == (dropout == 0 and threads == 2)
 
 
 def test_a_run_of_shards_goes_on_with_another_number_of_threads(tmp_path: Path) -> None:
