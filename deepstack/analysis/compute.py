@@ -97,6 +97,8 @@ def least_loss(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | 
 
     None if the least loss has no neighbour on both sides.
     """
+    if not len(x):
+        return None
     curve = np.log(np.asarray(x, float)), np.asarray(y, float)
     i = int(np.argmin(curve[1]))
     if not is_inside(curve, i):
