@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from deepstack.cli.declarations import registered
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 
 Complete = Callable[[str], list[str]]
@@ -114,7 +114,7 @@ def complete_names(package: str, kind: str) -> Complete:
 
     def complete(incomplete: str) -> list[str]:
         earlier, comma, start = incomplete.rpartition(",")
-        names = registered(package, kind)
+        names = declarations(package, kind)
         return [f"{earlier}{comma}{name}" for name in names if name.startswith(start)]
 
     return complete
@@ -122,7 +122,7 @@ def complete_names(package: str, kind: str) -> Complete:
 
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
-    charts = [name for name in registered("plots", "chart") if name.startswith(incomplete)]
+    charts = [name for name in declarations("plots", "chart") if name.startswith(incomplete)]
     paths = complete_config(incomplete)
     return charts + [path for path in paths if path.endswith("/")]
 
@@ -133,7 +133,9 @@ def values_of(key: str) -> list[str]:
     from deepstack.config.walk import at
 
     if key in ("model.scheme", "task.name"):
-        return registered(*(("schemes", "") if key == "model.scheme" else ("tasks", "task")))
+        return list(
+            declarations(*(("schemes", "") if key == "model.scheme" else ("tasks", "task")))
+        )
     schema = at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):

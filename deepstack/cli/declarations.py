@@ -1,4 +1,4 @@
-"""Reads the objects that the files of a package register, without torch and matplotlib.
+"""Reads what the files of a package register, without running them.
 
 `deepstack list` and the completion of names use it, since importing torch takes a second.
 """
@@ -6,141 +6,128 @@
 from __future__ import annotations
 
 import ast
-import builtins
+import inspect
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepstack
 
 PACKAGES = Path(deepstack.__file__).parent
 
 
-class LazyModule(dict[str, Any]):
-    """The names of one file; the statement that defines a name runs when the name is first read.
+class Declaration(NamedTuple):
+    """A class or function that registers itself under a name.
 
-    A name from another file of the same package is read there in the same way; other imports are
-    real.  A class with keywords (a scheme) has only its attributes and class methods.
+    document: its docstring.  arguments, keywords: of the decorator, or keywords of the class
+    statement.  attributes: of the class.  bases: names of its base classes.  Values that are no
+    constants are None.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(__name__=__name__)
-        self.path = path
-        self.body = ast.parse(path.read_text(encoding="utf-8")).body
-
-    def __missing__(self, name: str) -> Any:
-        for node in self.body:
-            if name in names_defined(node):
-                self.run(node, name)
-                return self[name]
-        raise KeyError(name)
-
-    def run(self, node: ast.stmt, name: str = "") -> None:
-        """Run one statement of the file, or get `name` from the file that it imports it from."""
-        home = f"deepstack.{self.path.parent.name}."
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(home):
-            (source,) = (one.name for one in node.names if name in (one.asname, one.name))
-            file = f"{str(node.module).removeprefix(home)}.py"
-            self[name] = lazy_module(self.path.with_name(file))[source]
-            return
-        if isinstance(node, ast.ClassDef) and has_more_than_declarations(node):
-            node = declarations_of(node)
-        if isinstance(node, ast.ClassDef):  # its body looks names up without __missing__
-            values = [
-                line.value for line in node.body if isinstance(line, ast.Assign | ast.AnnAssign)
-            ]
-            for word in (one for value in values if value for one in ast.walk(value)):
-                if isinstance(word, ast.Name) and word.id not in vars(builtins):
-                    with suppress(KeyError):  # a name of the class itself
-                        self[word.id]
-        code = ast.Module([node], type_ignores=[])
-        exec(compile(ast.fix_missing_locations(code), str(self.path), "exec"), self)
+    name: str
+    document: str
+    arguments: list[Any]
+    keywords: dict[str, Any]
+    attributes: dict[str, Any]
+    bases: list[str]
 
 
 @cache
-def lazy_module(path: Path) -> LazyModule:
-    """Return the names of a file; each file is read once."""
-    return LazyModule(path)
-
-
-def names_defined(node: ast.stmt) -> list[str]:
-    """Return the names that a statement of a module defines."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [one.asname or one.name.partition(".")[0] for one in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [
-        name.id for one in targets if one for name in ast.walk(one) if isinstance(name, ast.Name)
-    ]
-
-
-def has_more_than_declarations(node: ast.ClassDef) -> bool:
-    """Return whether a class is a scheme or a module of torch."""
-    return bool(node.keywords) or any(isinstance(base, ast.Attribute) for base in node.bases)
-
-
-def declarations_of(node: ast.ClassDef) -> ast.ClassDef:
-    """Return a class with the docstring, attributes and class methods of another.
-
-    Its keywords, such as `name`, become attributes.
-    """
-    body: list[ast.stmt] = []
-    for line in node.body:
-        decorators = [getattr(one, "id", "") for one in getattr(line, "decorator_list", ())]
-        one_name = isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
-        if one_name or isinstance(line, ast.Expr | ast.AnnAssign) or "classmethod" in decorators:
-            body.append(line)
-    bases: list[ast.expr] = [base for base in node.bases if isinstance(base, ast.Name)]
-    body += [ast.Assign([ast.Name(str(one.arg), ast.Store())], one.value) for one in node.keywords]
-    return ast.ClassDef(node.name, bases, [], body, [])
-
-
-def declared(package: str, module: str) -> LazyModule:
-    """Return the names of a module of a package of deepstack."""
-    return lazy_module(PACKAGES / package / f"{module}.py")
-
-
-def modules_of(package: str) -> list[LazyModule]:
-    """Return the files of a package of deepstack."""
-    return [lazy_module(path) for path in sorted((PACKAGES / package).glob("*.py"))]
-
-
-@cache
-def registered(package: str, kind: str) -> list[str]:
-    """Return the names that the files of a package register, read without running them.
+def declarations(package: str, kind: str) -> dict[str, Declaration]:
+    """Return what a package registers, by name in alphabetical order.
 
     kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
     """
-    return sorted(name for module in modules_of(package) for name, _ in entries(module, kind))
+    entries = functions(package, kind) if kind else list(classes(package).values())
+    return {one.name: one for one in sorted(entries, key=lambda one: one.name) if one.name}
 
 
-def entries(module: LazyModule, kind: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield name and statement of each class (kind "") or decorated function of a file."""
-    for node in module.body:
-        if isinstance(node, ast.ClassDef) and not kind:
-            words = [one.value for one in node.keywords if one.arg == "name"]
-        elif isinstance(node, ast.FunctionDef) and kind:
-            calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
-            words = [one.args[0] for one in calls if getattr(one.func, "id", "") == kind]
-        else:
-            continue
-        for word in words:
-            if isinstance(word, ast.Constant):
-                yield str(word.value), node
+def functions(package: str, kind: str) -> list[Declaration]:
+    """Return the functions of a package with this decorator."""
+    entries = []
+    for file, module in modules(package).items():
+        known = constants(package, file)
+        for node in module.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == kind:
+                    name, *arguments = (value_of(one, known) for one in call.args)
+                    keywords = {str(k.arg): value_of(k.value, known) for k in call.keywords}
+                    text = document_of(node)
+                    entries.append(Declaration(name, text, arguments, keywords, {}, []))
+    return entries
 
 
 @cache
-def declare(package: str, kind: str) -> dict[str, Any]:
-    """Run the decorated functions of a package, which register themselves; for "", its classes.
+def classes(package: str) -> dict[str, Declaration]:
+    """Return the classes of a package by the name of the class; most do not register themselves."""
+    entries = {}
+    for file, module in modules(package).items():
+        known = constants(package, file)
+        for node in module.body:
+            if isinstance(node, ast.ClassDef):
+                keywords = {str(k.arg): value_of(k.value, known) for k in node.keywords}
+                attributes = dict(assignments(node.body, known))
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                name, text = str(keywords.get("name") or ""), document_of(node)
+                entries[node.name] = Declaration(name, text, [], keywords, attributes, bases)
+    return entries
 
-    Returns the classes or functions by name, sorted.
-    """
-    objects = {}
-    for module in modules_of(package):
-        for name, node in entries(module, kind):
-            module.run(node)
-            objects[name] = module[node.name]  # type: ignore[attr-defined]
-    return dict(sorted(objects.items()))
+
+@cache
+def modules(package: str) -> dict[str, ast.Module]:
+    """Return the parsed files of a package by their names."""
+    paths = sorted((PACKAGES / package).glob("*.py"))
+    return {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@cache
+def constants(package: str, file: str) -> dict[str, Any]:
+    """Return the constants of a file, with those that it imports from its package and config."""
+    values: dict[str, Any] = {}
+    for node in modules(package)[file].body:
+        if isinstance(node, ast.ImportFrom):
+            home, _, source = str(node.module).rpartition(".")
+            if home == f"deepstack.{package}":
+                values |= constants(package, source)
+            elif home == "deepstack.config":  # imports no torch
+                values |= vars(import_module(str(node.module)))
+    return values | dict(assignments(modules(package)[file].body, {}))
+
+
+def attribute(package: str, declaration: Declaration, name: str) -> Any:
+    """Return a constant attribute of a class, or that of its first base that has it."""
+    if name in declaration.attributes:
+        return declaration.attributes[name]
+    for base in declaration.bases:
+        if base in classes(package):
+            return attribute(package, classes(package)[base], name)
+    return None
+
+
+def assignments(nodes: Any, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each assignment to one name."""
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(targets[0], ast.Name) and getattr(node, "value", None) is not None:
+            yield targets[0].id, value_of(node.value, known)
+
+
+def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
+    """Return the value of a constant expression; of a call, the list of its arguments."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Call):
+        return [value_of(one, known) for one in node.args]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def document_of(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """Return the docstring of a class or function, as `inspect.getdoc` does."""
+    return inspect.cleandoc(ast.get_docstring(node, clean=False) or "")

@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from deepstack.cli.declarations import declare, declared
+from deepstack.cli.declarations import attribute, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
 
 Rows = list[dict[str, Any]]
+Columns = Mapping[str, tuple[str, str, str]]
 Kind = StrEnum(
     "Kind",
     ["configs", "settings", "schemes", "tasks", "diagnostics", "analyses", "charts", "claims"],
 )
 """The kinds of entries that can be listed."""
 
+DEPTH = 100  # of the coefficients in JSON and Markdown
+EVERY_LAYER = "every layer"
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
     "columns": lambda columns: ", ".join(columns),
@@ -33,7 +35,9 @@ CELLS: dict[str, Callable[[Any], str]] = {
 
 def list_command(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
-    depth: Annotated[int, typer.Option(min=1, help="Depth of the printed coefficients.")] = 100,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Print the coefficients of schemes at this depth.")
+    ] = None,
     plugin: Plugins = [],
     json: Json = False,
     markdown: Markdown = False,
@@ -45,18 +49,18 @@ def list_command(
     from deepstack.cli.tables import emit
 
     load_plugins(plugin)
-    scheme_row = scheme_rows if plugin or json else scheme_table
     functions: dict[Kind, Callable[[], Rows]] = {
         Kind.configs: config_rows,
         Kind.settings: setting_rows,
-        Kind.schemes: lambda: scheme_row(depth),
+        Kind.schemes: lambda: scheme_rows(depth or DEPTH),
         Kind.tasks: task_rows,
         Kind.diagnostics: diagnostic_rows,
         Kind.analyses: analysis_rows,
         Kind.charts: chart_rows,
         Kind.claims: claim_rows,
     }
-    rows = functions[kind]()
+    is_short = not (plugin or json or markdown or depth)
+    rows = DECLARED[kind]() if is_short and kind in DECLARED else functions[kind]()
     if not json:
         rows = [
             {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in JSON_ONLY}
@@ -115,23 +119,6 @@ def scheme_rows(depth: int) -> Rows:
     return rows
 
 
-def scheme_table(depth: int) -> Rows:
-    """Return the columns of `scheme_rows` that a table has, of built-in schemes, without torch."""
-    from deepstack.config import Config, with_overrides
-
-    positions = declared("schemes", "stack_scheme")["stack_positions"]
-    equation_of = declared("schemes", "scheme")["equation_of"]
-    rows = []
-    for name, scheme in declare("schemes", "").items():
-        changes = {"model.family": scheme.families[0], "model.depth": depth}
-        model = with_overrides(Config(), changes).model
-        scheme.place = next(iter(positions(model).values()))
-        row = {"name": name, "equation": equation_of(scheme), "alpha": scheme.alpha(depth)}
-        row |= {"beta": scheme.beta(depth), "families": list(scheme.families)}
-        rows.append(row | {"paper": scheme.paper})
-    return rows
-
-
 def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
     from deepstack.config import Config, with_overrides
@@ -183,19 +170,28 @@ def diagnostic_rows() -> Rows:
     The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
     `beat`, its former name, for one version.
     """
-    layers = names_of("diagnostics", "layers", "diagnostic")
-    entries = [
-        (name, symbol, interval, sentence)
-        for module, interval in (("update", "every step"), ("sharpness", "sharpness_every"))
-        for name, (symbol, _, sentence) in names_of("diagnostics", module)["COLUMNS"].items()
+    from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
+    from deepstack.diagnostics.layers import SYMBOLS, file_names
+    from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
+
+    rows = column_rows(COLUMNS, SHARPNESS)
+    for name, function in DIAGNOSTICS.items():
+        for file in file_names(name):
+            rows.append(diagnostic_row(file, SYMBOLS[name], EVERY_LAYER, first_sentence(function)))
+    return [row | {"beat": row["interval"]} for row in rows]
+
+
+def column_rows(columns: Columns, sharpness: Columns) -> Rows:
+    """Return a row for each column of the model update and of the sharpness."""
+    return [
+        diagnostic_row(name, symbol, interval, sentence)
+        for table, interval in ((columns, "every step"), (sharpness, "sharpness_every"))
+        for name, (symbol, _, sentence) in table.items()
     ]
-    entries += [
-        (file, layers["SYMBOLS"][name], "every layer", first_sentence(function))
-        for name, function in layers["DIAGNOSTICS"].items()
-        for file in layers["file_names"](name)
-    ]
-    keys = ("name", "symbol", "interval", "description")
-    return [dict(zip(keys, entry, strict=True)) | {"beat": entry[2]} for entry in entries]
+
+
+def diagnostic_row(name: str, symbol: str, interval: str, description: str) -> dict[str, Any]:
+    return {"name": name, "symbol": symbol, "interval": interval, "description": description}
 
 
 def analysis_rows() -> Rows:
@@ -210,32 +206,75 @@ def analysis_rows() -> Rows:
 
 def chart_rows() -> Rows:
     """Return name and description of every chart."""
-    charts = names_of("plots", "chart", "chart")["CHARTS"]
-    return [{"name": n, "description": first_sentence(f)} for n, f in charts.items()]
+    from deepstack.plots import CHARTS
+
+    return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
 
 
 def claim_rows() -> Rows:
     """Return id, formula and source of every claim that `deepstack theory` measures."""
+    from deepstack.theory import all_claims
+
     return [
         {"name": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
-        for claim in names_of("theory", "claim", "claim")["all_claims"]()
+        for claim in all_claims()
     ]
 
 
-def names_of(package: str, module: str, kind: str = "") -> Mapping[str, Any]:
-    """Return the names of a module after its package has registered all objects of a kind.
+def declared_schemes() -> Rows:
+    """Return name, equation, families and paper of every scheme in the source."""
+    return [
+        {
+            "name": name,
+            "equation": one.document.split("\n")[0].split(".  ")[0].rstrip("."),
+            "families": list(attribute("schemes", one, "families")),
+            "paper": one.keywords["paper"],
+        }
+        for name, one in declarations("schemes", "").items()
+    ]
 
-    With a plugin, these are the names of the imported module, otherwise those that
-    `declarations` reads, which needs no torch.
-    """
-    from deepstack.plugins import LOADED
 
-    if LOADED:
-        import_module(f"deepstack.{package}")
-        return vars(import_module(f"deepstack.{package}.{module}"))
-    if kind:
-        declare(package, kind)
-    return declared(package, module)
+def declared_diagnostics() -> Rows:
+    """Return the rows of `diagnostic_rows` that the source declares."""
+    columns = [constants("diagnostics", file)["COLUMNS"] for file in ("update", "sharpness")]
+    rows = column_rows(*columns)
+    for name, one in declarations("diagnostics", "diagnostic").items():
+        parts = one.keywords.get("parts", constants("diagnostics", "layers")["SUBLAYERS"])
+        for file in [f"{name}_{part}" for part in parts] or [name]:
+            sentence = one.document.split("\n")[0]
+            rows.append(diagnostic_row(file, one.arguments[0], EVERY_LAYER, sentence))
+    return rows
+
+
+def declared_claims() -> Rows:
+    """Return id, formula and title of the source of every claim in the source, by number."""
+    claims = declarations("theory", "claim")
+    return [
+        {
+            "name": name,
+            "formula": claims[name].document.split("\n\n")[0].replace("\n", " ").rstrip("."),
+            "source": {"title": claims[name].arguments[0][0]},
+        }
+        for name in sorted(claims, key=lambda name: int(name[1:]))
+    ]
+
+
+def declared(package: str, kind: str) -> Rows:
+    """Return name and description of what a package declares."""
+    return [
+        {"name": name, "description": one.document.split("\n")[0]}
+        for name, one in declarations(package, kind).items()
+    ]
+
+
+DECLARED: dict[Kind, Callable[[], Rows]] = {
+    Kind.schemes: declared_schemes,
+    Kind.diagnostics: declared_diagnostics,
+    Kind.analyses: lambda: declared("depth_use", "measure"),
+    Kind.charts: lambda: declared("plots", "chart"),
+    Kind.claims: declared_claims,
+}
+"""Tables that need no torch: they are read from the source, without coefficients."""
 
 
 def first_sentence(function: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ Stream = Any
 """The value passed from layer to layer: x (batch, seq, d_model), or a tuple that begins with it."""
 
 Family = Literal["encoder", "decoder", "encoder_decoder"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+FAMILIES: tuple[Family, ...] = ("encoder", "decoder", "encoder_decoder")
 
 
 class StackPosition(NamedTuple):
@@ -192,7 +192,7 @@ class Scheme(nn.Module):
             )
         cls.argument_options = options_of_function(cls.__init__, owner)
         check_class(cls, Scheme)
-        cls.equation = equation_of(cls)
+        cls.equation = (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
         SCHEMES.register(name, cls)
 
     def __repr__(self) -> str:
@@ -346,11 +346,6 @@ class Scheme(nn.Module):
         seen: values that earlier layers of the same stack stored for later ones.
         """
         return self.layer(x, *sublayers)
-
-
-def equation_of(cls: type) -> str:
-    """Return the equation that opens the docstring of a scheme."""
-    return (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
 
 
 # method -> the capability that a class declares when it defines the method

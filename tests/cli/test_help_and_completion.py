@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
-from deepstack.cli.completion import registered
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.plots import CHARTS
@@ -103,12 +103,16 @@ def test_completion(
     assert all(word.startswith(start) for word in offered)
 
 
+def list_of(package: str, kind: str) -> list[str]:
+    return list(declarations(package, kind))
+
+
 def test_completion_knows_every_registered_name() -> None:
-    assert registered("schemes", "") == sorted(SCHEMES)
-    assert registered("tasks", "task") == sorted(TASKS)
-    assert registered("plots", "chart") == sorted(CHARTS)
-    assert registered("diagnostics", "diagnostic") == sorted(DIAGNOSTICS)
-    assert set(registered("theory", "claim")) == {claim.id for claim in all_claims()}
+    assert list_of("schemes", "") == sorted(SCHEMES)
+    assert list_of("tasks", "task") == sorted(TASKS)
+    assert list_of("plots", "chart") == sorted(CHARTS)
+    assert list_of("diagnostics", "diagnostic") == sorted(DIAGNOSTICS)
+    assert set(list_of("theory", "claim")) == {claim.id for claim in all_claims()}
 
 
 def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

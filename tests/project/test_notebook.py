@@ -46,7 +46,7 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name
     with pytest.raises(
         AttributeError,
-        match="no attribute 'trian'; it has analyze, analyze_model, build_model, calibrate, ",
+        match=r"no attribute 'trian'; it has analyze, .*calibrate, ",
     ):
         _ = deepstack.trian
 
