@@ -142,7 +142,7 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
 def versions(snapshot: Snapshot) -> dict[str, int]:
     """Return the number of in-place changes of each tensor of a snapshot."""
     tensors = {key: value for key, value in vars(snapshot).items() if key != "shared"}
-    for key in ("matrices", "initial", "entropy"):
+    for key in ("matrices", "initial", "entropy", "largest_logit"):
         tensors |= {f"{key}[{part!r}]": tensor for part, tensor in tensors.pop(key).items()}
     return {key: value._version for key, value in tensors.items() if isinstance(value, Tensor)}
 

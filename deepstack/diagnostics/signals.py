@@ -105,6 +105,15 @@ def attention_entropy(snapshot: Snapshot) -> dict[str, Tensor]:
     return dict(snapshot.entropy)
 
 
+@diagnostic("largest_logit", "max_{ij} q_i·k_j/√d_head", parts=("attention", "cross_attention"))
+def largest_logit(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Largest logit of the attention, over sequences, heads and pairs of positions.
+
+    Its growth precedes divergence in large models: Dehghani et al. 2023, arXiv:2302.05442.
+    """
+    return dict(snapshot.largest_logit)
+
+
 @diagnostic("skip_loss", "L without layer l", unit="nats", parts=())
 def skip_loss(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
     """Probe loss with one layer replaced by the identity (log.skipped_layers of them are tried)."""

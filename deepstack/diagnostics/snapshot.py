@@ -40,7 +40,7 @@ class Snapshot:
     alpha: (depth, S), the alpha of z = alpha x + G(x), NaN for other z;
     delta_in, delta_sum, delta_norm_in, delta_norm_out: (depth, S), the norm of the loss's gradient
     by a sublayer's input, by its residual sum, by the input and output of its last norm;
-    entropy: sublayer -> (depth,), mean entropy of its attention weights;
+    entropy, largest_logit: sublayer -> (depth,), of its attention;
     grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
     norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `Boundaries`;
     jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
@@ -68,6 +68,7 @@ class Snapshot:
     delta_norm_in: Tensor
     delta_norm_out: Tensor
     entropy: Mapping[str, Tensor]
+    largest_logit: Mapping[str, Tensor]
     grad_norm: Tensor
     matrix_grad_norm: Tensor
     stream_grad: Tensor
@@ -179,6 +180,7 @@ def take(
         by_sublayer: dict[str, Any] = sublayer_values(seen[side], depth, len(sublayers))
         if passed is None:
             seen[side].sublayers.clear()
+        attention = {n: torch.stack(v) for n, v in seen[side].attention.items() if v}
         snapshots.append(
             Snapshot(
                 sublayers=sublayers,
@@ -189,7 +191,8 @@ def take(
                 states=states,
                 stream=states.norm(dim=-1).flatten(1),
                 **by_sublayer,
-                entropy={n: torch.stack(e) for n, e in seen[side].entropy.items() if e},
+                entropy={name: values[:, 0] for name, values in attention.items()},
+                largest_logit={name: values[:, 1] for name, values in attention.items()},
                 grad_norm=grad_norm[rows],
                 matrix_grad_norm=matrix_grad_norm[rows],
                 stream_grad=seen[side].deltas,

@@ -45,8 +45,8 @@ def stream_update(snapshot: Snapshot) -> dict[str, Tensor] | Tensor:
     return change.norm(dim=-1).flatten(1).mean(dim=1)
 
 
-@diagnostic("stream_kurtosis", "Kurt x_l", parts=())
-def stream_kurtosis(snapshot: Snapshot) -> Tensor:
+@diagnostic("kurtosis", "Kurt x_l", parts=())
+def kurtosis(snapshot: Snapshot) -> Tensor:
     """(1/d) Σ_i ((x_i − x̄)/σ)⁴ of the d coordinates of x_l, mean over probe tokens; normal: 3.
 
     At most about d, where one coordinate is far larger than all others: an outlier feature.  0

@@ -50,14 +50,14 @@ class StackValues:
     """Values recorded from one stack.
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
-    order of the forward pass; entropy: sublayer -> the mean entropy of its attention by layer;
+    order of the forward pass; attention: sublayer -> mean entropy and largest logit by layer, (2,);
     nodes: those of the graph that have hooks, see `free_graph`; deltas: (depth + 1,), the norm of
     the loss's gradient by the stream at each boundary.
     """
 
     states: list[Tensor] = field(default_factory=list)
     sublayers: list[Sublayer] = field(default_factory=list)
-    entropy: dict[str, list[Tensor]] = field(default_factory=dict)
+    attention: dict[str, list[Tensor]] = field(default_factory=dict)
     nodes: list[Any] = field(default_factory=list)
     deltas: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -88,7 +88,7 @@ def record_values(model: Transformer) -> Iterator[dict[str, StackValues]]:
             values = seen[layer.scheme.place.side]
             block.enter_context(tapped([layer.scheme], SublayerTap(values)))
             for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
-                block.callback(record_entropies(module, values.entropy.setdefault(name, [])))
+                block.callback(record_attention(module, values.attention.setdefault(name, [])))
         yield seen
 
 
@@ -154,21 +154,21 @@ class SublayerTap(Tap):
         del self.x, self.here, self.branch_inputs, self.norm_input, self.norm_output
 
 
-def record_entropies(module: nn.Module, entropies: list[Tensor]) -> Callable[[], None]:
-    """Make an attention append the mean entropy of its weights; return a function that undoes it.
+def record_attention(module: nn.Module, values: list[Tensor]) -> Callable[[], None]:
+    """Make an attention append `entropy_and_largest`; return a function that undoes it.
 
-    The weights come from the q and k, or the logits, that the forward pass itself computes.
+    The logits come from the q and k, or the logits, that the forward pass itself computes.
     """
     if not isinstance(module, (Attention, CrossAttention, MergedAttention)):
         return lambda: None
     causal = isinstance(module, Attention) and module.causal
 
     def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
-        entropies.append(mean_entropy(output[0].detach(), causal))
+        values.append(entropy_and_largest(output[0].detach(), causal))
 
     def record_product(q: Tensor, k: Tensor) -> None:
         logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
-        entropies.append(mean_entropy(logits, causal))
+        values.append(entropy_and_largest(logits, causal))
 
     if "logits" in module.slots:
         return module.slots["logits"].register_forward_hook(record_logits).remove
@@ -176,15 +176,16 @@ def record_entropies(module: nn.Module, entropies: list[Tensor]) -> Callable[[],
     return partial(setattr, module, "listener", None)
 
 
-def mean_entropy(logits: Tensor, causal: bool) -> Tensor:
-    """Return the mean entropy −Σ_j p_j ln p_j in nats, p = softmax(logits).
+def entropy_and_largest(logits: Tensor, causal: bool) -> Tensor:
+    """Return the mean entropy −Σ_j p_j ln p_j in nats, p = softmax(logits), and the largest logit.
 
-    The mean is over sequences, heads and positions.
+    The mean is over sequences, heads and positions.  (2,)
     """
     if causal:
         future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
         logits = logits.masked_fill(future, float("-inf"))
-    return torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
+    entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
+    return torch.stack([entropy, logits.max()])
 
 
 def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tensor]:

@@ -43,11 +43,12 @@ UNDEFINED = ("deepnorm", "merged")  # its coefficients are those of three sublay
 
 
 class Products(TorchFunctionMode):
-    """Records the mean entropy of every attention's weights and the matrix of every product."""
+    """Records entropy and largest logit of every attention, and the matrix of every product."""
 
     def __init__(self) -> None:
         super().__init__()
         self.entropies: list[float] = []
+        self.largest: list[float] = []
         self.matrices: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,16 +59,17 @@ class Products(TorchFunctionMode):
             logits = q @ k.mT / math.sqrt(q.shape[-1])
             if more.get("is_causal"):
                 logits = logits + torch.full(logits.shape[-2:], -math.inf).triu(1)
-            self.add(logits.softmax(-1))
+            self.add(logits, logits.softmax(-1))
         elif func is torch.softmax and result.ndim == 4:
-            self.add(result.detach().double())
+            self.add(args[0].detach().double(), result.detach().double())
         elif func is F.linear:
             self.matrices.append(args[1].detach().double())
         elif func is torch.addmm:  # of the NTK parameterisation
             self.matrices.append(args[2].detach().double().t())
         return result
 
-    def add(self, weights: Tensor) -> None:
+    def add(self, logits: Tensor, weights: Tensor) -> None:
+        self.largest.append(logits.max().item())
         terms = torch.where(weights > 0, weights * weights.log(), 0.0)
         self.entropies.append(-terms.sum(-1).mean().item())
 
@@ -97,11 +99,11 @@ def record_pass(look: Look) -> list[dict[str, Any]]:
     loss.backward()
     for handle in handles:
         handle.remove()
-    entropies = iter(products.entropies)
+    entropies, largest = iter(products.entropies), iter(products.largest)
     for entry in layers:
         for record in entry["sublayers"]:
             if record["name"] != "feed_forward":
-                record["entropy"] = next(entropies)
+                record["entropy"], record["largest_logit"] = next(entropies), next(largest)
     return layers
 
 
@@ -166,6 +168,7 @@ def of_sublayer(record: dict[str, Any], x: Tensor, total: Tensor, post: bool) ->
     }  # fmt: skip
     if "entropy" in record:
         result["attention_entropy"] = record["entropy"]
+        result["largest_logit"] = record["largest_logit"]
     return result
 
 
@@ -204,7 +207,7 @@ def of_layer(entry: dict[str, Any]) -> dict[str, float]:
         "param_update_norm": LAST_STEP * count,
         "stream_norm": norms(y).mean().item(),
         "stream_variance": y.var(dim=-1, correction=0).mean().item(),
-        "stream_kurtosis": fmean(kurtosis(token.numpy(), fisher=False) for token in flat),
+        "kurtosis": fmean(kurtosis(token.numpy(), fisher=False) for token in flat),
         "token_distance": 1 - mean_cosine(y),
         "stream_grad": size(entry["y"].grad),
         "stream_update": 0.25 * norms(y).mean().item(),
@@ -331,7 +334,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 1))
-def test_attention_entropy_is_that_of_the_weights_in_every_scheme(scheme: str) -> None:
+def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str) -> None:
     kind = SCHEMES[scheme]
     for family, changes in FAMILIES.items():
         name = changes.get("model__family", "encoder")
@@ -347,6 +350,9 @@ def test_attention_entropy_is_that_of_the_weights_in_every_scheme(scheme: str) -
             look.model(look.tokens)
         names = [(i, n) for i, layer in enumerate(look.model.layers) for n in layer.names]
         attentions = [(i, n) for i, n in names if n != "feed_forward"]
-        for (index, name), wanted in zip(attentions, products.entropies, strict=True):
-            value = logged[f"attention_entropy_{name}"][index].item()
-            assert value == pytest.approx(wanted, rel=1e-4), (family, index, name)
+        for (index, name), *wanted in zip(
+            attentions, products.entropies, products.largest, strict=True
+        ):
+            files = (f"attention_entropy_{name}", f"largest_logit_{name}")
+            values = [logged[file][index].item() for file in files]
+            assert values == pytest.approx(wanted, rel=1e-4), (family, index, name)
