@@ -28,7 +28,7 @@ VOCAB, SEQ = 13, 6
 EXACT = {
     "pre_ln", "sub_ln", "ln_scaling", "layer_scale", "depth_mup", "complete_p", "deep_scale_lm",
     "pre_ln_scaled", "parallel", "gpas", "dense_former", "attn_res", "mhc", "res_former", "laurel",
-    "pro_res",
+    "pro_res", "looped",
 }  # fmt: skip
 
 
