@@ -1,13 +1,12 @@
 """Analyses of a trained model: what each of its layers contributes."""
 
+from deepstack.depth_use.foreign import analyze_model
+from deepstack.depth_use.hugging_face import analyze_huggingface
 from deepstack.depth_use.measure import COLUMNS, MEASURES, Measure, Request, measure_all
+from deepstack.depth_use.runs import analyze_run
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)  # each module registers its analyses
-
-from deepstack.depth_use.foreign import analyze_model  # noqa: E402
-from deepstack.depth_use.hugging_face import analyze_huggingface  # noqa: E402
-from deepstack.depth_use.runs import analyze_run  # noqa: E402
 
 __all__ = [
     "COLUMNS",
