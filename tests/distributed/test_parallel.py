@@ -84,12 +84,14 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
         steps = scheme_steps if case.startswith("scheme_") else CONFIG.train.steps
         assert len(run.steps) == steps and run.steps.grad_norm.max() > CONFIG.train.clip, where
         # Adam trains what has no gradient (the biases of k) on rounding errors, so that all numbers
-        # of a layer or of the weights are close together; one by one they are under SGD.
+        # of a layer or of the weights are close together; one by one they are under SGD. The biases
+        # of k move the largest logit, though not attention.
         for name in alone.folder.layer_names():
             x, y = alone.folder.read_layers(name)[1], run.folder.read_layers(name)[1]
             if "variance" in name:  # a square would differ by twice as much
                 x, y = np.sqrt(x), np.sqrt(y)
-            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6, err_msg=f"{where} {name}")
+            rtol = 5e-3 if "largest_logit" in name else 1e-3
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6, err_msg=f"{where} {name}")
         weights = [
             load_file(r.folder.checkpoint_path(steps) / "weights.safetensors") for r in (alone, run)
         ]
