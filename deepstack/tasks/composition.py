@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -61,18 +62,8 @@ def hops(
         targets[:, 2 * n + 1 :: 2] = answer
         return Batch(inputs, targets, targets != IGNORE)
 
-    return Task(
-        name="hops",
-        vocab_size=n + max_k,
-        seed=seed,
-        draw=draw,
-        references={"uniform_entropy": math.log(n)},
-        data={"name": "hops"},
-        exact_loss=lambda batch: 0.0,
-        unigram=np.full(n, 1 / n),
-        levels=chosen_levels(max_k),
-        level_of=lambda batch: batch.inputs - n + 1,
-    )
+    task = Task("hops", n + max_k, seed, draw, level_of=lambda batch: batch.inputs - n + 1)
+    return with_uniform_answers(task, n, max_k)
 
 
 @task("group")
@@ -106,17 +97,23 @@ def group(
             targets[:, k] = np.searchsorted(numbers, product @ base)
         return Batch(inputs, targets, np.ones(inputs.shape, dtype=bool))
 
-    return Task(
-        name="group",
-        vocab_size=size,
-        seed=seed,
-        draw=draw,
-        references={"uniform_entropy": math.log(size)},
-        data={"name": "group"},
+    levels = np.arange(1, seq_len + 1)
+    task = Task("group", size, seed, draw, level_of=lambda b: np.tile(levels, (len(b.inputs), 1)))
+    return with_uniform_answers(task, size, seq_len)
+
+
+def with_uniform_answers(task: Task, answers: int, largest: int) -> Task:
+    """Return the task with the records of answers that are uniform and follow from the inputs.
+
+    answers: their number.  largest: the largest k.
+    """
+    return replace(
+        task,
+        references={"uniform_entropy": math.log(answers)},
+        data={"name": task.name},
         exact_loss=lambda batch: 0.0,
-        unigram=np.full(size, 1 / size),
-        levels=chosen_levels(seq_len),
-        level_of=lambda batch: np.tile(np.arange(1, seq_len + 1), (len(batch.inputs), 1)),
+        unigram=np.full(answers, 1 / answers),
+        levels=chosen_levels(largest),
     )
 
 

@@ -10,10 +10,9 @@ from pydantic import Field
 
 from deepstack.config import Family
 from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Task, choose_positions, task
+from deepstack.tasks.windows import Floats, MaskRate
 
 VocabSize = Annotated[int, Field(ge=2, le=65536, description="number of different tokens")]
-
-Floats = NDArray[np.float64]
 
 
 @task("copy")
@@ -97,9 +96,7 @@ def markov(
         float,
         Field(ge=0.01, le=1000, description="of the Dirichlet rows: low is predictable"),
     ] = 0.1,
-    mask_rate: Annotated[
-        float, Field(gt=0, le=1, description="share of the positions that are predicted")
-    ] = 0.15,
+    mask_rate: MaskRate = 0.15,
 ) -> Task:
     """P(x_i | x_{i-1}) = T[x_{i-1}, x_i]: fill in the [MASK]s of a random Markov chain.
 

@@ -26,15 +26,14 @@ from deepstack.tasks.files import (
 from deepstack.tasks.task import Task, task
 from deepstack.tasks.windows import (
     Floats,
+    HeldOut,
     MaskRate,
     MaskSplit,
+    Reader,
     Span,
     Windows,
     count_tokens,
-    draw_function,
     smoothed,
-    spans_in_window,
-    window_length,
 )
 
 BYTES = 256
@@ -60,10 +59,7 @@ def text(
     mask_rate: MaskRate = 0.15,
     mask_split: MaskSplit = (0.8, 0.1, 0.1),
     span: Span = 3,
-    held_out: Annotated[
-        float,
-        Field(ge=1e-6, le=0.99, description="share of the text, its end, kept for validation"),
-    ] = 0.1,
+    held_out: HeldOut = 0.1,
 ) -> Task:
     """P(byte | bytes around it): masked prediction of real English text, byte by byte.
 
@@ -89,22 +85,11 @@ def text(
     missing, unreadable, empty, too short, not in its encoding, or no regular file.
     """
     corpus = read_corpus(path, encoding)
-    spans = spans_in_window(family, seq_len, mask_rate, span)
-    window = window_length(family, seq_len, spans, span)
-    train, held = split(corpus.content, held_out, window)
+    reader = Reader(family, seq_len, mask_rate, mask_split, span)
+    train, held = split(corpus.content, held_out, reader.window)
     frequencies = smoothed_frequencies(train)
     held_frequencies = count_tokens(held, BYTES) / len(held)
-    draw = draw_function(
-        Windows([train], window),
-        Windows([held], window),
-        family=family,
-        seq_len=seq_len,
-        vocabulary=BYTES,
-        mask_rate=mask_rate,
-        mask_split=mask_split,
-        spans=spans,
-        span=span,
-    )
+    sides = (Windows([part], reader.window) for part in (train, held))
     references = {"unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum())}
     if family == "encoder":
         references["context_free_entropy"] = context_free_entropy(
@@ -114,7 +99,7 @@ def text(
         name="text",
         vocab_size=BYTES + 1,
         seed=seed,
-        draw=draw,
+        draw=reader.draw_function(*sides, BYTES),
         references=references,
         unigram=frequencies,
         data={

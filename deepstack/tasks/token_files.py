@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from deepstack.errors import ResourceError
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.tasks.files import (
     find_files,
     identity,
@@ -45,6 +45,10 @@ class Reading:
     column: str | None = None
     encoding: str = "utf-8"
     key: str = "task.path"
+
+    def refusal(self, file: str | Path, reason: str) -> ConfigError:
+        """Return the error for a file that cannot be used; `reason` follows its path."""
+        return refusal(f"{printable(file)}{reason}", self.key)
 
 
 class Part(NamedTuple):
@@ -101,16 +105,16 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
         folder = Path(path).expanduser()
         if (folder / SPLITS).is_file():
             splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
-            raise refusal(f"{printable(path)} has the splits {splits}; give one", reading.key)
+            raise reading.refusal(path, f" has the splits {splits}; give one")
         if (folder / STATE).is_file():
-            files = saved_files(folder, reading.key)
+            files = saved_files(folder, reading)
         if any(is_text(file, reading) for file in files):
             refuse_huge(path, files, MOST_TEXT, reading.key)
         parts = [part for file in files for part in read_file(file, reading)]
         digests = [digest_of(each) for each in identity(files)]
         size = sum(file.stat().st_size for file in files)
     if not any(len(part.tokens) for part in parts):
-        raise refusal(f"{printable(path)} is empty; allowed: tokens", reading.key)
+        raise reading.refusal(path, " is empty; allowed: tokens")
     return TokenFiles(name, joint_sha256(digests), size, parts)
 
 
@@ -130,23 +134,23 @@ def read_file(file: Path, reading: Reading) -> list[Part]:
     if is_text(file, reading) and reading.tokenizer is not None:
         return [Part(reading.tokenizer.encode(text_pieces(file, reading.encoding)))]
     if file.suffix in (readers := {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}):
-        state, mapping = file.stat(), map_file(file, reading.key)
+        state, mapping = file.stat(), map_file(file, reading)
         arrays = readers[file.suffix](mapping, file, reading)
         return [
             Part(array, file, state, mapping) if is_mapped else Part(array)
             for array, is_mapped in arrays
         ]
-    raise refusal(
-        f"{printable(file)}: allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face "
-        "datasets, a pattern such as data/*.bin, or text with task.tokenizer=tokenizer.json",
-        reading.key,
+    raise reading.refusal(
+        file,
+        ": allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face datasets, "
+        "a pattern such as data/*.bin, or text with task.tokenizer=tokenizer.json",
     )
 
 
-def map_file(file: Path, key: str) -> mmap.mmap:
+def map_file(file: Path, reading: Reading) -> mmap.mmap:
     """Map a file read-only.  Raises ConfigError for an empty one."""
     if not file.stat().st_size:
-        raise refusal(f"{printable(file)} is empty; allowed: tokens", key)
+        raise reading.refusal(file, " is empty; allowed: tokens")
     with file.open("rb") as stream:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -156,55 +160,45 @@ def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[T
     header = np.frombuffer(content, dtype="<i4", count=min(HEADER, len(content) // 4))
     magic = int(header[0]) if len(header) == HEADER else 0
     is_llm_c = reading.layout == "auto" and (magic in LLM_C or magic == LLM_C_EVALUATION)
-    shown = printable(file)
     if reading.layout != "llm.c" and not is_llm_c:
         dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
         if len(content) % dtype.itemsize:
-            raise refusal(
-                f"{shown} has {len(content):,} bytes, no whole number of {dtype.name} tokens",
-                reading.key,
-            )
+            reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
+            raise reading.refusal(file, reason)
         return [(np.frombuffer(content, dtype=dtype), True)]
     if magic not in LLM_C:
         kind = "; it is an evaluation file" if magic == LLM_C_EVALUATION else ""
-        raise refusal(
-            f"{shown} is no file of tokens of llm.c{kind}: its magic number is {magic}; allowed "
-            + " or ".join(map(str, LLM_C)),
-            reading.key,
-        )
+        reason = f" is no file of tokens of llm.c{kind}: its magic number is {magic}; allowed "
+        raise reading.refusal(file, reason + " or ".join(map(str, LLM_C)))
     version, kind = LLM_C[magic]
     tokens, rest = int(header[2]), len(content) - 4 * HEADER
     if header[1] != version:
-        raise refusal(f"{shown}: found version {header[1]}; allowed {version}", reading.key)
+        raise reading.refusal(file, f": found version {header[1]}; allowed {version}")
     if rest != tokens * np.dtype(kind).itemsize:
-        raise refusal(
-            f"{shown}: its header says {tokens:,} tokens, and {rest:,} bytes follow: is it whole?",
-            reading.key,
-        )
+        reason = f": its header says {tokens:,} tokens, and {rest:,} bytes follow: is it whole?"
+        raise reading.refusal(file, reason)
     return [(np.frombuffer(content, dtype=kind, offset=4 * HEADER), True)]
 
 
 def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
     """Read a .npy file of one dimension; nothing in it is unpickled."""
-    npy, key = np.lib.format, reading.key
+    npy = np.lib.format
     with file.open("rb") as stream:
         version = npy.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise refusal(f"{printable(file)}: found format {version}; allowed 1.0 or 2.0", key)
+            raise reading.refusal(file, f": found format {version}; allowed 1.0 or 2.0")
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(stream)
         offset = stream.tell()
     if len(shape) != 1 or dtype.kind not in "iu":
-        raise refusal(
-            f"{printable(file)}: found {dtype} of shape {shape}; allowed integers of one dimension",
-            key,
-        )
+        reason = f": found {dtype} of shape {shape}; allowed integers of one dimension"
+        raise reading.refusal(file, reason)
     if offset + shape[0] * dtype.itemsize > len(content):
-        raise refusal(f"{printable(file)} ends before its {shape[0]:,} tokens: is it whole?", key)
+        raise reading.refusal(file, f" ends before its {shape[0]:,} tokens: is it whole?")
     return [(np.frombuffer(content, dtype=dtype, count=shape[0], offset=offset), True)]
 
 
-def saved_files(folder: Path, key: str) -> list[Path]:
+def saved_files(folder: Path, reading: Reading) -> list[Path]:
     """Return the arrow files of a data set that was saved by Hugging Face datasets, in order."""
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     try:
@@ -213,7 +207,7 @@ def saved_files(folder: Path, key: str) -> list[Path]:
     except (KeyError, TypeError):
         names, plain = [], False
     if not names or not plain or state.get("_indices_data_files"):
-        raise refusal(f"{printable(folder / STATE)} is no state of a saved data set", key)
+        raise reading.refusal(folder / STATE, " is no state of a saved data set")
     return [folder / name for name in names]
 
 
@@ -222,43 +216,32 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple
     try:
         import pyarrow as pa
     except ImportError:
-        raise refusal(
-            f"{printable(file)} needs the package pyarrow, of the extra [datasets]", reading.key
-        ) from None
+        reason = " needs the package pyarrow, of the extra [datasets]"
+        raise reading.refusal(file, reason) from None
     try:
         table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
-        raise refusal(f"{printable(file)} is no arrow stream: {reason}", reading.key) from error
+        raise reading.refusal(file, f" is no arrow stream: {reason}") from error
     default = "input_ids" if "input_ids" in table.column_names else "text"
     name = reading.column or default
     if name not in table.column_names:
-        raise refusal(
-            f"{printable(file)} has no column {name!r}; set task.column to one of "
-            + ", ".join(map(printable, table.column_names)),
-            reading.key,
-        )
+        reason = f" has no column {name!r}; set task.column to one of "
+        raise reading.refusal(file, reason + ", ".join(map(printable, table.column_names)))
     chunks, kind = table.column(name).chunks, table.schema.field(name).type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if reading.tokenizer is None:
-            raise refusal(
-                f"{printable(file)}: the text of {name!r} needs task.tokenizer", reading.key
-            )
+            raise reading.refusal(file, f": the text of {name!r} needs task.tokenizer")
         if table.column(name).nbytes > MOST_TEXT:
-            raise refusal(
-                f"{printable(file)}: {name!r} has more than {MOST_TEXT:,} bytes of text; store its "
-                "tokens in .npy instead",
-                reading.key,
-            )
+            reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
+            raise reading.refusal(file, f"{reason}.npy instead")
         texts = (text.as_py() or "" for chunk in chunks for text in chunk)
         return [(np.concatenate([reading.tokenizer.encode([text]) for text in texts]), False)]
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (is_list and pa.types.is_integer(kind.value_type)):
-        raise refusal(
-            f"{printable(file)}: found {kind} in {name!r}; allowed text or lists of integers",
-            reading.key,
-        )
+        reason = f": found {kind} in {name!r}; allowed text or lists of integers"
+        raise reading.refusal(file, reason)
     values = [chunk.flatten() for chunk in chunks]
     if any(array.null_count for array in values):
-        raise refusal(f"{printable(file)}: found null among the tokens of {name!r}", reading.key)
+        raise reading.refusal(file, f": found null among the tokens of {name!r}")
     return [(array.to_numpy(), True) for array in values]

@@ -26,14 +26,13 @@ from deepstack.tasks.token_files import Layout, Part, Reading, read_tokens
 from deepstack.tasks.tokenizer import Tokenizer
 from deepstack.tasks.windows import (
     AT_ONCE,
+    HeldOut,
     MaskRate,
     MaskSplit,
+    Reader,
     Span,
     Windows,
-    draw_function,
     smoothed,
-    spans_in_window,
-    window_length,
 )
 
 MOST_VOCABULARY = 2**22
@@ -87,10 +86,7 @@ def tokens(
     mask_rate: MaskRate = 0.15,
     mask_split: MaskSplit = (0.8, 0.1, 0.1),
     span: Span = 3,
-    held_out: Annotated[
-        float,
-        Field(ge=1e-6, le=0.99, description="share of the tokens, the end, kept for validation"),
-    ] = 0.1,
+    held_out: HeldOut = 0.1,
 ) -> Task:
     """P(next token | tokens before) on your own files of tokens.
 
@@ -108,21 +104,20 @@ def tokens(
     """
     if path is None:
         raise refusal("found null; give a file, a folder or a pattern such as data/*.bin")
-    spans = spans_in_window(family, seq_len, mask_rate, span)
-    window = window_length(family, seq_len, spans, span)
+    reader = Reader(family, seq_len, mask_rate, mask_split, span)
     corpus = read_corpus(
         Sources(path, held_out_path, held_out, layout, tokenizer, end_token, column, encoding)
     )
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
     sides = []
     for side, parts in (("training", corpus.train), ("held-out", corpus.held)):
-        windows = Windows([part.tokens for part in parts], window, refuser_of_changes(parts))
+        windows = Windows([p.tokens for p in parts], reader.window, refuser_of_changes(parts))
         if not len(windows):
             size = sum(len(part.tokens) for part in parts)
             raise refusal(
                 f"the {side} part is too short: {size:,} tokens in {len(parts)} parts, the longest "
                 f"of {max((len(part.tokens) for part in parts), default=0):,}; with seq_len "
-                f"{seq_len} one needs {window:,}"
+                f"{seq_len} one needs {reader.window:,}"
             )
         sides.append(windows)
     frequencies = smoothed(padded(corpus.train_counts, vocabulary))
@@ -131,16 +126,7 @@ def tokens(
         name="tokens",
         vocab_size=vocabulary + (not decodes),
         seed=seed,
-        draw=draw_function(
-            *sides,
-            family=family,
-            seq_len=seq_len,
-            vocabulary=vocabulary,
-            mask_rate=mask_rate,
-            mask_split=mask_split,
-            spans=spans,
-            span=span,
-        ),
+        draw=reader.draw_function(*sides, vocabulary),
         references={"unigram_entropy": float(-(held * np.log(frequencies)).sum() / held.sum())},
         unigram=frequencies,
         data=corpus.data | {"vocab_size": vocabulary},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,6 +43,9 @@ MaskSplit = Annotated[
 Span = Annotated[
     int, Field(ge=1, le=1024, description="encoder_decoder: tokens that one [MASK] replaces")
 ]
+HeldOut = Annotated[
+    float, Field(ge=1e-6, le=0.99, description="share of the data, its end, kept for validation")
+]
 
 
 class Windows:
@@ -80,62 +84,62 @@ class Windows:
         return tokens
 
 
-def spans_in_window(family: Family, seq_len: int, mask_rate: float, span: int) -> int:
-    """Return the number of spans in an encoder-decoder's window.
-
-    Raises ConfigError for spans that leave no token between two of them.
-    """
-    spans = max(1, round(mask_rate * seq_len / span))
-    if family == "encoder_decoder" and max(2, span) * spans > seq_len:
-        raise ConfigError(
-            f"task.span: found {span}, and mask_rate {mask_rate:g} asks for {spans} spans of it in "
-            f"{seq_len} tokens, which hold {seq_len // max(2, span)}: lower one of the two",
-            key="task.span",
-        )
-    return spans
-
-
-def window_length(family: Family, seq_len: int, spans: int, span: int) -> int:
-    """Return the tokens of a window from which a sequence of seq_len is made."""
-    return seq_len + {"encoder": 0, "decoder": 1, "encoder_decoder": spans * (span - 1)}[family]
-
-
-def draw_function(
-    train: Windows,
-    held: Windows,
-    *,
-    family: Family,
-    seq_len: int,
-    vocabulary: int,
-    mask_rate: float,
-    mask_split: Sequence[float],
-    spans: int,
-    span: int,
-) -> Draw:
-    """Return the `draw` of a task on windows of tokens 0..vocabulary-1; [MASK] = vocabulary.
+@dataclass(frozen=True)
+class Reader:
+    """The way in which windows of tokens become sequences of `seq_len` and their targets.
 
     An encoder predicts masked tokens, a decoder each next token, an encoder-decoder spans.
+    Raises ConfigError for spans that leave no token between two of them.
     """
-    show_mask, _, show_own = mask_split
 
-    def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        tokens = (held if held_out else train).draw(random, batch_size)
-        if family == "decoder":
-            return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
-        if family == "encoder_decoder":
-            return infilling(random, tokens, spans, span, vocabulary)
-        predicted = choose_positions(
-            random, batch_size, seq_len, max(1, round(mask_rate * seq_len))
-        )
-        fate = random.random(tokens.shape)
-        noise = random.integers(0, vocabulary, tokens.shape)
-        masked = predicted & (fate < show_mask)
-        changed = predicted & (fate >= show_mask) & (fate < 1 - show_own)
-        inputs = np.where(changed, noise, tokens)
-        inputs[masked] = vocabulary
-        return Batch(inputs, np.where(predicted, tokens, IGNORE), masked)
+    family: Family
+    seq_len: int
+    mask_rate: float
+    mask_split: Sequence[float]
+    span: int
 
-    return draw
+    def __post_init__(self) -> None:
+        span, spans = self.span, self.spans
+        if self.family == "encoder_decoder" and max(2, span) * spans > self.seq_len:
+            raise ConfigError(
+                f"task.span: found {span}, and mask_rate {self.mask_rate:g} asks for {spans} spans "
+                f"of it in {self.seq_len} tokens, which hold {self.seq_len // max(2, span)}: lower "
+                "one of the two",
+                key="task.span",
+            )
+
+    @property
+    def spans(self) -> int:
+        """The number of spans in an encoder-decoder's window."""
+        return max(1, round(self.mask_rate * self.seq_len / self.span))
+
+    @property
+    def window(self) -> int:
+        """The number of tokens of a window from which one sequence is made."""
+        more = {"encoder": 0, "decoder": 1, "encoder_decoder": self.spans * (self.span - 1)}
+        return self.seq_len + more[self.family]
+
+    def draw_function(self, train: Windows, held: Windows, vocabulary: int) -> Draw:
+        """Return the `draw` of a task on tokens 0..vocabulary-1; [MASK] = vocabulary."""
+        show_mask, _, show_own = self.mask_split
+        count = max(1, round(self.mask_rate * self.seq_len))
+
+        def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
+            tokens = (held if held_out else train).draw(random, batch_size)
+            if self.family == "decoder":
+                return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
+            if self.family == "encoder_decoder":
+                return infilling(random, tokens, self.spans, self.span, vocabulary)
+            predicted = choose_positions(random, batch_size, self.seq_len, count)
+            fate = random.random(tokens.shape)
+            noise = random.integers(0, vocabulary, tokens.shape)
+            masked = predicted & (fate < show_mask)
+            changed = predicted & (fate >= show_mask) & (fate < 1 - show_own)
+            inputs = np.where(changed, noise, tokens)
+            inputs[masked] = vocabulary
+            return Batch(inputs, np.where(predicted, tokens, IGNORE), masked)
+
+        return draw
 
 
 def infilling(
