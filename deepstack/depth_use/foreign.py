@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.depth_use.layered import Change, Layered, Sample
+from deepstack.depth_use.layered import UNCHANGED, Changes, Layered, Sample, Take, ignore
 from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.diagnostics.subject import (
     Layers,
@@ -95,20 +95,15 @@ class ForeignLayers(Layered):
         with undisturbed(self.model):
             yield
 
-    def run(
-        self,
-        sample: Sample,
-        change: Mapping[int, Change] | None = None,
-        take: Callable[[int, Any], None] | None = None,
-    ) -> Tensor:
-        change, order = change or {}, iter(range(self.depth))
+    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
+        order = iter(range(self.depth))
         forwards = [layer.forward for layer in self.layers]
 
         def replaced(index: int, *args: Any, **kwargs: Any) -> Any:
             if next(order, None) != index:
                 raise ConfigError(f"layers: {self.name} are not called once each, in their order")
             x, rebuild = stream_of(args, kwargs)
-            if index == 0 and take is not None:
+            if index == 0:
                 take(0, x)
             form: list[Any] = []  # the form of a layer's output
 
@@ -123,8 +118,7 @@ class ForeignLayers(Layered):
             y = change[index](call, x) if index in change else call(index, x)
             if not form:  # the layer was left out, and its form is not known
                 call(index, x)
-            if take is not None:
-                take(index + 1, y)
+            take(index + 1, y)
             return (y, *form[0][1:]) if isinstance(form[0], tuple) else y
 
         with ExitStack() as stack:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ Call = Callable[[int, Any], Any]
 """call(i, x): the output of layer i (0, 1, …) for the stream x, at whatever position it is."""
 Change = Callable[[Call, Any], Any]
 """A replacement of a layer: (call, x) -> the stream after it."""
+Changes = Mapping[int, Change]
+Take = Callable[[int, Any], None]
+"""Receives l and the stream x_l, l = 0..depth, in their order."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,13 @@ class Sample:
         return F.cross_entropy(flat, targets, ignore_index=IGNORE).item()
 
 
+UNCHANGED: Changes = MappingProxyType({})
+
+
+def ignore(index: int, x: Any) -> None:
+    """Take a stream and do nothing with it."""
+
+
 class Layered(ABC):
     """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
 
@@ -63,16 +74,8 @@ class Layered(ABC):
     why_not: str = ""
 
     @abstractmethod
-    def run(
-        self,
-        sample: Sample,
-        change: Mapping[int, Change] | None = None,
-        take: Callable[[int, Any], None] | None = None,
-    ) -> Tensor:
-        """Return the logits with the layers of `change` (0, 1, …) replaced.
-
-        take: receives l and the stream x_l, l = 0..depth, in their order.
-        """
+    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
+        """Return the logits with the layers of `change` (0, 1, …) replaced."""
 
     @abstractmethod
     def read_out(self, sample: Sample, x: Any) -> Tensor:
@@ -100,14 +103,14 @@ class Layered(ABC):
         return self.states_and_logits(sample)[0]
 
     def states_and_logits(
-        self, sample: Sample, change: Mapping[int, Change] | None = None
+        self, sample: Sample, change: Changes = UNCHANGED
     ) -> tuple[list[Tensor], Tensor]:
         """Return x_0, …, x_depth and the logits, with some layers replaced."""
         states: list[Tensor] = []
         logits = self.run(sample, change, lambda _, x: states.append(x))
         return states, logits
 
-    def loss(self, sample: Sample, change: Mapping[int, Change] | None = None) -> float:
+    def loss(self, sample: Sample, change: Changes = UNCHANGED) -> float:
         """Return the loss with some layers replaced."""
         return sample.loss(self.run(sample, change))
 
@@ -151,27 +154,19 @@ class StackLayers(Layered):
         with evaluating(model), model.statistics("followed"), model.unfused(), torch.no_grad():
             yield
 
-    def run(
-        self,
-        sample: Sample,
-        change: Mapping[int, Change] | None = None,
-        take: Callable[[int, Any], None] | None = None,
-    ) -> Tensor:
+    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
         starts = dict(zip(self.model.stacks, self.model.inputs(sample.inputs), strict=True))
         both = self.side == "decoder" and "encoder" in starts
         memory = self.model.stacks["encoder"](starts["encoder"]) if both else None
         x = self.stack.enter(starts[self.side])
-        if take is not None:
-            take(0, x)
+        take(0, x)
 
         def call(index: int, x: Any) -> Any:
             return self.layers[index](x, memory)
 
         for index in range(self.depth):
-            replace = (change or {}).get(index)
-            x = call(index, x) if replace is None else replace(call, x)
-            if take is not None:
-                take(index + 1, x)
+            x = change[index](call, x) if index in change else call(index, x)
+            take(index + 1, x)
         return self.read_out(sample, x)
 
     def read_out(self, sample: Sample, x: Any) -> Tensor:

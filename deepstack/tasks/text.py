@@ -99,7 +99,7 @@ def text(
         name="text",
         vocab_size=BYTES + 1,
         seed=seed,
-        draw=reader.draw_function(*sides, BYTES),
+        draw=reader.draw_function(BYTES, *sides),
         references=references,
         unigram=frequencies,
         data={

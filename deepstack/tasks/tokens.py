@@ -126,7 +126,7 @@ def tokens(
         name="tokens",
         vocab_size=vocabulary + (not decodes),
         seed=seed,
-        draw=reader.draw_function(*sides, vocabulary),
+        draw=reader.draw_function(vocabulary, *sides),
         references={"unigram_entropy": float(-(held * np.log(frequencies)).sum() / held.sum())},
         unigram=frequencies,
         data=corpus.data | {"vocab_size": vocabulary},

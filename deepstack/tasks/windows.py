@@ -119,7 +119,7 @@ class Reader:
         more = {"encoder": 0, "decoder": 1, "encoder_decoder": self.spans * (self.span - 1)}
         return self.seq_len + more[self.family]
 
-    def draw_function(self, train: Windows, held: Windows, vocabulary: int) -> Draw:
+    def draw_function(self, vocabulary: int, train: Windows, held: Windows) -> Draw:
         """Return the `draw` of a task on tokens 0..vocabulary-1; [MASK] = vocabulary."""
         show_mask, _, show_own = self.mask_split
         count = max(1, round(self.mask_rate * self.seq_len))
