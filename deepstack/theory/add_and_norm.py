@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from deepstack.diagnostics.stream import angular_distance
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import (
-    Curves,
-    Finding,
-    Line,
-    Part,
-    at_least,
-    at_most,
-    beside,
-    claim,
-    means,
-)
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, flat_part, growth
 from deepstack.theory.draws import normals, random, repeats, seeds
 from deepstack.theory.sources import ADD_AND_NORM
-from deepstack.theory.statistics import exponents, gather
+from deepstack.theory.statistics import exponents, gather, means
 
 Joined = Callable[[Tensor, nn.Module], Tensor]
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
 from deepstack.theory.claim_stack import FLAT, Trial, flat_part
 from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.statistics import exponents, gather, sweep
+from deepstack.theory.statistics import exponents, gather, means, sweep
 from deepstack.theory.variance import COEFFICIENTS
 
 D = 64

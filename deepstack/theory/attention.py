@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,21 +14,11 @@ from deepstack.model import generate
 from deepstack.model.cross_attention import MergedAttention
 from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
-from deepstack.theory.claim import (
-    Curves,
-    Finding,
-    Line,
-    Part,
-    at_least,
-    at_most,
-    beside,
-    claim,
-    means,
-)
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.statistics import agreement, exponents, gather, sweep
+from deepstack.theory.statistics import agreement, exponents, gather, means, sweep, time_ratios
 
 FP32 = 1e-5  # relative rounding error of a chain of products in fp32
 
@@ -213,16 +203,8 @@ def decoding_speeds(seed: int, length: int) -> list[float]:
     sizes = {"model__decoder_depth": 4, "task__seq_len": length}
     stacks = [translator(seed, kind, **sizes) for kind in ("separate", "merged")]
     begin, source = torch.zeros(4, 1, dtype=torch.long), stacks[0].batch(1)[0][:4, :8]
-    ratios = []
-    for turn in range(repeats(12) + 1):
-        seconds = []
-        for stack in stacks:
-            began = time.perf_counter()
-            generate(stack.model, begin, length, source=source)
-            seconds.append(time.perf_counter() - began)
-        if turn:  # the first one warms up
-            ratios.append(seconds[0] / seconds[1])
-    return ratios
+    decode = (partial(generate, s.model, begin, length, source=source) for s in stacks)
+    return time_ratios(*decode, blocks=repeats(12) + 1, rounds=1)[1:]  # the first one warms up
 
 
 def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:

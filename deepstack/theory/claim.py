@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -136,18 +135,6 @@ def at_most(what: str, bound: float, draws: Draws, **more: Any) -> Part:
 def at_least(what: str, bound: float, draws: Draws, **more: Any) -> Part:
     """Return `Part.mean` of a number that is claimed to be at least the bound."""
     return Part.mean(what, bound, draws, relation=">=", **more)
-
-
-def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
-    """Return the parts of all samples, those of one name as the mean of their draws."""
-    draws: dict[str, list[Part]] = {}
-    for part in chain.from_iterable(samples):
-        draws.setdefault(part.what, []).append(part)
-    return [
-        replace(Part.mean(what, parts[0].predicted, [part.measured for part in parts]),
-                relation=parts[0].relation, tolerance=parts[0].tolerance, stated=parts[0].stated)
-        for what, parts in draws.items()
-    ]  # fmt: skip
 
 
 def sure(draws: int) -> float:

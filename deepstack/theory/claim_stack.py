@@ -20,6 +20,7 @@ from deepstack.model import build_model
 from deepstack.parameters import Bank
 from deepstack.tasks import task_of
 from deepstack.theory.claim import Part
+from deepstack.theory.statistics import per_seed
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.schedule import learning_rate
@@ -156,5 +157,4 @@ def growth(
         trial.backward()
         return trial.update_of(lr, trial.banks_of(*roles)) / lr
 
-    rows = [[update(seed, depth) for depth in depths] for seed in seeds]
-    return torch.tensor(rows, dtype=torch.float64)
+    return per_seed(lambda seed: [update(seed, depth) for depth in depths], seeds)

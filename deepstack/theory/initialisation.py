@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from deepstack.diagnostics.signals import beta_rc
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.statistics import agreement, gather
+from deepstack.theory.statistics import agreement, gather, means
 
 
 @claim("C18", READING_NOTES)

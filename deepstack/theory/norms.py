@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from typing import Any
 
 import torch
@@ -16,22 +15,12 @@ from deepstack.model import Transformer
 from deepstack.model.fold import fold_norm, follow
 from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
-from deepstack.theory.claim import (
-    Curves,
-    Finding,
-    Line,
-    Part,
-    at_least,
-    at_most,
-    beside,
-    claim,
-    means,
-)
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.theory.initialisation import singular_vectors
 from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
-from deepstack.theory.statistics import agreement, gather, slopes
+from deepstack.theory.statistics import agreement, gather, means, slopes, time_ratios
 
 
 @claim("C17", NORM_THEN_LINEAR)
@@ -105,23 +94,15 @@ def fold(model: Transformer) -> tuple[Transformer, int]:
     return result, saved
 
 
-def fold_times(rng: torch.Generator, blocks: int = 8, rounds: int = 8) -> list[float]:
-    """Return times of LN₀ and a linear map over those of LN and the map, for 256 tokens.
-
-    Takes the shortest time of each in a block, since other work on the machine only adds time.
-    """
+def fold_times(rng: torch.Generator) -> list[float]:
+    """Return times of LN₀ and a linear map over those of LN and the map, for 256 tokens."""
     x, W = torch.randn(2, 256, 256, generator=rng)
     gain, bias, b = torch.randn(3, 256, generator=rng)
-    ratios = []
-    for _ in range(blocks):
-        shortest = [math.inf, math.inf]
-        for _ in range(rounds):
-            for i, affine in enumerate(((), (gain, bias))):
-                began = time.perf_counter()
-                F.linear(torch.layer_norm(x, (256,), *affine), W, b)
-                shortest[i] = min(shortest[i], time.perf_counter() - began)
-        ratios.append(shortest[0] / shortest[1])
-    return ratios
+    return time_ratios(
+        lambda: F.linear(torch.layer_norm(x, (256,)), W, b),
+        lambda: F.linear(torch.layer_norm(x, (256,), gain, bias), W, b),
+        blocks=8,
+    )
 
 
 def unit_branches(stack: Trial) -> None:

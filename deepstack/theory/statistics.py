@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from deepstack.theory.claim import Part
 from deepstack.theory.draws import F64
 
 
@@ -27,6 +32,18 @@ def sweep(
     return {name: torch.stack([at[name] for at in drawn], dim=1) for name in drawn[0]}
 
 
+def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
+    """Return the parts of all samples, those of one name as the mean of their draws."""
+    draws: dict[str, list[Part]] = {}
+    for part in chain.from_iterable(samples):
+        draws.setdefault(part.what, []).append(part)
+    return [
+        replace(Part.mean(what, parts[0].predicted, [part.measured for part in parts]),
+                relation=parts[0].relation, tolerance=parts[0].tolerance, stated=parts[0].stated)
+        for what, parts in draws.items()
+    ]  # fmt: skip
+
+
 def agreement(a: Tensor, b: Tensor) -> float:
     """Return 1 − ‖a − b‖/‖b‖ over all entries: 1 if a = b."""
     a, b = a.detach().double(), b.detach().double()
@@ -43,3 +60,27 @@ def slopes(x: Sequence[float] | Tensor, y: Tensor) -> Tensor:
 def exponents(x: Sequence[float], y: Tensor) -> Tensor:
     """Return the least-squares slopes of log y against log x: y (draws, len(x)) -> (draws,)."""
     return slopes(torch.tensor(x, dtype=F64).log(), y.double().log())
+
+
+def per_seed(sample: Callable[[int], object], seeds: Iterable[int]) -> Tensor:
+    """Return the numbers, or lists of numbers, of a sample for each seed in fp64, (seeds, …)."""
+    return torch.tensor([sample(seed) for seed in seeds], dtype=F64)
+
+
+def time_ratios(
+    one: Callable[[], object], other: Callable[[], object], blocks: int, rounds: int = 8
+) -> list[float]:
+    """Return times of one function over those of the other, the shortest of the rounds of a block.
+
+    The two take turns, since other work on the machine only adds time.
+    """
+    ratios = []
+    for _ in range(blocks):
+        shortest = [math.inf, math.inf]
+        for _ in range(rounds):
+            for i, function in enumerate((one, other)):
+                began = time.perf_counter()
+                function()
+                shortest[i] = min(shortest[i], time.perf_counter() - began)
+        ratios.append(shortest[0] / shortest[1])
+    return ratios

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim, means
+from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial
 from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
-from deepstack.theory.statistics import exponents, gather, sweep
+from deepstack.theory.statistics import exponents, gather, means, sweep
 
 # alpha, v, w: Post-LN's, DeepNorm's at N = 6 with v = w = beta, and three different numbers
 COEFFICIENTS = {

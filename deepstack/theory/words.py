@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import Finding, Part, at_least, at_most, beside, claim, means
+from deepstack.theory.claim import Finding, Part, at_least, at_most, beside, claim
 from deepstack.theory.draws import normals, power, random, repeats
 from deepstack.theory.initialisation import activation_parts, through
 from deepstack.theory.sources import ADD_AND_NORM, READING_NOTES
-from deepstack.theory.statistics import slopes
+from deepstack.theory.statistics import means, slopes, time_ratios
 
 EPS = 1e-6
+Norm = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def listed_layer_norm(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
@@ -79,13 +79,19 @@ def comparable_words(seed: int) -> Finding:
     parts = means(sample() for _ in range(draws))
     # mean, difference, square, its mean, quotient, gain, bias; square, its mean, quotient, gain
     parts.append(Part("operations a number, RMSNorm over LN", 1.0, 4 / 7, 0.0, relation="<="))
+    x, gain, bias = torch.randn(256, 256, generator=rng), torch.ones(256), torch.zeros(256)
+
+    def times(rms_norm: Norm, norm: Norm) -> list[float]:
+        one, other = partial(rms_norm, x, gain, bias), partial(norm, x, gain, bias)
+        return time_ratios(one, other, repeats(12))
+
     for words, norm in (("", listed_layer_norm), (", σ as a root", layer_norm_by_root)):
-        listed = time_ratios(rng, 256, 256, listed_rms_norm, norm)
+        listed = times(listed_rms_norm, norm)
         parts.append(at_most(f"time, RMSNorm over LN, the listings{words}", 1.0, listed))
-    built_in = time_ratios(
-        rng, 256, 256, lambda x, g, b: torch.rms_norm(x, g.shape, g),
+    built_in = times(
+        lambda x, g, b: torch.rms_norm(x, g.shape, g),
         lambda x, g, b: torch.layer_norm(x, g.shape, g, b),
-    )  # fmt: skip
+    )
     built_in_words = "time, torch.rms_norm over torch.layer_norm: above the share of operations"
     parts.append(at_least(built_in_words, 4 / 7, built_in, stated=False))
     note = (
@@ -101,30 +107,6 @@ def slopes_by_row(x: Tensor, y: Tensor) -> float:
     """Return the mean least-squares slope of y against x, a row at a time."""
     rows = zip(x, y, strict=True)
     return torch.cat([slopes(a, b[None]) for a, b in rows]).mean().item()
-
-
-def time_ratios(
-    rng: torch.Generator,
-    rows: int,
-    d: int,
-    one: Callable[[Tensor, Tensor, Tensor], Tensor],
-    other: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> list[float]:
-    """Return times of one function over those of the other, the shortest of 8 in each block.
-
-    The two take turns, since other work on the machine only adds time.
-    """
-    x, gain, bias = torch.randn(rows, d, generator=rng), torch.ones(d), torch.zeros(d)
-    ratios = []
-    for _ in range(repeats(12)):
-        shortest = [math.inf, math.inf]
-        for _ in range(8):
-            for i, norm in enumerate((one, other)):
-                began = time.perf_counter()
-                norm(x, gain, bias)
-                shortest[i] = min(shortest[i], time.perf_counter() - began)
-        ratios.append(shortest[0] / shortest[1])
-    return ratios
 
 
 @claim("C48", READING_NOTES)
