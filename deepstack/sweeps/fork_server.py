@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -192,7 +193,7 @@ class LineReader:
 
 
 def serve(folder: str) -> NoReturn:
-    """Fork a run for every request on stdin, and report the exit code of each run on stdout.
+    """Fork a process for every request on stdin, and report the exit code of each run on stdout.
 
     A request is {"arguments", "errors", "environment", "memory"} or {"signal", "run"}.
     folder: removed at the end, because a killed sweep cannot remove it.
@@ -204,24 +205,27 @@ def serve(folder: str) -> NoReturn:
     gc.freeze()  # shared with the runs, whose collector then never writes to these pages
     report(None, 0)
     requests = LineReader(0)
-    runs: dict[int, int] = {}  # process id -> number
+    runs: dict[int, ForkProcess] = {}
     count, deadline = 0, float("inf")
     while requests.is_open or runs:
         select.select([0] if requests.is_open else [], [], [], POLL_SECONDS)
         for request in requests.read():
             if "signal" in request:
-                pids = [pid for pid, number in runs.items() if number == request["run"]]
-                send_signals(pids, request["signal"])
+                if request["run"] in runs:
+                    send_signals([runs[request["run"]]], request["signal"])
             else:
-                runs[fork(**request)] = count
+                runs[count] = ForkProcess(target=run, args=(os.getpid(),), kwargs=request)
+                runs[count].start()
                 count += 1
         if not requests.is_open and deadline == float("inf"):
-            send_signals(runs, signal.SIGTERM)
+            send_signals(runs.values(), signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS
         if time.monotonic() > deadline:
-            send_signals(runs, signal.SIGKILL)
-        while runs and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            report(runs.pop(ended[0]), os.waitstatus_to_exitcode(ended[1]))
+            send_signals(runs.values(), signal.SIGKILL)
+        for number, process in [*runs.items()]:
+            if process.exitcode is not None:
+                report(number, process.exitcode)
+                del runs[number]
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
@@ -232,58 +236,43 @@ def report(number: int | None, code: int) -> None:
         os.write(1, json.dumps([number, code]).encode() + b"\n")
 
 
-def send_signals(pids: Iterable[int], number: int) -> None:
+def send_signals(processes: Iterable[ForkProcess], number: int) -> None:
     """Send a signal to children that have not been waited for: their ids cannot be reused.
 
     SIGKILL goes to their process groups too, which include the processes that a run started.
     """
-    for pid in pids:
+    for process in processes:
+        assert process.pid is not None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(process.pid, number)
         if number == signal.SIGKILL:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)
+                os.killpg(process.pid, number)
 
 
-def fork(
-    arguments: Sequence[str], errors: str, environment: Mapping[str, str], memory: int | None
-) -> int:
-    """Fork a run and return its process id."""
-    server = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setsid()
-        if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != server:
-                os.kill(os.getpid(), signal.SIGTERM)
-        read, write = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        for number, path in enumerate((os.devnull, os.devnull, errors)):
-            opened = os.open(path, write if number else read, 0o644)
-            os.dup2(opened, number)
-            os.close(opened)
-        os.environ.update(environment)
-        if memory is not None:
-            limit_memory(memory)
-        sys.argv = ["deepstack", *arguments]
-        runpy.run_module("deepstack", run_name="__main__")
-        code = 0
-    except SystemExit as stop:
-        code = 1
-        if isinstance(stop.code, int | None):
-            code = stop.code or 0
-        else:
-            print(stop.code, file=sys.stderr)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(code)
+def run(
+    server: int,
+    arguments: Sequence[str],
+    errors: str,
+    environment: Mapping[str, str],
+    memory: int | None,
+) -> None:
+    """Execute `deepstack <arguments>` in this process, a new child of the process `server`."""
+    os.setsid()
+    if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != server:
+            os.kill(os.getpid(), signal.SIGTERM)
+    read, write = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for number, path in enumerate((os.devnull, os.devnull, errors)):
+        opened = os.open(path, write if number else read, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.update(environment)
+    if memory is not None:
+        limit_memory(memory)
+    sys.argv = ["deepstack", *arguments]
+    runpy.run_module("deepstack", run_name="__main__")
 
 
 def limit_memory(memory: int) -> None:
