@@ -2,26 +2,117 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers import sweep_contract as contract
+from helpers import QUICK
 from helpers.cluster_results import until
-from helpers.sweep_contract import (
-    CRASHED,
-    ENDS,
-    HUNG,
-    KILLED,
-    MEMORY,
-    bring_plugin,
-    by_seed,
-    results_of,
-)
-from helpers.sweep_contract import words as words_of
 
-from deepstack.records import find_runs
+from deepstack.records import Run, find_runs
+
+MEMORY, KILLED, CRASHED, HUNG = 90, 91, 92, 93
+ENDS = {MEMORY: "out_of_memory", KILLED: "failed", CRASHED: "failed", HUNG: "failed"}
+
+# Each of them has trained a step or two before.  A file beside the plugin heals them all.
+PLUGIN = '''
+import ctypes, os, pathlib, signal, time
+from dataclasses import replace
+from deepstack.tasks import TASKS, task, build_task
+
+HEALED = pathlib.Path(__file__).with_name("healed")
+
+@task("unruly")
+def unruly(*, seq_len, seed):
+    """Copying, but that the runs of some seeds end badly in their third batch."""
+    copy = build_task("copy", {}, seq_len=seq_len, seed=seed)
+    drawn = 0
+
+    def draw(random, batch_size, held_out):
+        nonlocal drawn
+        drawn += not held_out
+        if drawn == 3 and not HEALED.exists():
+            end_badly(seed)
+        return copy.draw(random, batch_size, held_out)
+
+    return replace(copy, name="unruly", draw=draw)
+
+def end_badly(seed):
+    if seed == 90:
+        held = []
+        while len(held) < 100:  # 6.4 GB: without a limit it ends well
+            held.append(bytearray(64_000_000))
+    if seed == 91:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seed == 92:
+        ctypes.string_at(0)
+    while seed == 93:
+        time.sleep(1)
+'''
+
+SETTINGS = [
+    "task.name=unruly", "model.depth=2", "model.d_model=8", "task.seq_len=8",
+    "train.batch_size=2", "train.eval_batches=1", "log.probe_sequences=1",
+]  # fmt: skip
+
+
+def bring_plugin(folder: Path) -> Path:
+    """The plugin's file."""
+    file = folder / "unruly.py"
+    file.write_text(PLUGIN)
+    return file
+
+
+def words_of(plugin: Path, out: Path, seeds: list[int], *more: str, steps: int = 4) -> list[str]:
+    """The arguments of a sweep over seeds."""
+    given = [*SETTINGS, f"train.steps={steps}", "--seeds", ",".join(map(str, seeds))]
+    given += ["--depths", "2", "--schemes", "post_ln", "--study", "s", "--workers", "2", "-q"]
+    where = ["--plugin", str(plugin), "--out", str(out)]
+    return ["sweep", QUICK, *given, *where, *more]
+
+
+def sweep_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, in a process of its own."""
+    command = [sys.executable, "-m", "deepstack", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def start_sweep(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start the command."""
+    command = [sys.executable, "-m", "deepstack", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def by_seed(out: Path) -> dict[int, Run]:
+    """The runs by their seed."""
+    return {int(run.get("seed")): run for run in find_runs(out)}
+
+
+def results_of(run: Run) -> dict[str, bytes]:
+    """Everything deterministic in a run's folder."""
+    names = ["steps.csv", "evals.csv", "config.yaml", "columns.json"]
+    files = [run.path / name for name in names]
+    files += sorted(run.path.glob("layers/*.npy")) + sorted(run.path.glob("checkpoint/*/weights*"))
+    return {str(file.relative_to(run.path)): file.read_bytes() for file in files}
+
+
+def processes_with(text: str) -> list[int]:
+    """Ids of the processes whose command line or open files speak of a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                said = (entry / "cmdline").read_bytes().decode(errors="replace")
+                said += "".join(os.readlink(link) for link in (entry / "fd").iterdir())
+            except OSError:
+                continue
+            if text in said:
+                found.append(int(entry.name))
+    return found
 
 
 def check_states(out: Path, good: list[int], bad: list[int]) -> None:
@@ -53,26 +144,26 @@ def test_runs_that_end_badly_leave_the_others_alone(
 ) -> None:
     plugin, out = bring_plugin(tmp_path), tmp_path / "all"
     words = words_of(plugin, out, [*good, *bad], "--memory", "2GB", "--run-timeout", "60")
-    first = contract.sweep(*words)
+    first = sweep_to_end(*words)
     assert first.returncode == 3, first.stderr
-    assert contract.processes_with(str(out)) == []
+    assert processes_with(str(out)) == []
     check_states(out, good, bad)
     check_results(out, plugin, tmp_path / "alone", good)
-    assert contract.sweep(*words).returncode == 3  # failures are left alone, and are no success
+    assert sweep_to_end(*words).returncode == 3  # failures are left alone, and are no success
     (tmp_path / "healed").touch()
     kept = {run.path: (run.path / "status.json").stat().st_mtime_ns for run in find_runs(out)}
-    assert contract.sweep(*words, "--retry", "failed").returncode == 3
+    assert sweep_to_end(*words, "--retry", "failed").returncode == 3
     changed = {path for path in kept if (path / "status.json").stat().st_mtime_ns != kept[path]}
     failed = [seed for seed in bad if seed != MEMORY]
     assert changed == {by_seed(out)[seed].path for seed in failed}
     check_states(out, [*good, *failed], [MEMORY])
-    assert contract.sweep(*words, "--retry", "out_of_memory").returncode == 0
+    assert sweep_to_end(*words, "--retry", "out_of_memory").returncode == 0
     check_results(out, plugin, tmp_path / "healed_runs", bad)
 
 
 def check_results(out: Path, plugin: Path, alone: Path, seeds: list[int]) -> None:
     """The runs of these seeds must equal those of a sweep of them alone."""
-    assert contract.sweep(*words_of(plugin, alone, seeds)).returncode == 0
+    assert sweep_to_end(*words_of(plugin, alone, seeds)).returncode == 0
     runs, wanted = by_seed(out), by_seed(alone)
     assert sorted(wanted) == sorted(seeds)
     for seed, run in wanted.items():
@@ -84,12 +175,12 @@ def kill_until_done(tmp_path: Path, kills: int, seeds: list[int], steps: int) ->
     plugin, dice = bring_plugin(tmp_path), random.Random(kills)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ["runtime.checkpoint_seconds=0.2", "train.eval_every=50"]
-    assert contract.sweep(*words_of(plugin, whole, seeds, *more, steps=steps)).returncode == 0
+    assert sweep_to_end(*words_of(plugin, whole, seeds, *more, steps=steps)).returncode == 0
     words = words_of(plugin, killed, seeds, *more, steps=steps)
     every = len(seeds) * steps
     for number in range(kills):
         goal = int(every * (number + dice.random()) / (kills + 1))
-        process = contract.start(*words)
+        process = start_sweep(*words)
         try:
             while rows_in(killed) < goal and process.poll() is None:
                 time.sleep(0.02)
@@ -98,12 +189,12 @@ def kill_until_done(tmp_path: Path, kills: int, seeds: list[int], steps: int) ->
             process.kill()
             process.wait()
     # a run that is still saving holds its folder: the sweep then says so, and is given again
-    until(lambda: contract.sweep(*words).returncode == 0, seconds=300)
+    until(lambda: sweep_to_end(*words).returncode == 0, seconds=300)
     wanted = {seed: results_of(run) for seed, run in by_seed(whole).items()}
     assert {seed: results_of(run) for seed, run in by_seed(killed).items()} == wanted
     for run in find_runs(killed):
         assert list(run.steps["step"]) == list(range(1, steps + 1))
-    until(lambda: not contract.processes_with(str(killed)), seconds=300)
+    until(lambda: not processes_with(str(killed)), seconds=300)
 
 
 def states_of(out: Path) -> dict[int, str]:
@@ -124,13 +215,13 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(tmp_path: Path)
 @pytest.mark.slow
 def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(tmp_path: Path) -> None:
     plugin, out = bring_plugin(tmp_path), tmp_path / "out"
-    process = contract.start(*words_of(plugin, out, [HUNG, 0]))
+    process = start_sweep(*words_of(plugin, out, [HUNG, 0]))
     states = {HUNG: "running", 0: "done"}
     try:
         until(lambda: states_of(out) == states and rows_in(out) >= 2 + 4, seconds=300)
     finally:
         process.kill()
         process.wait()
-    assert contract.processes_with(str(out))
-    until(lambda: not contract.processes_with(str(out)), seconds=300)
+    assert processes_with(str(out))
+    until(lambda: not processes_with(str(out)), seconds=300)
     assert by_seed(out)[HUNG].state == "interrupted"
