@@ -11,33 +11,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
+from helpers.scheme_pieces import TOKENS, D, built, config
 
-from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
 from deepstack.model.initialise import IN_LAYERS
 from deepstack.schemes import SCHEMES
 from deepstack.training import make_optimizer
 
-# arXiv:2203.00555, Figure 2: depth -> alpha, beta of an encoder-only DeepNorm
-DEEPNORM = {
-    6: (1.8612, 0.37992),
-    12: (2.2134, 0.31947),
-    18: (2.4495, 0.28868),
-    100: (3.7606, 0.18803),
-    200: (4.4721, 0.15811),
-    1000: (6.6874, 0.10574),
-}
+DEPTHS = (6, 12, 18, 100, 200, 1000)
 
 
-@pytest.mark.parametrize(("depth", "alpha", "beta"), [(n, *v) for n, v in DEEPNORM.items()])
-def test_deepnorm_coefficients_are_the_published_ones(
-    depth: int, alpha: float, beta: float
-) -> None:
-    scheme = SCHEMES["deepnorm"]
-    assert scheme.alpha(depth) == pytest.approx(alpha, rel=2e-5)
-    assert scheme.beta(depth) == pytest.approx(beta, rel=3e-5)
-    gains = {role: scheme.gain(role, 1, depth) for role in IN_LAYERS}
-    assert gains == {r: scheme.beta(depth) if r in "v o w1 w2".split() else 1.0 for r in gains}
+def test_deepnorms_beta_is_the_published_one() -> None:
+    """Of an encoder alone: arXiv:2203.00555, Figure 2."""
+    found = [SCHEMES["deepnorm"].beta(depth) for depth in DEPTHS]
+    published = (0.37992, 0.31947, 0.28868, 0.18803, 0.15811, 0.10574)
+    assert found == pytest.approx(published, rel=3e-5)
 
 
 # scheme -> gain of a matrix (role, l, N), from the papers; what is not here starts with gain 1
@@ -59,28 +47,27 @@ GAINS: dict[str, Callable[[str, int, int], float]] = {
 }  # fmt: skip
 VALUES = ("v", "o", "w1", "w2")
 
-# scheme -> alpha at N = 6, 12, 18, 100, 200, 1000
+# scheme -> alpha at these depths; the others have none
+QUARTER = (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874)  # (2N)^(1/4)
 ALPHAS = {
+    **dict.fromkeys(("deepnorm", "deepnorm_tight", "deepnorm_rates", "deepnorm_power"), QUARTER),
+    "deepnorm_runtime_beta": QUARTER,
     "deepnorm_adam": (3.4641, 4.8990, 6.0, 14.1421, 20.0, 44.7214),
-    "deepnorm_tight": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
-    "deepnorm_rates": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
-    "deepnorm_power": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
-    "deepnorm_runtime_beta": (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874),
     "keel": (12, 24, 36, 200, 400, 2000),
     "deep_scale_lm": (0.81650, 0.91287, 0.94281, 0.98995, 0.99499, 0.99900),
 }
 
 
-@pytest.mark.parametrize("name", ALPHAS)
+@pytest.mark.parametrize("name", SCHEMES.names())
 def test_alpha_is_the_published_one(name: str) -> None:
-    found = [SCHEMES[name].alpha(depth) for depth in (6, 12, 18, 100, 200, 1000)]
-    assert found == pytest.approx(ALPHAS[name], rel=2e-5)
+    found = [SCHEMES[name].alpha(depth) for depth in DEPTHS]
+    assert found == (pytest.approx(ALPHAS[name], rel=2e-5) if name in ALPHAS else [None] * 6)
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
 def test_gains_are_the_papers(name: str) -> None:
     wanted = GAINS.get(name, lambda r, l, N: 1.0)
-    for depth in (6, 12, 18, 100, 200, 1000):
+    for depth in DEPTHS:
         for layer in (1, 2, depth):
             for role in IN_LAYERS:
                 found = SCHEMES[name].gain(role, layer, depth)
@@ -114,12 +101,9 @@ def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> No
         lr, decay, eps = SCHEMES[name].configure({"base": 4}).optim(role, 100)
         assert (lr, decay, eps) == (pytest.approx(m ** (power - 1)), 1.0, pytest.approx(m**-power))
     assert SCHEMES[name].optim("embedding", 100) == (1.0, 1.0, 1.0)
-    config = with_overrides(
-        Config(),
-        {"model.scheme": name, "model.depth": 100, "model.d_model": 8, "train.weight_decay": 0.1},
-    )
-    built = build_model(config, vocab_size=11)
-    groups = make_optimizer(config.train, built.trained, optim=built.optim).param_groups
+    given = config(name, 100, train__weight_decay=0.1)
+    model = build_model(given, vocab_size=11)
+    groups = make_optimizer(given.train, model.trained, optim=model.optim).param_groups
     assert {(g["factor"], g["eps"]) for g in groups} == {
         (1.0, 1e-8),
         (50 ** (power - 1), 1e-8 * 50**-power),
@@ -128,10 +112,9 @@ def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> No
 
 @pytest.mark.parametrize(("name", "power"), [("depth_mup", 0.0), ("complete_p", 1.0)])
 def test_learning_rates_under_sgd(name: str, power: float) -> None:
-    keys = {"model.scheme": name, "model.depth": 100, "train.optimizer": "sgd"}
-    built = build_model(with_overrides(Config(), keys), vocab_size=11)
-    assert built.optim("w1") == (pytest.approx(50**power), 1.0, 1.0)
-    assert built.optim("head") == (1.0, 1.0, 1.0)
+    optim = built(name, 100, train__optimizer="sgd").optim
+    assert optim("w1") == (pytest.approx(50**power), 1.0, 1.0)
+    assert optim("head") == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -139,19 +122,9 @@ def test_learning_rates_under_sgd(name: str, power: float) -> None:
     [(18, {}, 0.1), (19, {}, 1e-5), (24, {}, 1e-5), (25, {}, 1e-6), (6, {"start": 0.3}, 0.3)],
 )
 def test_layer_scale_starts_by_depth(depth: int, options: dict[str, float], value: float) -> None:
-    keys = {"model.scheme": "layer_scale", "model.depth": depth, "model.scheme_options": options}
-    built = build_model(with_overrides(Config(), keys), vocab_size=11)
-    state = built.banks.state()
+    state = built("layer_scale", depth, model__scheme_options=options).banks.state()
     for part in ("attention", "feed_forward"):
         assert (state[f"encoder.layers.scheme.{part}_scale"] == torch.tensor(value)).all()
-
-
-@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
-def test_schemes_without_coefficients(name: str) -> None:
-    scheme = SCHEMES[name]
-    assert scheme.alpha(100) is None and scheme.beta(100) is None
-    assert {scheme.gain(role, 3, 100) for role in IN_LAYERS} == {1.0}
-    assert scheme.final_norm is (name == "pre_ln")
 
 
 @pytest.mark.parametrize(
@@ -162,18 +135,9 @@ def test_schemes_without_coefficients(name: str) -> None:
     ),
 )
 def test_initial_standard_deviations(name: str, depth: int, fan: str, distribution: str) -> None:
-    config = with_overrides(
-        Config(),
-        {
-            "model.scheme": name,
-            "model.depth": depth,
-            "model.d_model": 48,
-            "model.d_ff": 96,
-            "model.init.fan": fan,
-            "model.init.distribution": distribution,
-        },
-    )
-    banks = build_model(config, vocab_size=40).banks
+    init = {"model__init__fan": fan, "model__init__distribution": distribution}
+    given = config(name, depth, model__d_model=48, model__d_ff=96, **init)
+    banks = build_model(given, vocab_size=40).banks
     shapes = {"w1": (48, 96), "w2": (96, 48)}  # n_in, n_out
     for bank in banks:
         for role, (values,) in bank.by_role():
@@ -207,12 +171,10 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
 
 @pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"deepnorm_runtime_beta"}))
 def test_beta_appears_in_no_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = with_overrides(Config(), {"model.scheme": name, "model.d_model": 16})
-    built = build_model(config, vocab_size=20)
-    tokens = torch.arange(12).view(1, 12)
-    before = built.model(tokens)
+    model = built(name, 6).model
+    before = model(TOKENS)
     monkeypatch.setattr(SCHEMES[name], "beta", classmethod(lambda cls, depth: 1e9))
-    assert torch.equal(built.model(tokens), before)
+    assert torch.equal(model(TOKENS), before)
 
 
 def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
@@ -221,14 +183,12 @@ def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
     deepnorm = SCHEMES["deepnorm"]
     monkeypatch.setattr(deepnorm, "alpha", classmethod(lambda cls, depth, **_: 1.0))
     monkeypatch.setattr(deepnorm, "beta", classmethod(lambda cls, depth, **_: 1.0))
-    tokens = torch.arange(40).view(2, 20) % 11
     outputs, gradients = [], []
     for name in ("post_ln", "deepnorm"):
-        built = build_model(with_overrides(Config(), {"model.scheme": name}), vocab_size=11)
-        logits = built.model(tokens)
-        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-        outputs.append(logits)
-        gradients.append(torch.cat([bank.gradients().flatten() for bank in built.banks]))
+        model = built(name, 6)
+        outputs.append(model.model(TOKENS))
+        F.cross_entropy(outputs[-1].flatten(0, 1), TOKENS.flatten()).backward()
+        gradients.append(torch.cat([bank.gradients().flatten() for bank in model.banks]))
     assert torch.equal(*outputs)
     assert torch.equal(*gradients)
 
@@ -242,13 +202,11 @@ DEEP = [
 
 @pytest.mark.parametrize(("name", "depth"), DEEP)
 def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> None:
-    changes = {"model.scheme": name, "model.depth": depth, "model.d_model": 8, "model.d_ff": 8}
-    built = build_model(with_overrides(Config(), changes), vocab_size=11)
-    tokens = torch.arange(16).view(2, 8) % 11
-    loss = F.cross_entropy(built.model(tokens).flatten(0, 1), tokens.flatten())
+    model = built(name, depth, model__d_ff=12)
+    loss = F.cross_entropy(model.model(TOKENS).flatten(0, 1), TOKENS.flatten())
     loss.backward()
     assert torch.isfinite(loss)
-    for bank in built.banks:
+    for bank in model.banks:
         assert torch.isfinite(bank.gradients()).all(), bank.key
 
 
@@ -262,12 +220,11 @@ def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:
 def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: str) -> None:
     if family not in SCHEMES[name].families:
         pytest.skip("no equations for this family")
-    given = {"model.scheme": name, "model.family": family, "model.depth": 3, "model.d_model": 8}
-    built = build_model(with_overrides(Config(), given), vocab_size=11, device="cpu")
+    schemes = built(name, 3, model__family=family).model.schemes
     torch.manual_seed(0)
-    x, g = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-    found = [scheme.post_scale() for scheme in built.model.schemes]
-    for scheme, a in zip(built.model.schemes, found, strict=True):
+    x, g = torch.randn(2, 3, D), torch.randn(2, 3, D)
+    found = [scheme.post_scale() for scheme in schemes]
+    for scheme, a in zip(schemes, found, strict=True):
         if a is not None:
             assert not scheme.changes_by_step
             z = scheme.residual(x, lambda u: g if u is x else None, lambda z: z)
@@ -297,8 +254,5 @@ def test_a_residual_of_one_s_own_is_not_taken_for_that_of_its_parent() -> None:
         def at_step(self, step: int) -> None:
             self.coefficient = 1.0 + step
 
-    given = {"model.depth": 2, "model.d_model": 8}
     for name, same in (("half", False), ("same", True), ("grows", False)):
-        config = with_overrides(Config(), given | {"model.scheme": name})
-        (scheme, _) = build_model(config, vocab_size=11, device="meta").model.schemes
-        assert (scheme.post_scale() is not None) is same
+        assert (built(name, 2).model.schemes[0].post_scale() is not None) is same
