@@ -19,6 +19,7 @@ from deepstack.model import build_model, generate
 from deepstack.model.cross_attention import MergedAttention
 from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS, task_families
+from deepstack.theory.attention import merged_formula
 
 DECODERS = [
     (name, family)
@@ -82,16 +83,7 @@ def test_merged_attention_is_its_equation() -> None:
     assert isinstance(merged, MergedAttention)
     assert not hasattr(model.decoder.layers[1], "cross_attention")
     x, m = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-    q, u = x @ merged.q.T + merged.q_bias, x @ merged.v.T + merged.v_bias
-    k, v = m @ merged.k.T + merged.k_bias, m @ merged.v.T + merged.v_bias
-    heads = []
-    for h in range(2):
-        s = slice(8 * h, 8 * h + 8)
-        weights = torch.softmax(q[..., s] @ k[..., s].transpose(1, 2) / 8**0.5, dim=-1)
-        heads.append(weights @ v[..., s])
-    means = torch.stack([u[:, : i + 1].mean(dim=1) for i in range(5)], dim=1)
-    expected = (torch.cat(heads, dim=-1) + means) @ merged.o.T + merged.o_bias
-    torch.testing.assert_close(merged(x, m), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged(x, m), merged_formula(merged, x, m), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["post_ln", "sub_ln", "deepnorm"])
@@ -267,16 +259,14 @@ def test_matrices_start_with_the_gain_of_their_side(name: str, family: str) -> N
 def test_streams_of_the_sides_differ_and_those_of_a_lone_stack_are_an_encoders(family: str) -> None:
     alone = build_model(config(), vocab_size=VOCAB).banks.state()
     other = build_model(config(model__family=family), vocab_size=VOCAB).banks.state()
+    model_sides = ("encoder", "decoder")
     first = "decoder" if family == "decoder" else "encoder"
     if family != "encoder_decoder":
         for key, values in alone.items():
             assert torch.equal(values, other[key.replace("encoder.", f"{first}.")])
     else:
-        twice = [other[f"{side}.layers.feed_forward.w2"] for side in ("encoder", "decoder")]
-        assert (
-            torch.nn.functional.normalize(twice[0].flatten(1), dim=1)
-            * torch.nn.functional.normalize(twice[1].flatten(1), dim=1)
-        ).sum(1).abs().max() < 0.2
+        sides = (other[f"{side}.layers.feed_forward.w2"].flatten(1) for side in model_sides)
+        assert torch.cosine_similarity(*sides).abs().max() < 0.2
 
 
 TASKS_OF = [
@@ -332,28 +322,24 @@ def test_a_decoders_keys_need_an_encoder_decoder(key: str) -> None:
 
 
 def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
-    def layer(name: str) -> Any:
-        keys = {"model.family": "encoder_decoder", "model.scheme": name, "model.depth": 2}
-        return build_model(
-            conf.with_overrides(conf.Config(), keys), vocab_size=11
-        ).model.decoder.layers[1]
-
-    assert set(layer("sub_ln").cross_attention.slots) == set()
-    assert set(layer("sub_ln").attention.slots) == {"before_out"}
-    assert set(layer("fixup").cross_attention.slots) == {"before_cross_out"}
+    sub_ln, fixup = (
+        perturbed(model__family="encoder_decoder", model__scheme=name).model.decoder.layers[1]
+        for name in ("sub_ln", "fixup")
+    )
+    assert not sub_ln.cross_attention.slots and set(sub_ln.attention.slots) == {"before_out"}
+    assert set(fixup.cross_attention.slots) == {"before_cross_out"}
 
 
 def test_the_encoder_beside_a_decoder_has_its_own_alpha() -> None:
-    keys = {"model.family": "encoder_decoder", "model.depth": 5, "model.decoder_depth": 9}
-    model = build_model(conf.with_overrides(conf.Config(), keys), vocab_size=11).model
-    x, layer = torch.randn(2, 4, 64), model.encoder.layers[2]
+    depths = {"model__depth": 5, "model__decoder_depth": 9}
+    layer = perturbed(model__family="encoder_decoder", **depths).model.encoder.layers[2]
+    x = torch.randn(2, 4, 16)
     alpha = 0.81 * (5**4 * 9) ** (1 / 16)
     first, second = (norms[0] for norms in layer.scheme.each("norms"))
     y = first(alpha * x + layer.attention(x))
     torch.testing.assert_close(layer(x), second(alpha * y + layer.feed_forward(y)))
 
 
-def test_ds_init_shrinks_the_matrices_of_cross_attention_too() -> None:
-    scheme = SCHEMES["ds_init"]
-    for role in ("cross_q", "cross_k", "cross_v", "cross_o"):
-        assert scheme.gain(role, 4, 9) == pytest.approx(0.5)
+@pytest.mark.parametrize("role", ["cross_q", "cross_k", "cross_v", "cross_o"])
+def test_ds_init_shrinks_the_matrices_of_cross_attention_too(role: str) -> None:
+    assert SCHEMES["ds_init"].gain(role, 4, 9) == pytest.approx(0.5)

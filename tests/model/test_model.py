@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.fast import make_step
 from deepstack.model import build_model
+from deepstack.model.build import Built
 from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
 from deepstack.model.transformer import sinusoidal
 from deepstack.schemes import NORMS, SCHEMES
@@ -22,15 +25,14 @@ from deepstack.training import make_optimizer, mean_loss
 TOKENS = torch.arange(60).view(3, 20) % 17
 
 
-def built(**changes: object):
+def built(vocab_size: int = 17, **changes: object):
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return build_model(with_overrides(Config(), dotted), vocab_size=17)
+    return build_model(with_overrides(Config(), dotted), vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 def test_the_stream_starts_at_unit_variance(positions: str) -> None:
-    config = with_overrides(Config(), {"model.d_model": 256, "model.positions": positions})
-    model = build_model(config, vocab_size=400).model
+    model = built(400, model__d_model=256, model__positions=positions).model
     x0 = model.start(torch.arange(400)[None, :60] * 5 % 400)
     # sines and cosines have a mean: what is 1 is the second moment
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
@@ -65,8 +67,8 @@ SCALED = {"residual", "t_fixup"}
 
 @pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - SCALED))
 def test_a_tied_head_starts_with_logits_of_unit_scale(name: str) -> None:
-    config = with_overrides(Config(), {"model.d_model": 128, "model.scheme": name})
-    logits = build_model(config, vocab_size=300).model(torch.randint(0, 300, (4, 40)))
+    model = built(300, model__d_model=128, model__scheme=name).model
+    logits = model(torch.randint(0, 300, (4, 40)))
     assert 0.7 < logits.std().item() < 1.3
 
 
@@ -74,12 +76,8 @@ def test_sinusoidal_positions_are_the_published_formula() -> None:
     table = sinusoidal(50, 12)
     for p, i in [(0, 0), (3, 2), (49, 5)]:
         angle = p / 10000 ** (2 * i / 12)
-        assert table[p, 2 * i].item() == pytest.approx(
-            math.sqrt(2 / 12) * math.sin(angle), abs=1e-6
-        )
-        assert table[p, 2 * i + 1].item() == pytest.approx(
-            math.sqrt(2 / 12) * math.cos(angle), abs=1e-6
-        )
+        wanted = [math.sqrt(2 / 12) * math.sin(angle), math.sqrt(2 / 12) * math.cos(angle)]
+        assert table[p, 2 * i : 2 * i + 2].tolist() == pytest.approx(wanted, abs=1e-6)
     torch.testing.assert_close(table.norm(dim=1), torch.ones(50))
 
 
@@ -102,17 +100,18 @@ def test_dropout_is_off_in_evaluation_mode_only() -> None:
     assert torch.equal(model(TOKENS), model(TOKENS))
 
 
-def run_steps(config: Config, steps: int = 5, **options: object):
-    b = build_model(config, vocab_size=17)
-    step = make_step(
-        lambda x, y: mean_loss(b.model(x), y),
-        b.banks,
-        b.trained,
-        make_optimizer(config.train, b.trained),
-        clip=config.train.clip,
-        max_loss=100.0,
+def step_of(b: Built, config: Config, losses: Iterator[float]):
+    """The training step of a model, whose losses are multiplied by these numbers."""
+    return make_step(
+        lambda x, y: mean_loss(b.model(x), y) * next(losses), b.banks, b.trained,
+        make_optimizer(config.train, b.trained), clip=config.train.clip, max_loss=100.0,
         alive=torch.ones(()),
-    )
+    )  # fmt: skip
+
+
+def run_steps(config: Config, steps: int = 5):
+    b = build_model(config, vocab_size=17)
+    step = step_of(b, config, repeat(1.0))
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
 
@@ -124,14 +123,10 @@ def test_banks_are_plain_parameters_bit_for_bit(
     name: str, optimizer: str, clip: float | None
 ) -> None:
     changes = {
-        "model.scheme": name,
-        "model.depth": 7,
-        "model.d_model": 20,
-        "train.optimizer": optimizer,
-        "train.clip": clip,
-        "train.weight_decay": 0.1,
+        "model.scheme": name, "model.depth": 7, "model.d_model": 20, "train.optimizer": optimizer,
+        "train.clip": clip, "train.weight_decay": 0.1,
         "train.momentum": 0.9 if optimizer == "sgd" else 0.0,
-    }
+    }  # fmt: skip
     config = with_overrides(Config(), changes)
     stacked, rows = run_steps(config)
     plain, plain_rows = run_steps(with_overrides(config, {"runtime.banks": False}))
@@ -178,10 +173,9 @@ def test_the_modules_see_what_the_optimizer_writes() -> None:
 
 def test_roles_treated_apart_give_the_same_forward() -> None:
     """q, k and v in matrices of their own: same numbers as fused."""
+    factors = {"train.lr_factors": {"q": 1.0 + 1e-12}}
     fused, _ = run_steps(Config(), steps=2)
-    apart, _ = run_steps(
-        with_overrides(Config(), {"train.lr_factors": {"q": 1.0 + 1e-12}}), steps=2
-    )
+    apart, _ = run_steps(with_overrides(Config(), factors), steps=2)
     assert not apart.model.layers[0].attention.fused
     torch.testing.assert_close(apart.model(TOKENS), fused.model(TOKENS))
 
@@ -197,17 +191,7 @@ def test_only_trainable_roles_move() -> None:
 
 def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     b = build_model(Config(), vocab_size=17)
-    optimizer = make_optimizer(Config().train, b.trained)
-    losses = iter([1.0, float("nan"), 1.0])
-    step = make_step(
-        lambda x, y: mean_loss(b.model(x), y) * next(losses),
-        b.banks,
-        b.trained,
-        optimizer,
-        clip=1.0,
-        max_loss=100.0,
-        alive=torch.ones(()),
-    )
+    step = step_of(b, Config(), iter([1.0, float("nan"), 1.0]))
     assert step(TOKENS, TOKENS, 1e-3).alive == 1
     held = {k: v.clone() for k, v in b.banks.state().items()}
     assert step(TOKENS, TOKENS, 1e-3).alive == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import scheme_pieces
 from helpers.family_models import perturbed, same_one_by_one, tokens_for
 from helpers.small_runs import data_of, small
 from torch import Tensor
@@ -60,32 +61,30 @@ def test_a_logit_depends_on_how_far_two_positions_are_apart() -> None:
 @pytest.mark.parametrize("rotary", [True, False])
 @pytest.mark.parametrize("normed", [True, False])
 def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed: bool) -> None:
-    """From the plain matrices, head by head, with weights written out."""
+    """From the plain matrices, with weights written out."""
     changes: dict[str, Any] = {"model__norm__kind": kind, "model__qk_norm": normed}
     positions = "rotary" if rotary else "learned"
-    model = perturbed(model__family=family, model__positions=positions, **changes).model
-    attention = model.layers[1].attention
-    x = torch.randn(2, 6, 16)
-    qkv = x @ attention.qkv.T + attention.qkv_bias
+    changes |= {"model__family": family, "model__positions": positions}
+    layer = scheme_pieces.perturbed("pre_ln", 2, **changes).layers[1]
+    attention = layer.attention
 
     def norm(h: Tensor, module: Any) -> Tensor:
         centred = h - h.mean(-1, keepdim=True) if kind == "layer" else h
         scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return scaled * module.gain + module.bias
 
-    heads = []
-    for h in range(2):
-        own = slice(8 * h, 8 * h + 8)
-        q, k, v = (part[..., own].detach() for part in qkv.split(16, dim=-1))
+    def qkv(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = parts.detach()
         if normed:
             q, k = norm(q, attention.qk.q_norm), norm(k, attention.qk.k_norm)
-        if rotary:
-            q, k = turned(q.detach()), turned(k.detach())
-        logits = q @ k.mT / math.sqrt(8)
-        if family == "decoder":
-            logits = logits.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
-        heads.append(logits.softmax(-1) @ v)
-    expected = torch.cat(heads, -1) @ attention.o.T + attention.o_bias
+        return (turned(q.detach()), turned(k.detach()), v) if rotary else (q, k, v)
+
+    def masked(logits: Tensor) -> Tensor:
+        future = torch.ones(6, 6).triu(1).bool() & torch.tensor(family == "decoder")
+        return logits.masked_fill(future, -math.inf)
+
+    x = torch.randn(2, 6, scheme_pieces.D)
+    expected = scheme_pieces.pieces(layer, 2, 2).A(x, qkv=qkv, logits=masked)
     torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
-from helpers.scheme_literals import norm
-from helpers.scheme_pieces import HEADS, TOKENS, D, built, config, perturbed
+from helpers.scheme_pieces import HEADS, TOKENS, D, built, config, perturbed, pieces
 
 import deepstack
 from deepstack.config import Config, with_overrides
@@ -101,29 +100,24 @@ def test_the_outputs_gain_is_an_option() -> None:
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_a_real_former_is_its_equation_written_by_hand(family: str, mean: bool) -> None:
-    """All layers, head by head: S_l = sum over k <= l of Q_k K_kᵀ / sqrt(d_head)."""
+    """All layers: S_l = sum over k <= l of Q_k K_kᵀ / sqrt(d_head)."""
     options = {"model__family": family, "model__scheme_options": {"mean": mean}}
     model = perturbed("real_former", 5, **options)
-    x = model.start(TOKENS)
-    allowed = torch.ones(6, 6).tril() if family == "decoder" else torch.ones(6, 6)
-    scores = [torch.zeros(2, 6, 6) for _ in range(HEADS)]
-    d = D // HEADS
+    x, scores = model.start(TOKENS), [torch.zeros(())]
+    hidden = torch.ones(6, 6).triu(1).bool() & torch.tensor(family == "decoder")
     for l, layer in enumerate(model.layers, start=1):
-        a, f, s = layer.attention, layer.feed_forward, layer.scheme
-        q, k, v = (x @ a.qkv.T + a.qkv_bias).chunk(3, dim=-1)
-        outputs = []
-        for h in range(HEADS):
-            own = slice(d * h, d * h + d)
-            scores[h] = scores[h] + q[..., own] @ k[..., own].transpose(1, 2) / math.sqrt(d)
-            weights = torch.exp(scores[h] / (l if mean else 1)) * allowed
-            outputs.append(weights / weights.sum(-1, keepdim=True) @ v[..., own])
-        x = norm(s.attention_norms[0])(x + torch.cat(outputs, -1) @ a.o.T + a.o_bias)
-        hidden = torch.relu(x @ f.w1.T + f.w1_bias)
-        x = norm(s.feed_forward_norms[0])(x + hidden @ f.w2.T + f.w2_bias)
+        p = pieces(layer, l, 5)
+
+        def running(own: torch.Tensor, share: float = 1 / l if mean else 1.0) -> torch.Tensor:
+            scores.append(scores[-1] + own)
+            return (share * scores[-1]).masked_fill(hidden, -math.inf)
+
+        x = p.a[0](x + p.A(x, logits=running))
+        x = p.f[0](x + p.F(x))
     torch.testing.assert_close(model.hidden(TOKENS), x, rtol=1e-4, atol=1e-4)
     *_, (last, handed) = model.last.stream(model.start(TOKENS))
     assert torch.equal(last, model.hidden(TOKENS))
-    torch.testing.assert_close(handed, torch.stack(scores, dim=1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(handed, scores[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_no_call_leaves_anything_to_the_next() -> None:
