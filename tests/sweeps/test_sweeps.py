@@ -34,6 +34,10 @@ TINY = {
 BASE = with_overrides(Config(), TINY)
 
 
+def overrides(steps: int) -> list[str]:
+    return [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
+
+
 def test_a_grid_is_every_combination_and_each_once() -> None:
     grid = {"model.depth": [1, 2, 1], "seed": [0, 1]}
     found = [(c.model.depth, c.seed) for c in expand(BASE, grid)]
@@ -153,8 +157,7 @@ def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
-    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 700}).items()]
-    command = [sys.executable, "-m", "deepstack", "sweep", *settings, "--depths", "1,2"]
+    command = [sys.executable, "-m", "deepstack", "sweep", *overrides(700), "--depths", "1,2"]
     command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
@@ -170,8 +173,8 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
 
 
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
-    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": 100_000}).items()]
-    words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2", *settings]
+    words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
+    words += overrides(100_000)
     beside = tmp_path / "temporary"
     beside.mkdir()
     environment = os.environ | {"TMPDIR": str(beside)}
@@ -223,7 +226,8 @@ def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
     with closing(ForkServer(str(tmp_path))) as server:
         first = server.start(["train", str(missing)], logs[0], {})
-        second = server.start([*words_of(tmp_path, 100_000)], logs[1], {})
+        words = ["train", str(example("quick")), *overrides(100_000), "--out", str(tmp_path), "-q"]
+        second = server.start(words, logs[1], {})
         until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
         second.send_signal(signal.SIGKILL)
         third = server.start(["list", "schemes"], logs[2], {})
@@ -231,11 +235,6 @@ def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
     assert "missing.yaml" in logs[0].read_text()
     assert logs[1].read_text() == logs[2].read_text() == ""
-
-
-def words_of(out: Path, steps: int) -> list[str]:
-    settings = [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
-    return ["train", str(example("quick")), *settings, "--out", str(out), "--quiet"]
 
 
 def steps_made(out: Path) -> list[int]:

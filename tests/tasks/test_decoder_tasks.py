@@ -27,10 +27,7 @@ def config(**changes: Any) -> Config:
 
 def test_a_markov_translation_has_an_exact_optimum() -> None:
     """Enumerating all sequences gives the probability of each next word."""
-    given = with_overrides(
-        config(model__family="encoder_decoder", task__seq_len=4), {"task.states": 3}
-    )
-    task = task_of(given)
+    task = task_of(config(model__family="encoder_decoder", task__seq_len=4, task__states=3))
     batch = task.validation_batch(0, 5)
     structure = np.random.default_rng([0, 4])
     chain = random_chain(structure, 3, 0.1)
@@ -50,9 +47,7 @@ def test_a_markov_translation_has_an_exact_optimum() -> None:
 
 
 def test_spans_are_cut_out_and_said() -> None:
-    given = with_overrides(
-        config(model__family="encoder_decoder", task__name="text"), {"task.seq_len": 20}
-    )
+    given = config(model__family="encoder_decoder", task__name="text", task__seq_len=20)
     batch = task_of(given).train_batch(1, 300)
     source, shown = batch.inputs[:, :20], batch.inputs[:, 20:]
     assert batch.targets.shape == shown.shape == (300, 3) and (batch.targets < 256).all()
@@ -70,10 +65,8 @@ def test_spans_are_cut_out_and_said() -> None:
 
 def test_a_cut_window_put_together_is_text() -> None:
     """The source with its spans filled in again is a stretch of the held-out text."""
-    given = with_overrides(
-        config(model__family="encoder_decoder", task__name="text"),
-        {"task.seq_len": 20, "task.mask_rate": 0.4},
-    )
+    sizes = {"task__seq_len": 20, "task__mask_rate": 0.4}
+    given = config(model__family="encoder_decoder", task__name="text", **sizes)
     text = read_corpus(None).content
     batch = task_of(given).validation_batch(0, 6)
     for inputs, target in zip(batch.inputs, batch.targets, strict=True):
@@ -105,10 +98,8 @@ def test_a_task_says_which_families_it_has_batches_for() -> None:
 
 
 def test_what_cannot_be_said_is_refused() -> None:
-    config = with_overrides(
-        Config(), {"model.family": "encoder_decoder", "task.name": "reverse", "task.seq_len": 4}
-    )
-    model = build_model(config, vocab_size=8).model
+    given = config(model__family="encoder_decoder", task__name="reverse", task__seq_len=4)
+    model = build_model(given, vocab_size=8).model
     tokens = torch.zeros(1, 5, dtype=torch.int64)
     with pytest.raises(ConfigError, match="a source of 5 tokens, allowed at most 4"):
         generate(model, tokens[:, :1], 2, source=tokens)

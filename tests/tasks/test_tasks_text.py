@@ -133,18 +133,6 @@ def test_the_context_free_entropy_is_what_counting_gives(
     assert -np.log(q).mean() == pytest.approx(exact, abs=0.05)
 
 
-def test_the_context_free_entropy_is_the_best_of_context_free_predictors() -> None:
-    train, _ = split(read_corpus(None).content, 0.1, 64)
-    p = smoothed_frequencies(train)
-    best = context_free_entropy(p, p, (0.8, 0.1, 0.1))
-    law = np.full((256, 256), 0.1 / 256) + 0.1 * np.eye(256)
-    unigram = -(p * np.log(p)).sum()
-    for trust in np.linspace(0, 0.999, 50):  # how far a rival believes the byte that is shown
-        q = (1 - trust) * p[:, None] + trust * np.eye(256)
-        rival = 0.8 * unigram - (p[:, None] * law * np.log(q)).sum()
-        assert best < rival
-
-
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "books"
     (folder / "b").mkdir(parents=True)
@@ -240,60 +228,44 @@ def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (read_corpus(path).name, read_corpus(path).content) == (name, b"word")
 
 
-def make_fifo(folder: Path) -> Path:
-    os.mkfifo(folder / "pipe")
-    return folder / "pipe"
-
-
-def make_folder_with_fifo(folder: Path) -> Path:
-    make_fifo(folder)
-    return folder
-
-
-def make_hidden_only(folder: Path) -> Path:
-    write(folder / ".a", b"text")
-    return folder
-
-
-def make_file(content: bytes):  # type: ignore[no-untyped-def]
-    return lambda folder: Path(write(folder / "a.txt", content))
-
-
-def make_loop(folder: Path) -> Path:
-    (folder / "loop").symlink_to(folder / "loop")
-    return folder / "loop"
-
-
-def make_dangling_in_folder(folder: Path) -> Path:
-    (folder / "gone").symlink_to(folder / "nothing")
-    return folder
+@pytest.fixture
+def unfit(tmp_path: Path) -> Path:
+    """A folder with files and folders that are no text."""
+    for name in ("hidden", "with_fifo", "dangling", "nothing"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "hidden" / ".a", b"text")
+    os.mkfifo(tmp_path / "with_fifo" / "pipe")
+    (tmp_path / "dangling" / "gone").symlink_to(tmp_path / "missing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("name", "expected"),
     [
-        (lambda folder: folder / "missing.txt", "no such file or folder"),
-        (lambda folder: folder / "nul\0.txt", "cannot read"),
-        (lambda folder: folder / ("x" * 300), "cannot read"),
-        (lambda folder: Path("/dev/null"), "/dev/null is no regular file; allowed: a regular file"),
-        (lambda folder: folder, "no files in"),
-        (make_hidden_only, "hidden ones skipped"),
-        (make_fifo, "is no regular file; allowed: a regular file or a folder"),
-        (make_folder_with_fifo, "pipe is no regular file"),
-        (make_loop, "cannot read"),
-        (make_dangling_in_folder, "no such file or folder"),
-        (make_file(b""), "is empty"),
-        (make_file(b"abc\xffdef"), "not UTF-8 text: byte 0xff at position 3"),
-        (make_file("\u00fc".encode("latin-1") * 9), "not UTF-8 text: byte 0xfc at position 0"),
-        (make_file(b"abc\xe2\x82"), "not UTF-8 text: byte 0xe2 at position 3"),
-        (make_file(b"word " * 20), "the text is too short: 100 bytes"),
+        ("missing.txt", "no such file or folder"),
+        ("nul\0.txt", "cannot read"),
+        ("x" * 300, "cannot read"),
+        ("/dev/null", "/dev/null is no regular file; allowed: a regular file"),
+        ("nothing", "no files in"),
+        ("hidden", "hidden ones skipped"),
+        ("with_fifo/pipe", "is no regular file; allowed: a regular file or a folder"),
+        ("with_fifo", "pipe is no regular file"),
+        ("loop", "cannot read"),
+        ("dangling", "no such file or folder"),
+        (b"", "is empty"),
+        (b"abc\xffdef", "not UTF-8 text: byte 0xff at position 3"),
+        ("\u00fc".encode("latin-1") * 9, "not UTF-8 text: byte 0xfc at position 0"),
+        (b"abc\xe2\x82", "not UTF-8 text: byte 0xe2 at position 3"),
+        (b"word " * 20, "the text is too short: 100 bytes"),
     ],
 )
-def test_unfit_texts_are_refused(make, expected: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    path = make(tmp_path)
+def test_unfit_texts_are_refused(name: str | bytes, expected: str, unfit: Path) -> None:
+    """name: of a path, or the content of a file."""
+    path = write(unfit / "a.txt", name) if isinstance(name, bytes) else str(unfit / name)
     began = time.monotonic()
     with pytest.raises(ConfigError) as raised:
-        build(64, path=str(path))
+        build(64, path=path)
     assert time.monotonic() - began < 1
     message = str(raised.value)
     assert raised.value.key == "task.path"
@@ -351,16 +323,10 @@ def test_batches_of_text_are_fast() -> None:
 def test_unigram_loss_is_of_the_very_positions_that_show_mask() -> None:
     task = build_task("text", {"mask_rate": 0.5}, seq_len=64, seed=3)
     batch = task.validation_batch(0, 16)
-    from deepstack.tasks.text import read_corpus
-
     content = np.frombuffer(read_corpus(None).content, dtype=np.uint8)
     train = content[: len(content) - int(0.1 * len(content))]
     counts = np.bincount(train, minlength=256)
-    losses = [
-        -np.log((counts[t] + 1) / (len(train) + 256))
-        for t, m in zip(batch.targets.flat, batch.masked.flat, strict=True)
-        if m
-    ]
+    losses = -np.log((counts[batch.targets[batch.masked]] + 1) / (len(train) + 256))
     assert task.unigram_loss(batch) == pytest.approx(np.mean(losses), rel=1e-4)
     shown = batch._replace(masked=np.zeros_like(batch.masked))
     assert task.unigram_loss(shown) is None
