@@ -75,17 +75,17 @@ class Worker:
             "plugins": [str(plugin.path) for plugin in plugins.LOADED.values()],
         }
         self.start_memory = self._ask(json.dumps(order))["start_memory_mb"]
-        self._step()
+        self._ask("step")
         self.start = time.perf_counter() - began
         for _ in range(warm_up - 1):
-            self._step()
+            self._ask("step")
 
     def step(self) -> None:
         """Run one step that counts.
 
         The row's peak memory is taken at steps before the products, which need memory too.
         """
-        answer = self._step()
+        answer = self._ask("step")
         if not self.products:
             self.peak_memory = answer["peak_memory_mb"]
         self.parameters = answer["parameters"]
@@ -113,9 +113,6 @@ class Worker:
         self._process.wait()
         self._errors.close()
         self._process = None
-
-    def _step(self) -> dict[str, Any]:
-        return self._ask("step")
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin and self._process.stdout

@@ -34,6 +34,14 @@ deepstack's step on two threads.
 A row is named by its peer and its variants, as in torch+onednn or deepstack+bf16.
 """
 
+CHANGES: dict[str, dict[str, object]] = {
+    "fp32": {"train.precision": "fp32"},
+    "bf16": {"train.precision": "bf16"},
+    "onednn": {},
+    "shards": {"train.shards": 2, "runtime.threads": 2},
+}
+"""The settings of each variant."""
+
 
 def parse_row(row: str) -> tuple[str, list[str]]:
     """Return a row's peer, or deepstack's own row, and its variants.
@@ -67,12 +75,8 @@ def label_of(row: str) -> str:
 
 def config_of_row(row: str, config: conf.Config) -> conf.Config:
     """Return the configuration of a row: that of all rows, changed by its variants."""
-    _, variants = parse_row(row)
-    if "shards" in variants:
-        config = conf.with_overrides(config, {"train.shards": 2, "runtime.threads": 2})
-    for precision in ("fp32", "bf16"):
-        if precision in variants:
-            config = conf.with_overrides(config, {"train.precision": precision})
+    for variant in parse_row(row)[1]:
+        config = conf.with_overrides(config, CHANGES[variant])
     return config
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from deepstack import config as conf
 from deepstack.bench.measure import bench
@@ -12,23 +12,14 @@ from deepstack.bench.rows import LOGGED, is_own, label_of, parse_row
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 
-
-class BenchShape(NamedTuple):
-    """The sizes of a benchmark: DeepNorm layers trained by AdamW on text."""
-
-    depth: int
-    d_model: int
-    n_heads: int
-    batch_size: int
-    seq_len: int
-
-
+SIZES = ("model.depth", "model.d_model", "model.n_heads", "train.batch_size", "task.seq_len")
 SHAPES = {
-    "narrow": BenchShape(1000, 64, 2, 8, 32),
-    "small": BenchShape(200, 32, 2, 16, 16),
-    "medium": BenchShape(24, 256, 4, 16, 64),
-    "wide": BenchShape(12, 512, 8, 8, 128),
+    "narrow": (1000, 64, 2, 8, 32),
+    "small": (200, 32, 2, 16, 16),
+    "medium": (24, 256, 4, 16, 64),
+    "wide": (12, 512, 8, 8, 128),
 }
+"""The SIZES of benchmarks by name: DeepNorm layers trained by AdamW on text."""
 SUITES = {"cpu": ("narrow", "small", "medium", "wide")}
 """Suites by name, each with its shapes, which a CPU runs in one thread."""
 
@@ -39,11 +30,9 @@ def shape_config(name: str, overrides: Sequence[str] = ()) -> conf.Config:
     """Return the configuration of a named shape, with settings as on the command line."""
     if name not in SHAPES:
         raise ConfigError(f"bench: {unknown('shape', name, SHAPES)}")
-    shape = SHAPES[name]
     settings = [
-        f"model.depth={shape.depth}", f"model.d_model={shape.d_model}",
-        f"model.n_heads={shape.n_heads}", f"train.batch_size={shape.batch_size}",
-        f"task.seq_len={shape.seq_len}", "task.name=text", "model.scheme=deepnorm",
+        *(f"{key}={size}" for key, size in zip(SIZES, SHAPES[name], strict=True)),
+        "task.name=text", "model.scheme=deepnorm",
         "train.optimizer=adamw", "train.lr=1e-4", "train.clip=1.0", "train.eval_every=0",
         "train.eval_batches=1", "log.probe_sequences=1", "log.layers_every=0",
         "runtime.device=cpu", "runtime.threads=1",

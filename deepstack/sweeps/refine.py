@@ -112,6 +112,7 @@ def refine(
     start = start_value(described, key)
     if not tolerance > 1:
         raise ConfigError(f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26")
+    options: dict[str, Any] = {"out": out, "workers": workers, "show": show}
     settings = settings_of(described, key)
     own_seeds = described.grid.get(SEED, [described.base.seed])
     seeds = list(select_seeds or own_seeds)
@@ -123,13 +124,13 @@ def refine(
         for index in search.wanted()
     ]:
         cells = [setting | {key: search.value(index)} for setting, search, index in wanted]
-        runs = run_cells(described, cells, seeds, name, out, workers, show)
+        runs = run_cells(described, cells, seeds, study=name, **options)
         for cell, (_, search, index) in zip(cells, wanted, strict=True):
             search.losses[index] = mean_loss([run for run in runs if matches(run, cell)])
     optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
     if select_seeds is not None:
         chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
-        run_cells(described, chosen, own_seeds, f"{name}_reported", out, workers, show)
+        run_cells(described, chosen, own_seeds, study=f"{name}_reported", **options)
     return optima
 
 
@@ -176,20 +177,13 @@ def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:
 
 
 def run_cells(
-    study: conf.Study,
-    cells: Sequence[dict[str, Any]],
-    seeds: Sequence[int],
-    name: str,
-    out: str | Path,
-    workers: int | None,
-    show: Callable[[Sequence[Progress]], None],
+    described: conf.Study, cells: Sequence[dict[str, Any]], seeds: Sequence[int], **options: Any
 ) -> list[Run]:
-    """Train these settings with each seed and return the runs."""
+    """Train these settings with each seed and return the runs; options: of `sweep`."""
     if not cells:
         return []
     group = {key: [cell[key] for cell in cells] for key in cells[0]}
-    listed = replace(study, grid={SEED: list(seeds)}, zips=(group,))
-    return sweep(listed, study=name, out=out, workers=workers, show=show)
+    return sweep(replace(described, grid={SEED: list(seeds)}, zips=(group,)), **options)
 
 
 def matches(run: Run, cell: dict[str, Any]) -> bool:
