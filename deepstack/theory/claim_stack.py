@@ -72,7 +72,6 @@ class Trial:
             make_optimizer(train, self.built.trained, optim=self.built.optim),
             clip=train.clip,
             max_loss=train.max_loss,
-            alive=torch.ones(()),
             project=self.built.projection(),
         )
         losses = []

@@ -43,6 +43,25 @@ TIMING = {
 }
 
 
+def describe_run(
+    prepared: Prepared,
+    built: Built,
+    update: ModelUpdate,
+    evals: dict[str, tuple[str, str, str]],
+    attribution: dict[str, tuple[str, str, str]],
+) -> dict[str, Any]:
+    """Write meta.json, which is returned, and columns.json (see `columns_of`)."""
+    folder = prepared.folder
+    before = folder.read_meta()
+    meta = meta_of(prepared, before, built.banks.count())
+    folder.write_meta(meta)
+    columns = columns_of(prepared, built, update, evals, attribution)
+    folder.write_columns(columns)
+    if not before and (notice := resolution_notice(columns)):
+        prepared.observer.notify(notice)
+    return meta
+
+
 def meta_of(
     prepared: Prepared, before: dict[str, Any], parameters: dict[str, int]
 ) -> dict[str, Any]:

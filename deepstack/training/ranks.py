@@ -1,4 +1,4 @@
-"""The checkpoint, model and batches that the ranks of one run share."""
+"""The model and batches that the ranks of one run share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +17,7 @@ from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch, Task
-from deepstack.training.checkpoint import Checkpoint
 from deepstack.training.start import Start
-
-
-def common_checkpoint(ranks: RankGroup, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-    """Return on every rank the checkpoint that `find` returns on rank 0."""
-    parts: dict[str, dict[str, Tensor]] = {}
-
-    def find_on_rank0() -> dict[str, Any] | None:
-        checkpoint = find()
-        if checkpoint is None:
-            return None
-        parts.update(checkpoint.parts)
-        return {"step": checkpoint.step, "state": checkpoint.state}
-
-    facts = ranks.from_rank0(find_on_rank0)
-    return None if facts is None else Checkpoint(parts=ranks.broadcast(parts), **facts)
 
 
 def copy_views(stream: Stream) -> Stream:

@@ -27,9 +27,9 @@ from deepstack.records.comparison import (
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import git_state
-from deepstack.training.loop import train
 from deepstack.training.observer import Observer, Observers, Row
 from deepstack.training.preflight import recorded_config
+from deepstack.training.run import train
 
 
 @dataclass(frozen=True)

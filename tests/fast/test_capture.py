@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deepstack.fast import CapturedFunction, Measured, Update, capture
-from deepstack.fast.shards import Shard
+from deepstack.fast.step import Shard
 
 
 class Stream:

@@ -229,9 +229,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
 
     group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}
     optimizer = torch.optim.SGD([group], lr=0.1)
-    step = make_step(
-        loss, cast(Any, Nothing()), [], optimizer, clip=None, max_loss=1.0, alive=torch.ones(())
-    )
+    step = make_step(loss, cast(Any, Nothing()), [], optimizer, clip=None, max_loss=1.0)
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
     assert not deferred_gradients._queues

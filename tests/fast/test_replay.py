@@ -22,7 +22,7 @@ from deepstack.fast import Measured, Update, replaying
 from deepstack.fast.out_variants import FUNCTIONS, bind
 from deepstack.fast.recording import Recording, TensorRef
 from deepstack.fast.replay import bind_recording, layout, padded
-from deepstack.fast.shards import Shard
+from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 

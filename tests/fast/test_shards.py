@@ -35,7 +35,6 @@ def gradients(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
         make_optimizer(config.train, built.trained),
         clip=None,
         max_loss=100.0,
-        alive=torch.ones(()),
         shards=config.train.shards,
     )
     batch = to_device(task.train_batch(1, config.train.batch_size), torch.device("cpu"))

@@ -170,7 +170,7 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
 
     step = make_step(
         loss, built.banks, built.trained, make_optimizer(given.train, built.trained),
-        clip=None, max_loss=1e9, alive=torch.ones(()), project=built.projection(),
+        clip=None, max_loss=1e9, project=built.projection(),
     )  # fmt: skip
     before = {key: value.clone() for key, value in built.banks.state().items()}
     step(tokens, tokens, 0.1)

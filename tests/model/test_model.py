@@ -111,7 +111,6 @@ def run_steps(config: Config, steps: int = 5, **options: object):
         make_optimizer(config.train, b.trained),
         clip=config.train.clip,
         max_loss=100.0,
-        alive=torch.ones(()),
     )
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
@@ -206,7 +205,6 @@ def test_a_diverged_step_changes_nothing_from_then_on() -> None:
         optimizer,
         clip=1.0,
         max_loss=100.0,
-        alive=torch.ones(()),
     )
     assert step(TOKENS, TOKENS, 1e-3).alive == 1
     held = {k: v.clone() for k, v in b.banks.state().items()}

@@ -45,7 +45,7 @@ def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
 
     step = make_step(
         loss, built.banks, built.trained, optimizer,
-        clip=config.train.clip, max_loss=config.train.max_loss, alive=torch.ones(()),
+        clip=config.train.clip, max_loss=config.train.max_loss,
     )  # fmt: skip
     for t in range(3):
         norm = step((TOKENS + t) % 17, TOKENS, 0.01).grad_norm

@@ -149,7 +149,6 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
         make_optimizer(config.train, built.trained),
         clip=1.0,
         max_loss=100.0,
-        alive=torch.ones(()),
     )
     task, cpu = task_of(config), torch.device("cpu")
     for t in range(1, 13):
