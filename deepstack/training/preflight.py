@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +20,14 @@ import torch
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.distributed import RankGroup, join_ranks, parallelism, started_by_torchrun
-from deepstack.errors import ConfigError, NothingMatchedError, PluginError, ResourceError
+from deepstack.distributed import RankGroup, join_ranks, parallelism
+from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
-from deepstack.records import ENDED, Run, RunFolder, existing_run, removal
+from deepstack.records import ENDED, Run, RunFolder, removal
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
+from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
     choose_device,
     environment_changes,
@@ -36,9 +37,8 @@ from deepstack.training.environment import (
 )
 from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
-from deepstack.training.outcome import is_out_of_memory
 from deepstack.training.start import Start, changed_source, start_of
-from deepstack.training.tracking import refuse_missing_tracker, tracking
+from deepstack.training.tracking import TensorBoardLog
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -92,10 +92,12 @@ def preflight(
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_non_utf8_path(out)
     refuse_missing_plugins(config, study_folder)
-    refuse_missing_tracker(config.log.to)
+    tracks = "tensorboard" in config.log.to
+    if tracks:
+        require_tensorboard("log.to")
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
-    refuse_broken_scheme(config)
+    check_scheme(config)
     start = start_of(config, task.vocab_size)
     device = choose_device(config.runtime)
     ranks = join_ranks(device)
@@ -104,7 +106,7 @@ def preflight(
     with (
         locked_folder(config, study_folder, task, ranks, parent) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
-        tracking(config.log.to, ranks.is_rank0) as trackers,
+        closing(TensorBoardLog()) as tracker,
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
@@ -114,8 +116,9 @@ def preflight(
             return
         observer = outer
         if ranks.is_rank0:
-            registered = [make() for _, make in OBSERVERS.items()] if saves else []
-            observer = Observers(outer, LogFile(folder), *trackers, *registered)
+            more = [make() for _, make in OBSERVERS.items()] if saves else []
+            more += [tracker] if tracks else []
+            observer = Observers(outer, LogFile(folder), *more)
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
@@ -146,42 +149,40 @@ def refuse_non_utf8_path(out: Path) -> None:
         ) from None
 
 
-def refuse_broken_scheme(config: conf.Config) -> None:
-    """Raise PluginError for a plugin's scheme that cannot be used (see `check_scheme`)."""
-    try:
-        check_scheme(config)
-    except Exception as error:
-        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
-            raise
-
-
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
-    mode, shards = parallelism(config, ranks), config.train.shards
-    if mode and shards > 1:
-        key = "train.shards"
-        text = f"{key}: found {shards}, which needs one process; allowed 1: ranks split the batch"
-        raise ConfigError(text, key=key)
-    reasons = {"one process": bool(mode), "train.shards=1": shards > 1}
+    mode, train, model = parallelism(config, ranks), config.train, config.model
+    cuts_matrices = mode == "fully_sharded"
+    reasons = {"one process": mode is not None, "train.shards=1": train.shards > 1}
     needs_whole = " and ".join(name for name, missing in reasons.items() if missing)
-    if config.model.norm.kind == "batch" and needs_whole:
-        key = "model.norm.kind"
-        raise ConfigError(f"{key}: found batch, which needs {needs_whole}; or use rms", key=key)
-    if config.model.unique_layers and (mode == "fully_sharded" or config.train.spectral_penalty):
-        key = "model.unique_layers"
-        excluded = "runtime.parallel=fully_sharded and train.spectral_penalty"
-        raise ConfigError(f"{key}: it excludes {excluded}; allowed null", key=key)
-    needs = {
-        "train.optimizer": config.train.optimizer == "muon",
-        "train.spectral_penalty": config.train.spectral_penalty > 0,
+    needs_matrices = {
+        "train.optimizer": train.optimizer == "muon",
+        "train.spectral_penalty": train.spectral_penalty > 0,
         "log.sharpness_every": config.log.sharpness_every != 0,
     }
-    for key in (key for key, needed in needs.items() if needed and mode == "fully_sharded"):
-        raise ConfigError(
-            f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
-            "allowed with runtime.parallel=data",
-            key=key,
-        )
+    rules = [
+        (
+            "train.shards",
+            mode is not None and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1: ranks split the batch",
+        ),
+        (
+            "model.norm.kind",
+            model.norm.kind == "batch" and needs_whole != "",
+            f"found batch, which needs {needs_whole}; or use rms",
+        ),
+        (
+            "model.unique_layers",
+            model.unique_layers and (cuts_matrices or train.spectral_penalty),
+            "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
+        ),
+    ]
+    text = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    text += "allowed with runtime.parallel=data"
+    rules += [(key, used and cuts_matrices, text) for key, used in needs_matrices.items()]
+    for key, is_broken, text in rules:
+        if is_broken:
+            raise ConfigError(f"{key}: {text}", key=key)
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
@@ -227,43 +228,6 @@ def refuse_other_environment(folder: RunFolder, environment: Mapping[str, Any]) 
             f"this run was begun in another environment: {'; '.join(changes)}\n"
             "its log could not go on byte for byte; to go on all the same: --allow-env-change"
         )
-
-
-def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, list[str]]:
-    """Return a run's config, to train it again, and the changes of the environment since.
-
-    Raises ConfigError for a changed environment (unless allowed), other data or a missing plugin.
-    """
-    existing_run(folder.path)
-    if started_by_torchrun():
-        raise ConfigError("rerun: found several processes (torchrun); allowed one")
-    refuse_probed(folder)
-    meta = folder.read_meta()
-    if "environment" not in meta:
-        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
-    plugins.require_plugins(meta.get("plugins", []), str(folder.path))
-    if extends := inexact_parent(folder):
-        raise ConfigError(
-            f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
-            "another schedule, so its config alone does not repeat it; rerun that run instead"
-        )
-    config = conf.load_config(folder.config_path)
-    if changed := changed_source({"data": {}} | meta, task_of(config).data, config):
-        key, source, was, is_now = changed
-        other = "began with other weights" if key == "model.start" else "was trained on other data"
-        raise ConfigError(f"{folder.path} {other}: sha256 was {was}, is {is_now} ({source})")
-    device = choose_device(config.runtime)
-    with torch_settings(config, device) as threads:
-        now = environment_of(config, device, threads, fast_paths_of(config, device))
-    changes = environment_changes(meta["environment"], now)
-    if "environment_changed" in meta:
-        changes.append("parts of it were made in different ones (environment_changed)")
-    if changes and not allow_env_change:
-        raise ConfigError(
-            f"{folder.path} was made in another environment: {'; '.join(changes)}\n"
-            "its numbers need not come out again; to see how far they do: --allow-env-change"
-        )
-    return config, changes
 
 
 def refuse_probed(folder: RunFolder) -> None:
