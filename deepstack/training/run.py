@@ -32,7 +32,7 @@ from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.extension import Parent
-from deepstack.training.intervals import is_due
+from deepstack.training.intervals import row_is_due
 from deepstack.training.meta import describe_run
 from deepstack.training.notebook_progress import default_observer
 from deepstack.training.observer import Observer, Started
@@ -84,8 +84,9 @@ def train(
     Raises errors of `deepstack.errors`: ConfigError, ResourceError (memory, disk, a folder in use),
     DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
     """
+    config = with_steps(conf.checked_config(config))
     with preflight(
-        with_steps(conf.checked_config(config)),
+        config,
         study,
         Path(out),
         observer or default_observer(),
@@ -106,7 +107,7 @@ def train(
                         break
                     if run.snapshots.is_due(step):
                         run.snapshot(step)
-                    if run.evaluation_is_due(step):
+                    if row_is_due(config, "evals", step):
                         run.evaluate(step)
                     if run.checkpoint_is_due(step):
                         run.save(step)
@@ -289,13 +290,8 @@ class TrainingRun:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
         self.progress.step = step
-        if self.snapshots.is_due(step) or self.evaluation_is_due(step):
+        if self.snapshots.is_due(step) or row_is_due(self.config, "evals", step):
             self.recorder.flush()
-
-    def evaluation_is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due: at every so many steps and at the last one."""
-        train = self.config.train
-        return is_due(train.eval_every or train.steps, step, train.steps)
 
     def snapshot(self, step: int) -> None:
         """Take the snapshot of layers and roles and write it, without disturbing training."""

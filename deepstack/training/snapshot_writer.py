@@ -20,7 +20,7 @@ from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.records import AppendLog, RunFolder
 from deepstack.training.evaluation import mean_loss
-from deepstack.training.intervals import is_due
+from deepstack.training.intervals import row_is_due
 from deepstack.training.ranks import whole_copy
 from deepstack.training.sharpness_row import sharpness_row
 
@@ -135,26 +135,15 @@ class SnapshotWriter:
         """
         return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
-    def layers_are_due(self, step: int) -> bool:
-        """Return whether a snapshot of every layer is due after this step."""
-        return is_due(self.config.log.layers_every, step, self.config.train.steps)
-
-    def parts_are_due(self, step: int) -> bool:
-        """Return whether an attribution is due; at θ_0 nothing has moved."""
-        every, last = self.config.log.attribution_every, self.config.train.steps
-        return step > 0 and is_due(every, step, last)
-
-    def sharpness_is_due(self, step: int) -> bool:
-        """Return whether a row of sharpness.csv is due after this step."""
-        return is_due(self.config.log.sharpness_every, step, self.config.train.steps)
-
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
-        return self.layers_are_due(step) or self.parts_are_due(step) or self.sharpness_is_due(step)
+        return any(
+            row_is_due(self.config, log, step) for log in ("layers", "attribution", "sharpness")
+        )
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
-        due = self.layers_are_due(step)
+        due = row_is_due(self.config, "layers", step)
         self._before = [bank.values().clone() for bank in self._banks] if due else None
 
     def take(self, step: int) -> None:
@@ -164,11 +153,11 @@ class SnapshotWriter:
         before, self._before = self._before if step else None, None
         if copy is None:
             return
-        if self.layers_are_due(step):
+        if row_is_due(self.config, "layers", step):
             self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
-        if self.parts_are_due(step):
+        if row_is_due(self.config, "attribution", step):
             self._attribute(copy, step)
-        if self.sharpness_is_due(step):
+        if row_is_due(self.config, "sharpness", step):
             train = self.config.train
             loss = partial(mean_loss, targets=self.targets, smoothing=train.label_smoothing)
             row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
