@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +134,36 @@ QUICK = ("deepnorm", "keel", "rezero")
 GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
 
 
+DECODERS = product(("decoder", "encoder_decoder"), ("deepnorm", "pre_ln", "fixup", "residual"))
+WIRED = [(name, "encoder") for name in GRAPHS] + [
+    (name, family) for family, name in DECODERS if family in SCHEMES[name].families
+]
+
+
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in GRAPHS]
+    ("name", "family"),
+    [w if w[0] in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
 )
-def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
+def test_one_graph_for_all_layers_of_a_kind_in_each_mode(name: str, family: str) -> None:
     graphs = []
 
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    built = build_model(config(model__scheme=name, model__depth=12), vocab_size=11)
-    tokens = torch.arange(24).view(2, 12) % 11
-    expected = built.model(tokens).detach()
-    built.model.last.runner = compiled(print, count)
+    given = config(model__scheme=name, model__family=family, model__depth=12)
+    model = build_model(given, vocab_size=11).model
+    tokens = torch.arange(2 * (12 + model.source_len)).view(2, -1) % 11
+    expected = model(tokens).detach()
+    runner = compiled(print, count)
+    for stack in model.stacks.values():
+        stack.runner = runner
     for _ in range(2):
         with torch.no_grad():
-            assert torch.allclose(built.model(tokens), expected, atol=1e-6)
-        built.model(tokens).mean().backward()
-    assert len(graphs) == 2 * WIRINGS.get(name, 1), "with gradients and without"
+            torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
+        model(tokens).mean().backward()
+    kinds = WIRINGS.get(name, 1) if family == "encoder" else len(model.stacks)
+    assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

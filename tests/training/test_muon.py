@@ -12,13 +12,11 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, parse_config, with_overrides
-from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
-from deepstack.training.preflight import refuse_cut_settings
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 
@@ -179,17 +177,7 @@ def test_only_norms_trained_is_adamw() -> None:
     assert type(make_optimizer(config.train, built.trained)) is torch.optim.AdamW
 
 
-def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
-    ranks = RankGroup()
-    ranks.size = 2
-    for setting in (
-        {"train.optimizer": "muon"},
-        {"train.spectral_penalty": 0.1},
-        {"log.sharpness_every": 5},
-    ):
-        sharded = with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting})
-        with pytest.raises(ConfigError, match=r"needs whole matrices.*runtime\.parallel=data"):
-            refuse_cut_settings(sharded, ranks)
+def test_settings_without_muon_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
         parse_config("train: {muon: {momentum: 0.9}}")
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=muon; allowed 0\.0, or"):

@@ -124,6 +124,8 @@ UNSEEN: list[dict[str, Any]] = [
     {"log.layers_every": 0},
     {"log.layers_every": 1},
     {"log.probe_sequences": 5},
+    {"log.skipped_layers": 3, "log.jacobian": True, "log.stream_update": True},
+    {"log.sharpness_every": 5},
     {"train.eval_every": 0},
     {"runtime.checkpoint_seconds": 0.0},
     {"runtime.banks": False},
