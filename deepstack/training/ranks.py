@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.distributed import RankGroup, ShardedBanks, parallelism, sharded_norm, sharded_sum
-from deepstack.model import Transformer, build_model
+from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
@@ -50,17 +50,10 @@ def shard(built: Built, ranks: RankGroup, device: torch.device) -> Built:
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "hidden")
-    banks = ShardedBanks(built.banks, {b.key: parameters_of(model, b) for b in built.banks}, ranks)
+    named = {bank.key: [*map(model.get_parameter, bank.names)] for bank in built.banks}
+    banks = ShardedBanks(built.banks, named, ranks)
     trained = {bank.key for bank in built.trained}
     return replace(built, banks=banks, trained=[b for b in banks if b.key in trained])
-
-
-def parameters_of(model: Transformer, bank: Bank) -> list[nn.Parameter]:
-    """Return the parameters of a bank: one for each layer, or the one outside of the layers."""
-    if bank.stack is None:
-        return [model.get_parameter(bank.key)]
-    name = bank.key.removeprefix(f"{bank.stack}.layers.")
-    return [layer.get_parameter(name) for layer in model.stacks[bank.stack].layers]
 
 
 def build_for_ranks(
