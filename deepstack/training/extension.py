@@ -25,8 +25,7 @@ from deepstack.plugins import require_plugins
 from deepstack.records import Run, RunFolder, existing_run, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.intervals import row_is_due
-from deepstack.training.schedule import depends_on_steps, learning_rate
+from deepstack.training.schedule import depends_on_steps, learning_rate, row_is_due
 from deepstack.training.start import changed_source
 
 # Settings that an extension may change; `runtime` is free.

@@ -22,11 +22,11 @@ from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
-from deepstack.training.intervals import is_due
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
 from deepstack.training.recorder import Divergence, Recorder, sync_logs
+from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
 Interval = int | Literal["log"]

@@ -1,8 +1,10 @@
-"""The state of a run in its checkpoints: saved, and loaded to resume the run."""
+"""The state of a run in its checkpoints: saved, and loaded to resume or to use the run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +12,15 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate
-from deepstack.errors import ResourceError
+from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
-from deepstack.model.build import Built
-from deepstack.records import AppendLog
+from deepstack.model.build import Built, build_model
+from deepstack.plugins import require_plugins
+from deepstack.records import AppendLog, RunFolder
+from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.preflight import Prepared
+from deepstack.training.preflight import Prepared, refuse_probed
 from deepstack.training.snapshot_writer import LayerRecords
 
 # Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
@@ -83,3 +87,41 @@ class SavedState:
         if self.ranks.is_rank0:
             sums = {log.path.stem: log.sha256 for log in logs if log.compared}
             ckpt.save(self.folder, ckpt.Checkpoint(step, parts, {"run": self.run, "logs": sums}))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model at the weights of a checkpoint, with its settings and its task."""
+
+    folder: RunFolder
+    config: conf.Config
+    built: Built
+    step: int
+    task: Task
+
+
+def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None) -> Trained:
+    """Load config, task and model of the newest whole checkpoint of a run.
+
+    say: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
+    of an external model, NothingMatchedError without a checkpoint.
+    """
+    refuse_probed(folder)
+    require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+    config = conf.load_config(folder.config_path, [])
+    task = task_of(config)
+    built = build_model(config, vocab_size=task.vocab_size, draw=False)
+    damaged: list[str] = []
+    owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
+    newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
+    for problem in damaged:
+        say(f"not used: {problem}")
+    if newest is None:
+        state = folder.read_status().get("state", "interrupted")
+        raise NothingMatchedError(
+            f"{folder.path} has no whole checkpoint to load (its run is {state}); "
+            "a run that is done keeps its weights, a diverged one has none"
+        )
+    built.load(newest.parts["weights"])
+    built.at_step(newest.step)
+    return Trained(folder, config, built, newest.step, task)

@@ -32,10 +32,8 @@ from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.extension import Parent
-from deepstack.training.intervals import row_is_due
 from deepstack.training.meta import describe_run
-from deepstack.training.notebook_progress import default_observer
-from deepstack.training.observer import Observer, Started
+from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import make_optimizer
 from deepstack.training.outcome import Progress, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
@@ -43,7 +41,7 @@ from deepstack.training.preflight import Prepared, preflight
 from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
 from deepstack.training.recorder import Divergence, Recorder, cause, sync_logs
 from deepstack.training.resume import SavedState
-from deepstack.training.schedule import learning_rate
+from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.

@@ -24,10 +24,9 @@ from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.evaluation import Evaluation
-from deepstack.training.intervals import is_due
 from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
-from deepstack.training.schedule import learning_rate
+from deepstack.training.schedule import is_due, learning_rate
 
 
 @pytest.mark.parametrize("task", ["text", "markov", "copy", "reverse"])
