@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack import config as conf
 from deepstack.fast.gpu.deferred_gradients import forget
 from deepstack.gc_control import gc_paused
+from deepstack.model.build import Built
 from deepstack.parameters.banks import Bank, Banks, global_norm
 from deepstack.tasks import IGNORE
 
@@ -177,54 +179,50 @@ def weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 def make_step(
     loss: Loss,
-    banks: Banks,
-    trained: Sequence[Bank],
+    built: Built,
     optimizer: torch.optim.Optimizer,
+    train: conf.Train,
     *,
-    clip: float | None,
-    max_loss: float,
-    shards: int = 1,
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    project: Callable[[], None] | None = None,
     capture: Callable[[Update, Probe | None], StepFunction] = probed,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 
-    loss: (inputs, targets) -> the mean loss; see `Loss`.  shards: equal parts of a batch,
-    whose gradients are added in order.  Every parameter group has a key 'factor': its
-    learning rate is lr * factor.  The gradient is scaled by min(1, clip / its norm).  After a
-    non-finite or too large value all later updates are masked on the device: the parameters stay
-    unchanged, and the host does not wait.
+    loss: (inputs, targets) -> the mean loss; see `Loss`.  Every parameter group has a key 'factor':
+    its learning rate is lr * factor.  The gradient is scaled by min(1, train.clip / its norm).
+    After a non-finite value, or a loss above `train.max_loss`, all later updates are masked on the
+    device: the parameters stay unchanged, and the host does not wait.  After every update the
+    scheme's constraint on parameters holds; under masked updates it changes them by rounding errors
+    at most.
 
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
     update.
     share: called after the backward pass with the loss of this rank's part of the batch; reduces
     gradients to those of the whole batch and returns its loss.
     norm_of: the norm of all gradients after `share`.
-    project: enforces the scheme's constraint on parameters after every update.  Under masked
-    updates it changes them by rounding errors at most.
     capture: turns update and probe into one function, such as a CUDA graph.
     """
+    project = built.projection()
     make_update = bare_step(optimizer)
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
     alive = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
     last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
-    batch = ShardedBatch(loss, banks, shards, alive.device)
+    batch = ShardedBatch(loss, built.banks, train.shards, alive.device)
 
     def total() -> LossAndNorm:
         value = batch.total()
-        return share(value) if share else value, norm_of(trained)
+        return share(value) if share else value, norm_of(built.trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
-        good = (norm < math.inf) & (value <= max_loss) & (last_update < math.inf)
+        good = (norm < math.inf) & (value <= train.max_loss) & (last_update < math.inf)
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
         untyped.found_inf = 1.0 - alive
-        if clip is not None:
-            untyped.grad_scale = (norm / clip).clamp(min=1.0)
+        if train.clip is not None:
+            untyped.grad_scale = (norm / train.clip).clamp(min=1.0)
         make_update()
         if project is not None:
             project()

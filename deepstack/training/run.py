@@ -181,16 +181,12 @@ class TrainingRun:
         share, norm_of = reductions(self.built, self.ranks)
         step = make_step(
             self.loss,
-            self.built.banks,
-            self.built.trained,
+            self.built,
             self.optimizer,
-            clip=train.clip,
-            max_loss=train.max_loss,
-            shards=train.shards,
+            train,
             probe=self.update.measure if measures else None,
             share=share,
             norm_of=norm_of,
-            project=self.built.projection(),
             capture=step_recorder(
                 self.model, config, paths, notify, choose_threads(config, self.ranks)
             ),

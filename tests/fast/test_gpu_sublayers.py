@@ -227,6 +227,10 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     class Nothing(list[Any]):
         def zero_gradients(self) -> None: ...
 
+        def projection(self) -> None: ...
+
+    nothing: Any = Nothing()
+    nothing.banks = nothing.trained = nothing
     group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}
     optimizer = torch.optim.SGD([group], lr=0.1)
     step = make_step(loss, cast(Any, Nothing()), [], optimizer, clip=None, max_loss=1.0)

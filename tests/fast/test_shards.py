@@ -28,12 +28,9 @@ def gradients(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     built = deepstack.build_model(config, vocab_size=task.vocab_size)
     step = make_step(
         lambda inputs, targets, *count: mean_loss(built.model(inputs), targets, *count),
-        built.banks,
-        built.trained,
+        built,
         make_optimizer(config.train, built.trained),
-        clip=None,
-        max_loss=100.0,
-        shards=config.train.shards,
+        config.train.model_copy(update={"clip": None}),  # clipping changes gradients in place
     )
     batch = to_device(task.train_batch(1, config.train.batch_size), torch.device("cpu"))
     loss = step(*batch, 0.0).loss

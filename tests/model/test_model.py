@@ -106,11 +106,9 @@ def run_steps(config: Config, steps: int = 5, **options: object):
     b = build_model(config, vocab_size=17)
     step = make_step(
         lambda x, y: mean_loss(b.model(x), y),
-        b.banks,
-        b.trained,
+        b,
         make_optimizer(config.train, b.trained),
-        clip=config.train.clip,
-        max_loss=100.0,
+        config.train,
     )
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
@@ -200,11 +198,9 @@ def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     losses = iter([1.0, float("nan"), 1.0])
     step = make_step(
         lambda x, y: mean_loss(b.model(x), y) * next(losses),
-        b.banks,
-        b.trained,
+        b,
         optimizer,
-        clip=1.0,
-        max_loss=100.0,
+        Config().train,
     )
     assert step(TOKENS, TOKENS, 1e-3).alive == 1
     held = {k: v.clone() for k, v in b.banks.state().items()}

@@ -41,10 +41,7 @@ def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return mean_loss(built.model(inputs), targets)
 
-    step = make_step(
-        loss, built.banks, built.trained, optimizer,
-        clip=config.train.clip, max_loss=config.train.max_loss,
-    )  # fmt: skip
+    step = make_step(loss, built, optimizer, config.train)
     for t in range(3):
         norm = step((TOKENS + t) % 17, TOKENS, 0.01).grad_norm
         scale = 1.0 if config.train.clip is None else min(1.0, config.train.clip / norm.item())

@@ -145,11 +145,9 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
     built = deepstack.build_model(config, vocab_size=257)
     step = make_step(
         lambda x, y: mean_loss(built.model(x), y),
-        built.banks,
-        built.trained,
+        built,
         make_optimizer(config.train, built.trained),
-        clip=1.0,
-        max_loss=100.0,
+        config.train,
     )
     task, cpu = task_of(config), torch.device("cpu")
     for t in range(1, 13):
