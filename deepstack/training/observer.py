@@ -182,20 +182,16 @@ def number(value: float | None) -> str:
 
 def validation(row: Row) -> str:
     """Return a row with its references: 'loss 2.9 (on [MASK] 3.1; unigram there 3.2)'."""
-    text = f"loss {number(row['loss'])}"
-    notes, there = [], ""
     loss, masked = row["loss"], row.get("loss_masked")
     # If every predicted position is [MASK], both losses are equal except for rounding.
-    if masked is not None and not (loss is not None and math.isclose(loss, masked, rel_tol=1e-5)):
-        notes.append(f"on [MASK] {number(row['loss_masked'])}")
-        there = " there"
-    if row.get("unigram_loss") is not None:
-        notes.append(f"unigram{there} {number(row['unigram_loss'])}")
-    if row.get("optimal_loss") is not None:
-        notes.append(f"optimal {number(row['optimal_loss'])}")
-    if row.get("solved") is not None:
-        notes.append(f"solved up to k = {number(row['solved'])}")
-    return text + (f" ({'; '.join(notes)})" if notes else "")
+    both = masked is not None and not (
+        loss is not None and math.isclose(loss, masked, rel_tol=1e-5)
+    )
+    labels = {"loss_masked": "on [MASK]"} if both else {}
+    labels["unigram_loss"] = "unigram there" if both else "unigram"
+    labels |= {"optimal_loss": "optimal", "solved": "solved up to k ="}
+    known = [f"{label} {number(row[n])}" for n, label in labels.items() if row.get(n) is not None]
+    return f"loss {number(loss)}" + (f" ({'; '.join(known)})" if known else "")
 
 
 class NotebookProgress(Observer):

@@ -25,7 +25,6 @@ from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
-from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
@@ -37,6 +36,7 @@ from deepstack.training.environment import (
 )
 from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
+from deepstack.training.outcome import memory_needed
 from deepstack.training.start import Start, changed_source, start_of
 from deepstack.training.tracking import TensorBoardLog
 
@@ -205,7 +205,7 @@ def refuse_short_memory(
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
-    needed = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
+    needed = memory_needed(config, task)
     here = memory_limit(device)
     if on_cpu:
         here = min(here, conf.machine_memory())

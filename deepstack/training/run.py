@@ -146,6 +146,7 @@ class TrainingRun:
     def __init__(
         self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
     ) -> None:
+        self.prepared = prepared
         self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
         self.task = prepared.task
         self.device, self.ranks = prepared.device, prepared.ranks
@@ -168,11 +169,9 @@ class TrainingRun:
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(
-            config,
-            self.folder,
+            prepared,
             self.built,
             probe,
-            self.ranks,
             self.update,
             self.optimizer,
             partial(captured_function, config=config, paths=paths, notify=notify),

@@ -16,13 +16,13 @@ from deepstack.diagnostics.bound import not_said_of
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.diagnostics.sharpness import sharpness
 from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
-from deepstack.distributed import RankGroup
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
 from deepstack.records import AppendLog, RunFolder
 from deepstack.training.evaluation import mean_loss
 from deepstack.training.muon import Muon
+from deepstack.training.preflight import Prepared
 from deepstack.training.ranks import whole_copy
 from deepstack.training.schedule import learning_rate, row_is_due
 
@@ -89,16 +89,15 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        config: conf.Config,
-        folder: RunFolder,
+        prepared: Prepared,
         built: Built,
         probe: tuple[Tensor, Tensor],
-        ranks: RankGroup,
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
         capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
-        self.config, self.built, self.ranks, self.update = config, built, ranks, update
+        self.config, self.ranks = config, ranks = prepared.config, prepared.ranks
+        self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
         self.parts = []
@@ -113,7 +112,7 @@ class SnapshotWriter:
             copy = whole_copy(config, built, self.inputs.device, ranks)
             self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
-        self.records = LayerRecords(folder)
+        self.records = LayerRecords(prepared.folder)
         # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
