@@ -16,8 +16,8 @@ from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
-from deepstack.tasks import IGNORE, Batch, Task
-from deepstack.training.start import Start
+from deepstack.tasks import IGNORE, Batch
+from deepstack.training.preflight import Prepared
 
 
 def copy_views(stream: Stream) -> Stream:
@@ -56,17 +56,9 @@ def shard(built: Built, ranks: RankGroup, device: torch.device) -> Built:
     return replace(built, banks=banks, trained=[b for b in banks if b.key in trained])
 
 
-def build_for_ranks(
-    config: conf.Config,
-    task: Task,
-    device: torch.device,
-    ranks: RankGroup,
-    start: Start | None = None,
-) -> Built:
-    """Return the model of a run, whole on each rank, or sharded if that is configured.
-
-    start: the run whose weights it begins with.
-    """
+def build_for_ranks(prepared: Prepared) -> Built:
+    """Return the model of a run, whole on each rank, or sharded if that is configured."""
+    config, task, device, ranks = prepared.config, prepared.task, prepared.device, prepared.ranks
     sharded = parallelism(config, ranks) == "fully_sharded"
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
@@ -76,8 +68,8 @@ def build_for_ranks(
         if config.model.dropout:  # the same masks on every rank
             torch.manual_seed(dropout_seed(config.seed, 0))
         built.calibrate(torch.from_numpy(first.inputs).to(device))
-    if start:
-        start.load_into(built, config.model.grow)
+    if prepared.start:
+        prepared.start.load_into(built, config.model.grow)
     return shard(built, ranks, device) if sharded else built
 
 

@@ -3,90 +3,75 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics import ModelUpdate
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.plugins import require_plugins
-from deepstack.records import AppendLog, RunFolder
+from deepstack.records import RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.preflight import Prepared, refuse_probed
-from deepstack.training.snapshot_writer import LayerRecords
+from deepstack.training.preflight import refuse_probed
+
+if TYPE_CHECKING:
+    from deepstack.training.run import TrainingRun
 
 # Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
 
 
-class SavedState:
-    """Saves and loads the weights, the optimizer, F_0 and F_{t−1}, and the snapshots so far."""
+def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
+    """Load the newest whole checkpoint of a run on every rank and return it; None without one."""
+    parts: dict[str, dict[str, Tensor]] = {}
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        built: Built,
-        optimizer: torch.optim.Optimizer,
-        update: ModelUpdate,
-        records: LayerRecords,
-    ) -> None:
-        self.folder, self.ranks = prepared.folder, prepared.ranks
-        self.built, self.optimizer = built, optimizer
-        self.update, self.records = update, records
-        self.run = conf.digest(without_defaults(prepared.config))
-        _, on_disk = conf.disk_estimate(prepared.config, prepared.task.vocab_size)
-        self.largest = LEAST_LIMIT + on_disk + 8 * update.initial.numel()
-        self.notify = prepared.observer.notify
-
-    def load(self) -> ckpt.Checkpoint | None:
-        """Load the newest whole checkpoint on every rank and return it; None without one."""
-        parts: dict[str, dict[str, Tensor]] = {}
-
-        def find() -> dict[str, Any] | None:
-            # Of several ranks each holds a part of the weights.
-            weights = self.built.state() if self.ranks.size == 1 else None
-            owner = ckpt.Owner(self.run, weights, self.largest)
-            checkpoint = ckpt.fitting(self.folder, self.notify, owner)
-            if checkpoint is None:
-                return None
-            parts.update(checkpoint.parts)
-            return {"step": checkpoint.step, "state": checkpoint.state}
-
-        facts = self.ranks.from_rank0(find)
-        if facts is None:
+    def find() -> dict[str, Any] | None:
+        # Of several ranks each holds a part of the weights.
+        weights = run.built.state() if run.ranks.size == 1 else None
+        _, on_disk = conf.disk_estimate(run.config, run.task.vocab_size)
+        largest = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
+        owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, largest)
+        checkpoint = ckpt.fitting(run.folder, run.observer.notify, owner)
+        if checkpoint is None:
             return None
-        parts = self.ranks.broadcast(parts)
-        try:
-            self.built.load(parts["weights"])
-            if "optimizer" in parts:  # else of the last step: only `finish` remains
-                load_optimizer_state(self.optimizer, self.built.trained, parts["optimizer"])
-                self.update.load(parts["probe"])
-                self.records.load(parts["layers"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            path = self.folder.checkpoint_path(facts["step"])
-            raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
-        return ckpt.Checkpoint(parts=parts, **facts)
+        parts.update(checkpoint.parts)
+        return {"step": checkpoint.step, "state": checkpoint.state}
 
-    def save(self, step: int, logs: Sequence[AppendLog], *, only_weights: bool = False) -> None:
-        """Write a checkpoint with the run's digest and the sha256 of the logs.
+    facts = run.ranks.from_rank0(find)
+    if facts is None:
+        return None
+    parts = run.ranks.broadcast(parts)
+    try:
+        run.built.load(parts["weights"])
+        if "optimizer" in parts:  # else of the last step: only `finish` remains
+            load_optimizer_state(run.optimizer, run.built.trained, parts["optimizer"])
+            run.update.load(parts["probe"])
+            run.snapshots.records.load(parts["layers"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        path = run.folder.checkpoint_path(facts["step"])
+        raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
+    return ckpt.Checkpoint(parts=parts, **facts)
 
-        only_weights: whether no further step will follow.
-        """
-        parts = {"weights": self.built.state()}
-        if not only_weights:
-            parts["optimizer"] = optimizer_state(self.optimizer, self.built.trained)
-            parts |= {"probe": self.update.state(), "layers": self.records.state()}
-        if self.ranks.is_rank0:
-            sums = {log.path.stem: log.sha256 for log in logs if log.compared}
-            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, {"run": self.run, "logs": sums}))
+
+def save_state(run: TrainingRun, step: int, *, only_weights: bool = False) -> None:
+    """Write a checkpoint with the run's digest and the sha256 of its logs.
+
+    only_weights: whether no further step will follow.
+    """
+    parts = {"weights": run.built.state()}
+    if not only_weights:
+        parts["optimizer"] = optimizer_state(run.optimizer, run.built.trained)
+        parts |= {"probe": run.update.state(), "layers": run.snapshots.records.state()}
+    if run.ranks.is_rank0:
+        logs = {log.path.stem: log.sha256 for log in run.logs if log.compared}
+        state = {"run": conf.digest(without_defaults(run.config)), "logs": logs}
+        ckpt.save(run.folder, ckpt.Checkpoint(step, parts, state))
 
 
 @dataclass(frozen=True)

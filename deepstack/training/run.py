@@ -40,7 +40,7 @@ from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.preflight import Prepared, preflight
 from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
 from deepstack.training.recorder import Divergence, Recorder, cause, sync_logs
-from deepstack.training.resume import SavedState
+from deepstack.training.resume import load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
 
@@ -153,7 +153,7 @@ class TrainingRun:
         self.observer, self.progress = prepared.observer, progress
         config, train = self.config, self.config.train
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
-        self.built = build_for_ranks(config, self.task, self.device, self.ranks, prepared.start)
+        self.built = build_for_ranks(prepared)
         self.model = self.built.model
         self.model.train(config.model.dropout > 0)
         self.penalised = SpectralPenalty(config, self.built, self.ranks)
@@ -193,19 +193,10 @@ class TrainingRun:
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
         self.evaluation = Evaluation(self.task, train, self.device)
-        self.saved = SavedState(
-            prepared, self.built, self.optimizer, self.update, self.snapshots.records
-        )
-        resumed = self.saved.load()
+        resumed = load_state(self)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
-        meta = describe_run(
-            prepared,
-            self.built,
-            self.update,
-            self.evaluation.answers.columns(),
-            self.snapshots.columns(),
-        )
+        meta = describe_run(self)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
@@ -313,7 +304,7 @@ class TrainingRun:
             return
         self.snapshots.records.write()
         sync_logs(self.logs)
-        self.saved.save(step, self.logs)
+        save_state(self, step)
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
@@ -342,7 +333,7 @@ class TrainingRun:
             keep_optimizer = self.config.runtime.keep_optimizer
             saves = step > 0 or keep_optimizer  # config and seed determine the initial weights
             if saves:
-                self.saved.save(step, self.logs, only_weights=not keep_optimizer)
+                save_state(self, step, only_weights=not keep_optimizer)
         else:
             state, step, saves = "diverged", divergence.step, False
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
