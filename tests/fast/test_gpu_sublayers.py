@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.config import Train
 from deepstack.fast import make_step
 from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS
