@@ -11,7 +11,6 @@ sums is fixed: the numbers depend on the count of shards, and on nothing else.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,8 +99,6 @@ class Measured(NamedTuple):
     """The measurements of a step, as 0-d tensors on the device; the host does not wait for them.
 
     loss: of the batch before the update.  grad_norm: before clipping.
-    alive: 1.0 while every loss, gradient norm and earlier model update was finite and no loss
-    exceeded the bound.
     probe: the probe's measurements after the update, by name.
     settle: None, or a function that measures the probe now instead of with the next step; until
     then `probe` holds older numbers.
@@ -109,7 +106,6 @@ class Measured(NamedTuple):
 
     loss: Tensor
     grad_norm: Tensor
-    alive: Tensor
     probe: dict[str, Tensor]
     settle: Callable[[], None] | None = None
 
@@ -166,17 +162,6 @@ def probed(update: StepFunction, probe: Probe | None) -> StepFunction:
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a call of the bound method by weak reference; no effect once its object is freed."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        if (bound := reference()) is not None:
-            bound()
-
-    return call
-
-
 def make_step(
     loss: Loss,
     built: Built,
@@ -226,7 +211,7 @@ def make_step(
         make_update()
         if project is not None:
             project()
-        return Measured(value, norm, alive.clone(), {})
+        return Measured(value, norm, {})
 
     def masking_probe(probe: Probe) -> dict[str, Tensor]:
         values = probe()

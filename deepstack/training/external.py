@@ -236,7 +236,7 @@ class Probe:
         values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
         self._previous = F
         device = F.device
-        measured = Measured(loss.to(device), grad_norm.to(device), torch.ones(()), values)
+        measured = Measured(loss.to(device), grad_norm.to(device), values)
         recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
 
     @torch.no_grad()

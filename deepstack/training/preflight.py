@@ -7,6 +7,7 @@ plugin that writes into a buffer shows in its first step (`buffer_writes`).
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -333,11 +334,9 @@ def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
 
 def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
     """Return the first folder of that name, or with a number, that no run has or reserves."""
-    for number in range(1, 1000):
-        numbered = name if number == 1 else f"{name}-{number}"
-        if numbered not in taken and not (folder := RunFolder(study / numbered)).exists():
-            return folder
-    raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (RunFolder(study / one) for one in numbered if one not in taken)
+    return next(folder for folder in folders if not folder.exists())
 
 
 def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
