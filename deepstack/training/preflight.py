@@ -282,15 +282,13 @@ def run_name(config: conf.Config) -> str:
 
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
-    for folder in folders_called(study, run_name(config)):
-        known = folder.read_meta().get("plugins", []) if folder.exists() else []
-        if known and is_same_experiment(folder, config):
-            try:
-                plugins.require_plugins(known, str(folder.path))
-            except PluginError as error:
-                raise PluginError(
-                    f"{error}, or, to train with the file that is there: {removal(folder.path)}"
-                ) from None
+    for folder in same_runs(study, config):
+        try:
+            plugins.require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+        except PluginError as error:
+            raise PluginError(
+                f"{error}, or, to train with the file that is there: {removal(folder.path)}"
+            ) from None
 
 
 def choose_folder(
@@ -306,12 +304,11 @@ def choose_folder(
     ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
     a new one starts beside it.
     """
-    name, data = run_name(config), task.data
     extends = parent.record if parent and not parent.exact else None
-    for folder in folders_called(study, name):
-        if not is_same_experiment(folder, config) or inexact_parent(folder) != extends:
+    for folder in same_runs(study, config):
+        if inexact_parent(folder) != extends:
             continue
-        if not (changed := changed_source(folder.read_meta(), data, config)):
+        if not (changed := changed_source(folder.read_meta(), task.data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
             key, source, was, now = changed
@@ -321,15 +318,22 @@ def choose_folder(
                 "--study",
                 key=key,
             )
-    return free_folder(study, name, taken)
+    return free_folder(study, run_name(config), taken)
 
 
-def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
-    """Yield the folder of that name, then those of the name with a number, in order."""
-    yield RunFolder(study / name)
+def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
+    """Yield a study's runs of this config, except for names, runtime and defaults, in order."""
+    name = run_name(config)
     numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
-    for number in sorted(int(text) for text in numbers if text.isascii() and text.isdigit()):
-        yield RunFolder(study / f"{name}-{number}")
+    known = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
+    for numbered in (name, *(f"{name}-{number}" for number in known)):
+        folder = RunFolder(study / numbered)
+        try:
+            stored = conf.load_config(folder.config_path) if folder.exists() else None
+        except ConfigError:
+            continue  # written by another version, whose settings are not ours
+        if stored and conf.same_experiment(without_defaults(stored), without_defaults(config)):
+            yield folder
 
 
 def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
@@ -341,19 +345,7 @@ def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolde
 
 def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
     """Return a notice if a new run starts beside one of the same config on other data."""
-    others = folders_called(folder.path.parent, run_name(config))
-    same = [other for other in others if is_same_experiment(other, config)]
+    same = list(same_runs(folder.path.parent, config))
     if not same:
         return None
     return f"the data have changed since {same[-1].path}: a new run {folder.path.name}"
-
-
-def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
-    """Return whether a folder's config equals this one except names, runtime and defaults."""
-    if not folder.exists():
-        return False
-    try:
-        stored = conf.load_config(folder.config_path)
-    except ConfigError:
-        return False  # written by another version, whose settings are not ours
-    return conf.same_experiment(without_defaults(stored), without_defaults(config))
