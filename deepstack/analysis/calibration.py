@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,6 +46,40 @@ class RoleExponent(NamedTuple):
     largest: float
     linearity: float | None
     seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthExponents:
+    """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
+
+    before: runs with a small constant rate and half of it, the same for all depths.  after: runs
+    with corrected rates, empty if they were not asked for.
+    """
+
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+    before: list[Run]
+    after: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def updates(self) -> pd.DataFrame:
+        """A row per run, step and role: depth, seed, lr, step, role, value."""
+        return role_updates(self.before)
+
+    @cached_property
+    def rows(self) -> list[RoleExponent]:
+        """The exponents of all roles and of `together`, at each step, before the correction."""
+        return role_exponents(self.updates, self.steps)
+
+    @cached_property
+    def rows_after(self) -> list[RoleExponent]:
+        """The same with the corrected rates; empty without runs of them."""
+        return role_exponents(role_updates(self.after), self.steps) if self.after else []
+
+    @cached_property
+    def exponents(self) -> dict[str, float]:
+        """The exponent of each role: at the first step at which it moves F."""
+        return first_exponents(self.rows)
 
 
 def role_updates(runs: Sequence[Run]) -> pd.DataFrame:

@@ -41,8 +41,8 @@ def rerun_command(
     from deepstack.cli.display import observe
     from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train
-    from deepstack.training.preflight import recorded_config
     from deepstack.training.rerun import check as compare_with_record
+    from deepstack.training.rerun import recorded_config
 
     with (
         opt.located(run / "config.yaml", []),

@@ -158,7 +158,7 @@ def push_forward(
         duals = {
             f"model.{name}": forward_ad.make_dual(named[name].detach(), tangent)
             for bank in banks
-            for name, tangent in zip(names_of(bank), tangents[bank.key], strict=True)
+            for name, tangent in zip(bank.names, tangents[bank.key], strict=True)
         }
         F = functional_call(Hidden(model), duals, (tokens,))
         tangent = forward_ad.unpack_dual(F).tangent
@@ -174,15 +174,6 @@ class Hidden(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model.hidden(tokens)
-
-
-def names_of(bank: Bank) -> list[str]:
-    """Return the names in the model of a bank's parameters, one per row."""
-    if bank.stack is None:
-        return [bank.key]
-    prefix = f"{bank.stack}.layers."
-    name = bank.key.removeprefix(prefix)
-    return [f"{prefix}{layer}.{name}" for layer in range(len(bank.values()))]
 
 
 def distance(moved: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,17 +40,39 @@ class Boundaries:
         """Return the tensors of all boundaries in order."""
         return [tensor for tensors in self.tensors for tensor in tensors]
 
-    def release(self) -> list[int]:
-        """Release the tensors, which keep the graph, and return their number at each boundary."""
-        sizes = [len(tensors) for tensors in self.tensors]
-        self.tensors.clear()
-        return sizes
 
+def gradient_norms(
+    model: Transformer,
+    tokens: Tensor,
+    of: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor] = (),
+    visit: Callable[[str, Stream], None] = lambda side, x: None,
+) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """Return a function of F, and the norms of its gradient by parameters and by the stream.
 
-def join(norms: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return one norm for each boundary, given those of its tensors and their number."""
-    parts = torch.stack([norm.reshape(()) for norm in norms]).split(list(sizes))
-    return torch.stack([torch.linalg.vector_norm(part) for part in parts])
+    of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary.
+    visit: receives the side and x_l at each of them, in their order.
+    """
+    boundaries = Boundaries()
+    # Detached leaves: the gradient goes down to the first sublayer and no further.
+    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
+    F = None
+    for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
+        for x in stack.stream(x0, F):
+            boundaries.add(x)
+            visit(side, x)
+        F = stack.leave(x)
+    assert F is not None
+    value = of(F)
+    # A scheme may own a parameter that its wiring does not use: its gradient is zero.
+    gradients = torch.autograd.grad(value, [*parameters, *boundaries.flat()], allow_unused=True)
+    norms = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
+    parts = torch.stack([norm.reshape(()) for norm in norms[len(parameters) :]])
+    each = parts.split([len(tensors) for tensors in boundaries.tensors])
+    by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
+    sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
+    by_side = dict(zip(model.stacks, by_boundary.split(sizes), strict=True))
+    return value.detach(), list(norms[: len(parameters)]), by_side
 
 
 def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
@@ -60,22 +81,12 @@ def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     tokens: (batch, seq).  E‖Rᵀ J‖² = ‖J‖_F² for independent N(0, 1) in R; one fixed draw of R is
     taken, and divided by ‖R‖² in the place of dim F.
     """
-    boundaries = Boundaries()
-    with evaluating(model), torch.enable_grad(), ExitStack() as block:
-        for layer in model.layers:
-            block.enter_context(layer.unfused())
-        inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-        F = None
-        for stack, x0 in zip(model.stacks.values(), inputs, strict=True):
-            for stream in stack.stream(x0, F):
-                boundaries.add(stream)
-            F = stack.leave(stream)
-        assert F is not None
-        R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0)).to(F.device)
-        gradients = torch.autograd.grad((F * R).sum(), boundaries.flat(), allow_unused=True)
-    zero = R.new_zeros(1)
-    norms = torch._foreach_norm([zero if g is None else g for g in gradients])
-    values = join(norms, boundaries.release())
-    sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
-    shares = (values / R.norm()).square().split(sizes)
-    return dict(zip(model.stacks, shares, strict=True))
+    draws: list[Tensor] = []
+
+    def product(F: Tensor) -> Tensor:
+        draws.append(torch.randn(F.shape, generator=torch.Generator().manual_seed(0)).to(F.device))
+        return (F * draws[0]).sum()
+
+    with evaluating(model), torch.enable_grad(), model.unfused():
+        _, _, norms = gradient_norms(model, tokens, product)
+    return {side: (norm / draws[0].norm()).square() for side, norm in norms.items()}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deepstack.diagnostics.attribution import names_of
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
 from deepstack.parameters import Bank
@@ -134,7 +133,7 @@ def tied_parameters(
     named = dict(model.named_parameters())
     tied: list[list[Tensor]] = []
     for bank in banks:
-        tensors = [named[name] for name in names_of(bank)]
+        tensors = [named[name] for name in bank.names]
         count = unique if unique and bank.in_layers else len(tensors)
         tied += [list(tensors[first::count]) for first in range(count)]
     return tied

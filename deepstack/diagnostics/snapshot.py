@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.diagnostics.jacobian import Boundaries, jacobian_norms, join
+from deepstack.diagnostics.jacobian import gradient_norms, jacobian_norms
 from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
 from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
@@ -97,30 +97,18 @@ def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
 
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
     """Run the model forward and backward for a snapshot, without waiting for the device."""
-    parameters = trained_by_layer(model)
-    boundaries = Boundaries()
+    flat = [p for layer in trained_by_layer(model) for p in layer]
     with evaluating(model), record_values(model) as seen, torch.enable_grad():
-        # Detached leaves: the gradient goes down to the first sublayer and no further.
-        inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-        memory = None
-        for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-            for x in stack.stream(x0, memory):
-                boundaries.add(x)
-                seen[side].states.append(visible(x).detach())
-            memory = stack.leave(x)
-        flat = [p for layer in parameters for p in layer]
-        value = loss(model.head(memory, model.embedding))
-        # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-        wanted = [*flat, *inputs, *boundaries.flat()]
-        gradients = torch.autograd.grad(value, wanted, allow_unused=True)
-        value, x, memory = value.detach(), None, None
-        sizes = boundaries.release()
-        wanted.clear()
+        value, lengths, deltas = gradient_norms(
+            model,
+            tokens,
+            lambda F: loss(model.head(F, model.embedding)),
+            flat,
+            lambda side, x: seen[side].states.append(visible(x).detach()),
+        )
         free_graph(seen)
-        lengths = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
-    deltas = join(lengths[len(flat) + len(inputs) :], sizes)
-    for values in seen.values():
-        values.deltas, deltas = deltas[: len(values.states)], deltas[len(values.states) :]
+    for side, values in seen.items():
+        values.deltas = deltas[side]
     return Pass(seen, value, tuple(lengths))
 
 

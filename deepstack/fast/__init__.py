@@ -1,9 +1,10 @@
 """Fast paths: they wrap a finished model and compute what its plain eager step computes.
 
-`accelerate` is the entry for training; `fast_paths_of` returns the choice beforehand.
+`fast_paths_of` chooses them, `enable_fast_paths` makes a model use them, and `make_step` returns
+its training step.
 """
 
-from deepstack.fast.accelerate import Accelerated, accelerate
+from deepstack.fast.accelerate import captured_function, step_recorder
 from deepstack.fast.capture import CapturedFunction, capture
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
 from deepstack.fast.replay import replaying
@@ -12,14 +13,13 @@ from deepstack.fast.selection import fast_paths_of, triton_version
 from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
-    "Accelerated",
     "CapturedFunction",
     "FastPaths",
     "Measured",
     "Step",
     "Update",
-    "accelerate",
     "capture",
+    "captured_function",
     "choose_fast_paths",
     "compiled",
     "enable_fast_paths",
@@ -27,5 +27,6 @@ __all__ = [
     "make_step",
     "replaying",
     "run_fused",
+    "step_recorder",
     "triton_version",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from deepstack.errors import ResourceError
 from deepstack.fast.gpu.deferred_gradients import join, other_stream
-from deepstack.fast.step import Measured, Probe, StepFunction, Update, weakly
+from deepstack.fast.step import Measured, Probe, StepFunction, Update
 
 T = TypeVar("T")
 
@@ -237,6 +238,17 @@ class _Captured:
             return error.__context__ or error  # what went wrong first, inside of the capture
         self.graphs = _Recorded(first, second, third, measured)
         return None
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a call of the bound method by weak reference; no effect once its object is freed."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (bound := reference()) is not None:
+            bound()
+
+    return call
 
 
 @contextmanager

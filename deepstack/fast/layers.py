@@ -17,6 +17,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
+from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.half_weights import half_weights, products_of
@@ -102,8 +103,13 @@ def enable_fast_paths(
     recompute_every: keep the stream every so many layers only, 0 for all.  notify: receives a line
     before something that takes long.
     """
+    on_gpu = model.embedding.is_cuda
     if paths.fused:
         fuse(model.layers, paths.products)
+        if on_gpu and makes_kernels():
+            notify("Triton makes kernels; seconds, once on a machine")
+    if paths.compiled and on_gpu:  # tell torch's compiler too
+        torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
     runner = compiled(notify) if paths.compiled else plain
     model.infers = runner is run_fused

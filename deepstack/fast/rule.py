@@ -7,13 +7,12 @@ import os
 import shutil
 import sysconfig
 from dataclasses import dataclass
-from typing import Literal
 
+from deepstack import config as conf
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.errors import ConfigError
 from deepstack.fast.products import Library
-
-Choice = bool | Literal["auto"]
+from deepstack.schemes import SCHEMES
 
 
 @dataclass(frozen=True)
@@ -35,21 +34,7 @@ STATIC = "a scheme that declares static=True"
 
 
 def choose_fast_paths(
-    *,
-    steps: int,
-    gpu: bool,
-    dropout: bool,
-    sharded: bool,
-    processes: int,
-    uniform: bool,
-    static: bool,
-    recompute: bool,
-    inside: bool,
-    fusible: bool,
-    fused: Choice,
-    compiled: Choice,
-    captured: Choice,
-    replayed: Choice,
+    config: conf.Config, *, gpu: bool, parallel: str | None, inside: bool, fusible: bool
 ) -> FastPaths:
     """Return the fast paths that a configuration selects; 'auto' follows this rule:
 
@@ -63,61 +48,71 @@ def choose_fast_paths(
     | replayed | CPU, one process, static, nothing compiled,        | the same                    |
     |          | dropout not recomputed, 50 steps or more           |                             |
 
+    parallel: of several processes, 'data' or 'fully_sharded'; None for one.
     inside: whether the scheme adds operations inside sublayers.
     fusible: whether a layer is small, or consists of fused GPU sublayers except for a few sums.
-    uniform: whether all layers compile to the same code (DLCL's do not).
-    static: whether the scheme declares itself static (see `Scheme`).
+    Compilation needs a scheme with `uniform`: all layers compile to the same code (DLCL's do not).
     Raises ConfigError for settings that exclude each other.
     """
+    runtime, scheme = config.runtime, SCHEMES[config.model.scheme]
+    dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
+    redrawn = dropout and runtime.recompute_every > 0
+    compiled = runtime.compile is True
     # by key: the chosen value, and for each requirement whether it is missing
-    need: dict[str, tuple[Choice, dict[str, bool]]] = {
+    need: dict[str, tuple[bool | str, dict[str, bool]]] = {
         "runtime.fused": (
-            fused,
+            runtime.fused,
             {
                 "model.dropout=0": dropout,
                 "runtime.parallel=data": sharded,
-                "runtime.compile=false": compiled is True,
+                "runtime.compile=false": compiled,
             },
         ),
         "runtime.compile": (
-            compiled,
-            {"runtime.parallel=data": sharded, "a scheme whose layers are alike": not uniform},
+            runtime.compile,
+            {
+                "runtime.parallel=data": sharded,
+                "a scheme whose layers are alike": not scheme.uniform,
+            },
         ),
         "runtime.cuda_graph": (
-            captured,
-            {"one process with a GPU": not gpu or processes > 1, STATIC: not static},
+            runtime.cuda_graph,
+            {
+                "one process with a GPU": not gpu or parallel is not None,
+                STATIC: not scheme.static,
+            },
         ),
         "runtime.replay": (
-            replayed,
+            runtime.replay,
             {
-                "one process": processes > 1,
-                STATIC: not static,
+                "one process": parallel is not None,
+                STATIC: not scheme.static,
                 "runtime.device=cpu": gpu,
-                "runtime.compile=false": compiled is True,
-                "runtime.recompute_every=0 with dropout": dropout and recompute,
+                "runtime.compile=false": compiled,
+                "runtime.recompute_every=0 with dropout": redrawn,
             },
         ),
     }
     for key, (chosen, reasons) in need.items():
-        if chosen is True and (
-            missing := [requirement for requirement, wrong in reasons.items() if wrong]
-        ):
+        missing = [requirement for requirement, wrong in reasons.items() if wrong]
+        if chosen is True and missing:
             needs = " and ".join(missing)
             raise ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
+
+    def choose(chosen: bool | str, by_rule: bool) -> bool:
+        return by_rule if isinstance(chosen, str) else chosen
+
     can_fuse = not gpu or (fusible and not inside)
-    fuse_it = can_fuse and not (dropout or sharded or compiled is True)
-    if fused != "auto":
-        fuse_it = fused
-    can_compile = gpu and not sharded and uniform and not fuse_it and has_triton()
-    compile_it = can_compile if compiled == "auto" else compiled
-    replay_it = static and not (gpu or processes > 1 or compile_it or (dropout and recompute))
+    fused = choose(runtime.fused, can_fuse and not (dropout or sharded or compiled))
+    can_compile = gpu and not sharded and scheme.uniform and not fused and has_triton()
+    compiled = choose(runtime.compile, can_compile)
+    records = scheme.static and parallel is None and not redrawn
+    replays = records and not (gpu or compiled) and config.train.steps >= FEW_STEPS
     return FastPaths(
-        fused=fuse_it,
-        compiled=compile_it,
-        captured=(gpu and static and processes == 1 and not (dropout and recompute))
-        if captured == "auto"
-        else captured,
-        replayed=replay_it and steps >= FEW_STEPS if replayed == "auto" else replayed,
+        fused=fused,
+        compiled=compiled,
+        captured=choose(runtime.cuda_graph, gpu and records),
+        replayed=choose(runtime.replay, replays),
     )
 
 

@@ -16,7 +16,7 @@ from deepstack.fast.products import choose_library
 from deepstack.fast.rule import FastPaths, choose_fast_paths, has_triton
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.sublayers import Attention, FeedForward
-from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
+from deepstack.schemes import LayerNorm, StackNorm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
@@ -35,24 +35,13 @@ def fast_paths_of(
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
-    gpu = device.type == "cuda"
-    if gpu and model is None:
-        model = two_layers(config)
+    gpu, inside, fusible = device.type == "cuda", False, True
+    if gpu:
+        model = model or two_layers(config)
+        inside = has_more_inside(model)
+        fusible = layer <= SMALL_LAYER or is_fully_fused(model)
     paths = choose_fast_paths(
-        steps=config.train.steps,
-        gpu=gpu,
-        dropout=config.model.dropout > 0,
-        sharded=parallelism(config, ranks) == "fully_sharded",
-        processes=ranks.size,
-        uniform=SCHEMES[config.model.scheme].uniform,
-        static=SCHEMES[config.model.scheme].static,
-        recompute=runtime.recompute_every > 0,
-        inside=gpu and model is not None and has_more_inside(model),
-        fusible=gpu and model is not None and (layer <= SMALL_LAYER or is_fully_fused(model)),
-        fused=runtime.fused,
-        compiled=runtime.compile,
-        captured=runtime.cuda_graph,
-        replayed=runtime.replay,
+        config, gpu=gpu, parallel=parallelism(config, ranks), inside=inside, fusible=fusible
     )
     if not paths.fused or gpu:
         if runtime.products == "onednn":

@@ -1,27 +1,104 @@
-"""Defines the training step: every fast path computes the same as the plain eager step here."""
+"""Defines the training step: every fast path computes the same as the plain eager step here.
+
+A step computes the gradients of a batch in equal shards and adds them in order.  Each shard
+computes the gradients of its sequences from zero; the loss of the batch is the sum of the shards'
+losses, each divided by the predicted positions of the whole batch.  An eager step runs one shard
+after the other and keeps the gradients of all but the last in further tensors.  A replayed step
+writes them there directly, so that threads can run the shards at the same time.  The order of all
+sums is fixed: the numbers depend on the count of shards, and on nothing else.
+"""
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack.fast.shards import Loss, Shard, ShardedBatch
+from deepstack import config as conf
+from deepstack.fast.gpu.deferred_gradients import forget
+from deepstack.gc_control import gc_paused
+from deepstack.model.build import Built
 from deepstack.parameters.banks import Bank, Banks, global_norm
+from deepstack.tasks import IGNORE
+
+Loss = Callable[..., Tensor]
+"""(inputs, targets) -> mean loss, or (inputs, targets, count) -> summed loss / count."""
+
+
+class Shard(NamedTuple):
+    """One part of a batch.
+
+    compute: (inputs, targets) of the whole batch -> None; computes gradients and loss of the part.
+    gradients: the tensors that it fills.  copies: those to which it then copies them; none for the
+    last part.
+    """
+
+    compute: Callable[[Tensor, Tensor], None]
+    gradients: list[Tensor]
+    copies: list[Tensor]
+
+
+class ShardedBatch:
+    """A loss by shards of a batch, which have equal numbers of sequences.
+
+    loss: see `Loss`; the second form is needed from two shards on.
+    """
+
+    def __init__(self, loss: Loss, banks: Banks, count: int, device: torch.device) -> None:
+        self.loss, self.banks = loss, banks
+        gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
+        gradient_copies = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)]
+        self.losses = [torch.zeros((), device=device) for _ in range(count)]
+        self.shards = [
+            Shard(partial(self.compute, index), gradients, copies)
+            for index, copies in enumerate([*gradient_copies, []])
+        ]
+
+    def compute(self, index: int, inputs: Tensor, targets: Tensor) -> None:
+        """Compute gradients and loss of one shard; only reads parameters."""
+        self.banks.zero_gradients()
+        with gc_paused():
+            value = self.loss_of(index, inputs, targets)
+            try:
+                value.backward()
+            except BaseException:
+                forget()
+                raise
+        self.losses[index].copy_(value.detach())
+        if copies := self.shards[index].copies:
+            torch._foreach_copy_(copies, self.shards[index].gradients)
+
+    def loss_of(self, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the part of the mean loss that a shard contributes."""
+        count = len(self.shards)
+        if count == 1:
+            return self.loss(inputs, targets)
+        size = len(inputs) // count
+        rows = slice(index * size, (index + 1) * size)
+        return self.loss(inputs[rows], targets[rows], (targets != IGNORE).sum())
+
+    def total(self) -> Tensor:
+        """Add the gradients of all shards to `.grad`, in order; return the loss of the batch."""
+        *earlier, last = self.shards
+        sums = [*(shard.copies for shard in earlier), last.gradients]
+        for first, following in pairwise(sums):
+            torch._foreach_add_(following, first)
+        loss = self.losses[0].clone()
+        for more in self.losses[1:]:
+            loss = loss + more
+        return loss
 
 
 class Measured(NamedTuple):
     """The measurements of a step, as 0-d tensors on the device; the host does not wait for them.
 
     loss: of the batch before the update.  grad_norm: before clipping.
-    alive: 1.0 while every loss, gradient norm and earlier model update was finite and no loss
-    exceeded the bound.
     probe: the probe's measurements after the update, by name.
     settle: None, or a function that measures the probe now instead of with the next step; until
     then `probe` holds older numbers.
@@ -29,7 +106,6 @@ class Measured(NamedTuple):
 
     loss: Tensor
     grad_norm: Tensor
-    alive: Tensor
     probe: dict[str, Tensor]
     settle: Callable[[], None] | None = None
 
@@ -86,73 +162,56 @@ def probed(update: StepFunction, probe: Probe | None) -> StepFunction:
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a call of the bound method by weak reference; no effect once its object is freed."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        if (bound := reference()) is not None:
-            bound()
-
-    return call
-
-
 def make_step(
     loss: Loss,
-    banks: Banks,
-    trained: Sequence[Bank],
+    built: Built,
     optimizer: torch.optim.Optimizer,
+    train: conf.Train,
     *,
-    clip: float | None,
-    max_loss: float,
-    alive: Tensor,
-    shards: int = 1,
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    project: Callable[[], None] | None = None,
     capture: Callable[[Update, Probe | None], StepFunction] = probed,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 
-    loss: (inputs, targets) -> the mean loss; see `shards.Loss`.  shards: equal parts of a batch,
-    whose gradients are added in order.  Every parameter group has a key 'factor': its
-    learning rate is lr * factor.  The gradient is scaled by min(1, clip / its norm).  After a
-    non-finite or too large value all later updates are masked on the device: the parameters stay
-    unchanged, and the host does not wait.
+    loss: (inputs, targets) -> the mean loss; see `Loss`.  Every parameter group has a key 'factor':
+    its learning rate is lr * factor.  The gradient is scaled by min(1, train.clip / its norm).
+    After a non-finite value, or a loss above `train.max_loss`, all later updates are masked on the
+    device: the parameters stay unchanged, and the host does not wait.  After every update the
+    scheme's constraint on parameters holds; under masked updates it changes them by rounding errors
+    at most.
 
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
     update.
     share: called after the backward pass with the loss of this rank's part of the batch; reduces
     gradients to those of the whole batch and returns its loss.
     norm_of: the norm of all gradients after `share`.
-    project: enforces the scheme's constraint on parameters after every update.  Under masked
-    updates it changes them by rounding errors at most.
     capture: turns update and probe into one function, such as a CUDA graph.
     """
-
+    project = built.projection()
     make_update = bare_step(optimizer)
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
+    alive = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
     last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
-
-    batch = ShardedBatch(loss, banks, shards, alive.device)
+    batch = ShardedBatch(loss, built.banks, train.shards, alive.device)
 
     def total() -> LossAndNorm:
         value = batch.total()
-        return share(value) if share else value, norm_of(trained)
+        return share(value) if share else value, norm_of(built.trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
-        good = (norm < math.inf) & (value <= max_loss) & (last_update < math.inf)
+        good = (norm < math.inf) & (value <= train.max_loss) & (last_update < math.inf)
         alive.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
         untyped.found_inf = 1.0 - alive
-        if clip is not None:
-            untyped.grad_scale = (norm / clip).clamp(min=1.0)
+        if train.clip is not None:
+            untyped.grad_scale = (norm / train.clip).clamp(min=1.0)
         make_update()
         if project is not None:
             project()
-        return Measured(value, norm, alive.clone(), {})
+        return Measured(value, norm, {})
 
     def masking_probe(probe: Probe) -> dict[str, Tensor]:
         values = probe()

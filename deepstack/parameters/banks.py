@@ -55,6 +55,15 @@ class Bank:
         """Whether there is one in every layer of a stack."""
         return self.stack is not None
 
+    @property
+    def names(self) -> list[str]:
+        """The parameter's names in the model, one a layer."""
+        if self.stack is None:
+            return [self.key]
+        prefix = f"{self.stack}.layers."
+        name = self.key.removeprefix(prefix)
+        return [f"{prefix}{layer}.{name}" for layer in range(len(self.starts))]
+
     def by_role(self) -> Iterator[tuple[str, list[Tensor]]]:
         """Each role with its values: views (rows, …), one a tensor in `parameters`."""
         for index, role in enumerate(self.roles):

@@ -8,65 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepstack import config as conf
-from deepstack.analysis.calibration import (
-    RoleExponent,
-    first_exponents,
-    interpolated_factors,
-    role_exponents,
-    role_updates,
-)
+from deepstack.analysis.calibration import DepthExponents, interpolated_factors
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.pool import Progress
 from deepstack.sweeps.run import sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DEPTHS = (6, 12, 24, 48, 96)
 STEPS = (1, 10)
 SMALL = 0.01  # the measured learning rate over that of the configuration
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, kw_only=True)
+class Calibration(DepthExponents):
     """Attributions at several depths, the exponents of each role, and the corrected config.
 
-    config: the calibrated configuration.  before: runs of `config` with a small constant rate and
-    half of it.  after: runs of `corrected`, empty if they were not asked for.
+    config: the calibrated configuration.
     """
 
     config: conf.Config
-    depths: tuple[int, ...]
-    steps: tuple[int, ...]
-    before: list[Run]
-    after: list[Run] = field(default_factory=list)
-
-    @cached_property
-    def updates(self) -> pd.DataFrame:
-        """A row per run, step and role: depth, seed, lr, step, role, value."""
-        return role_updates(self.before)
-
-    @cached_property
-    def rows(self) -> list[RoleExponent]:
-        """The exponents of all roles and of `together`, at each step, before the correction."""
-        return role_exponents(self.updates, self.steps)
-
-    @cached_property
-    def rows_after(self) -> list[RoleExponent]:
-        """The same with the corrected rates; empty without runs of them."""
-        return role_exponents(role_updates(self.after), self.steps) if self.after else []
-
-    @property
-    def exponents(self) -> dict[str, float]:
-        """The exponent of each role: at the first step at which it moves F."""
-        return first_exponents(self.rows)
 
     @property
     def corrected(self) -> conf.Config:
@@ -138,11 +103,12 @@ def calibrate(
         return sweep(short, grid, study=where, out=out, workers=workers, show=show)
 
     before = run(config, "before", [rate, rate / 2])
-    measured = Calibration(config, tuple(sorted(set(depths))), tuple(chosen), before)
+    measured = Calibration(
+        config=config, depths=tuple(sorted(set(depths))), steps=tuple(chosen), before=before
+    )
     if not check:
         return measured
-    after = run(measured.corrected, "after", [rate])
-    return Calibration(config, measured.depths, measured.steps, before, after)
+    return replace(measured, after=run(measured.corrected, "after", [rate]))
 
 
 def short_settings(config: conf.Config, steps: Sequence[int]) -> dict[str, Any]:

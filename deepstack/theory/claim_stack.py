@@ -68,13 +68,9 @@ class Trial:
         penalty = SpectralPenalty(self.config, self.built, ALONE)
         step = make_step(
             lambda inputs, targets: penalty(self.loss(inputs, targets)),
-            self.built.banks,
-            self.built.trained,
+            self.built,
             make_optimizer(train, self.built.trained, optim=self.built.optim),
-            clip=train.clip,
-            max_loss=train.max_loss,
-            alive=torch.ones(()),
-            project=self.built.projection(),
+            train,
         )
         losses = []
         for t in range(1, steps + 1):

@@ -11,7 +11,6 @@ from deepstack.training.evaluation import to_device as to_device
 from deepstack.training.extension import Parent as Parent
 from deepstack.training.extension import parent_of as parent_of
 from deepstack.training.fingerprint import bf16_support as bf16_support
-from deepstack.training.loop import train as train
 from deepstack.training.observer import Observer as Observer
 from deepstack.training.observer import PlainLines as PlainLines
 from deepstack.training.observer import Row as Row
@@ -23,7 +22,8 @@ from deepstack.training.preflight import free_folder as free_folder
 from deepstack.training.preflight import refuse_missing_plugins as refuse_missing_plugins
 from deepstack.training.preflight import refuse_probed as refuse_probed
 from deepstack.training.preflight import run_name as run_name
+from deepstack.training.resume import Trained as Trained
+from deepstack.training.resume import load_trained as load_trained
+from deepstack.training.run import train as train
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps
-from deepstack.training.trained import Trained as Trained
-from deepstack.training.trained import load_trained as load_trained

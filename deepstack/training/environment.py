@@ -159,18 +159,12 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     CPU and variables only explain a different fingerprint.  An environment recorded without a
     fingerprint is compared without it.
     """
-    values: list[dict[str, Any]] = []
-    explaining = {"cpu_model", "instruction_sets"}
-    for environment in (known, now):
-        variables = environment.get("variables")
-        variables = dict(variables) if isinstance(variables, dict) else {}
-        explaining |= variables.keys()
-        values.append(variables | {k: v for k, v in environment.items() if k != "variables"})
-    before, after = values
-    names = {*before, *after}
+    variables = [environment.get("variables") or {} for environment in (known, now)]
+    before, after = ({**known, **variables[0]}, {**now, **variables[1]})
+    names = {*before, *after} - {"variables"}
     same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
     if same_numbers:
-        names -= {"fingerprint", *explaining}
+        names -= {"fingerprint", "cpu_model", "instruction_sets", *variables[0], *variables[1]}
     changes = [
         f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
         for name in sorted(names)

@@ -25,8 +25,7 @@ from deepstack.plugins import require_plugins
 from deepstack.records import Run, RunFolder, existing_run, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.intervals import is_due
-from deepstack.training.schedule import depends_on_steps, learning_rate
+from deepstack.training.schedule import depends_on_steps, learning_rate, row_is_due
 from deepstack.training.start import changed_source
 
 # Settings that an extension may change; `runtime` is free.
@@ -103,15 +102,7 @@ class Parent:
         return {name: value[keep] for name, value in layers.items()}
 
     def _is_kept(self, log: str, step: int) -> bool:
-        train, records = self.config.train, self.config.log
-        every: dict[str, int | str] = {
-            "evals": train.eval_every or train.steps,
-            "layers": records.layers_every,
-            "attribution": records.attribution_every,
-            "first_order": records.attribution_every,
-            "sharpness": records.sharpness_every,
-        }
-        return step < self.step or log not in every or is_due(every[log], step, train.steps)
+        return step < self.step or row_is_due(self.config, log, step)
 
 
 def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Parent:

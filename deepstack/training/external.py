@@ -22,11 +22,11 @@ from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
-from deepstack.training.intervals import is_due
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
 from deepstack.training.recorder import Divergence, Recorder, sync_logs
+from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
 Interval = int | Literal["log"]
@@ -172,25 +172,23 @@ class Probe:
             raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
         is_row = self.at == 1 or is_due(self.every, self.at)
-        if recorder.divergence is None:
-            if is_row:
-                self._row(recorder, value.reshape(()), norm_of(gradients))
-            snapshot = is_due(self.layers_every, self.at)
-            part = is_due(self.attribution_every, self.at)
-            if snapshot or part or self.every > 1:
-                recorder.flush()  # exclude the measurements below from a row's time
-            if snapshot:
-                self._take_snapshot()
-            if part:
-                parts = self.subject.attribution(self.groups, self._start)
-                shares = {name: float(value) for name, value in parts.items()}
-                self._logs[0].write({"step": self.at, **shares})
-            if snapshot or part:
-                recorder.pause()
+        is_on = recorder.divergence is None
+        if is_on and is_row:
+            self._row(recorder, value.reshape(()), norm_of(gradients))
+        snapshot = is_on and is_due(self.layers_every, self.at)
+        part = is_on and is_due(self.attribution_every, self.at)
+        if snapshot or part or self.every > 1:
+            recorder.flush()  # exclude the measurements below from a row's time
+        if snapshot:
+            self._take_snapshot()
+        if part:
+            parts = self.subject.attribution(self.groups, self._start)
+            shares = {name: float(value) for name, value in parts.items()}
+            self._logs[0].write({"step": self.at, **shares})
         self._prepare()
-        if not is_row:  # the next row needs F_{t-1} and the time of its step
-            if is_due(self.every, self.at + 1) and recorder.divergence is None:
-                self._previous = self.subject.hidden()
+        if is_on and not is_row and is_due(self.every, self.at + 1):
+            self._previous = self.subject.hidden()  # the next row needs F_{t-1}
+        if snapshot or part or not is_row:
             recorder.pause()
 
     def __exit__(
@@ -199,9 +197,9 @@ class Probe:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
         logs = [*recorder.logs, *self._logs]
-        for close in (recorder.close, *(log.close for log in logs)):
-            self._open.callback(close)
         with self._open:
+            for close in (recorder.close, *(log.close for log in self._logs)):
+                self._open.callback(close)
             self._before, self._start = {}, {}
             recorder.flush()
             try:
@@ -227,10 +225,10 @@ class Probe:
             write_end(self.folder, "done", self.at, logs=logs)
         elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
             self.folder.write_status("interrupted", self.at)
-        elif is_out_of_memory(error):
-            self.folder.write_status("out_of_memory", self.at, error=str(error))
         else:
-            self.folder.write_status("failed", self.at, error=repr(error))
+            is_memory = is_out_of_memory(error)
+            state, text = ("out_of_memory", str(error)) if is_memory else ("failed", repr(error))
+            self.folder.write_status(state, self.at, error=text)
 
     def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
         """Write one row of steps.csv: loss and gradient of the step, model update at θ_t."""
@@ -238,7 +236,7 @@ class Probe:
         values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
         self._previous = F
         device = F.device
-        measured = Measured(loss.to(device), grad_norm.to(device), torch.ones(()), values)
+        measured = Measured(loss.to(device), grad_norm.to(device), values)
         recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
 
     @torch.no_grad()
@@ -247,7 +245,6 @@ class Probe:
         subject, before = self.subject, self._before
         if not subject.layers:
             return
-
         # before the first step ignore gradients that the model may still hold
         values = {
             "stream_norm": subject.stream_norm(),

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deepstack.analysis.calibration import (
-    RoleExponent,
-    first_exponents,
-    interpolated_factors,
-    role_exponents,
-    role_updates,
-)
+from deepstack.analysis.calibration import DepthExponents, interpolated_factors
 from deepstack.diagnostics.subject import Groups, Hidden, names_by_group
 from deepstack.errors import ConfigError
 from deepstack.records import Run
@@ -30,33 +23,11 @@ Build = Callable[[int, int], tuple[nn.Module, Any, Loss]]
 """(depth, seed) -> a fresh model, its probe batch, and its training loss."""
 
 
-@dataclass(frozen=True)
-class ModelCalibration:
-    """Exponents in depth of each parameter group's part of ‖ΔF‖, and factors without them.
-
-    before: runs with one rate for all groups.  after: runs with the factors; empty without a check.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ModelCalibration(DepthExponents):
+    """Exponents in depth of each parameter group's part of ‖ΔF‖, and factors without them."""
 
     groups: Groups
-    depths: tuple[int, ...]
-    steps: tuple[int, ...]
-    before: list[Run]
-    after: list[Run] = field(default_factory=list)
-
-    @cached_property
-    def rows(self) -> list[RoleExponent]:
-        """The exponents of all groups and of `together`, at each step, with one rate."""
-        return role_exponents(role_updates(self.before), self.steps)
-
-    @cached_property
-    def rows_after(self) -> list[RoleExponent]:
-        """The same with the factors; empty without runs of them."""
-        return role_exponents(role_updates(self.after), self.steps) if self.after else []
-
-    @cached_property
-    def exponents(self) -> dict[str, float]:
-        """The exponent of each group: at the first step at which it moves F."""
-        return first_exponents(self.rows)
 
     def factors(self, depth: int, *, interpolate: bool = False) -> dict[str, float]:
         """Return the factor on each group's rate at a depth; 1 at the smallest measured depth.
@@ -66,8 +37,7 @@ class ModelCalibration:
         """
         base = self.depths[0]
         if interpolate:
-            updates, step = role_updates(self.before), min(self.steps)
-            return interpolated_factors(updates, step, depth, base)
+            return interpolated_factors(self.updates, min(self.steps), depth, base)
         return {name: (depth / base) ** -power for name, power in self.exponents.items()}
 
     def param_groups(
@@ -144,7 +114,7 @@ def calibrate_model(
         return runs
 
     before = [*run("before", lr, {}), *run("before", lr / 2, {})]
-    measured = ModelCalibration(groups, chosen, at, before)
+    measured = ModelCalibration(groups=groups, depths=chosen, steps=at, before=before)
     if not check:
         return measured
     factors = {depth: measured.factors(depth) for depth in chosen}

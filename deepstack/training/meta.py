@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.diagnostics import COLUMNS, ModelUpdate, describe
+from deepstack.diagnostics import COLUMNS, describe
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
-from deepstack.training.preflight import Prepared
+
+if TYPE_CHECKING:
+    from deepstack.training.run import TrainingRun
 
 STEP_COLUMNS = {
     "step": ("t", "steps", "Number of updates made."),
@@ -43,14 +45,25 @@ TIMING = {
 }
 
 
-def meta_of(
-    prepared: Prepared, before: dict[str, Any], parameters: dict[str, int]
-) -> dict[str, Any]:
+def describe_run(run: TrainingRun) -> dict[str, Any]:
+    """Write meta.json, which is returned, and columns.json of a run that is built and resumed."""
+    before = run.folder.read_meta()
+    meta = meta_of(run, before)
+    run.folder.write_meta(meta)
+    columns = columns_of(run)
+    run.folder.write_columns(columns)
+    if not before and (notice := resolution_notice(columns)):
+        run.observer.notify(notice)
+    return meta
+
+
+def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
     """Return meta.json: command, time, environment, parameters, FLOPs of a step and data.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
     run; of a run that extends another one, `extends` and the environment of that.
     """
+    prepared, parameters = run.prepared, run.built.banks.count()
     task, config = prepared.task, prepared.config
     flops = conf.step_flops(config, task.vocab_size, scheme_flops(config))
     now = {
@@ -85,30 +98,22 @@ def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, st
     return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
 
 
-def columns_of(
-    prepared: Prepared,
-    built: Built,
-    update: ModelUpdate,
-    evals: dict[str, tuple[str, str, str]],
-    attribution: dict[str, tuple[str, str, str]],
-) -> dict[str, Any]:
+def columns_of(run: TrainingRun) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
-    evals: more columns of evals.csv.  attribution: those of attribution.csv, empty for a run
-    without it.  The result has the default options of scheme and task, so that a chart names those
-    that were set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such
-    steps.
+    The result has the default options of scheme and task, so that a chart names those that were
+    set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
-    config = prepared.config
+    config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
-    coarse = steps_below_resolution(config, built)
+    coarse = steps_below_resolution(config, run.built)
     sharpness = SHARPNESS if config.log.sharpness_every else {}
     return {
         "columns": entries(
             STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | sharpness
         ),
         "layers": entries(describe()),
-        "attribution": entries(attribution),
+        "attribution": entries(run.snapshots.columns()),
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,
@@ -122,8 +127,8 @@ def columns_of(
         "stacks": {
             side: position.depth for side, position in stack_positions(config.model).items()
         },
-        **f0_norm(update.initial),
-        "references": prepared.task.references,
+        **f0_norm(run.update.initial),
+        "references": run.task.references,
         **({"below_fp32_resolution": coarse} if coarse else {}),
     }
 

@@ -12,6 +12,7 @@ from functools import partialmethod
 from typing import Any
 
 from deepstack.errors import PluginError
+from deepstack.notebook import ProgressBar, in_notebook
 from deepstack.records import RunFolder, trouble
 from deepstack.registry import Registry, refuse_no_name
 
@@ -181,17 +182,45 @@ def number(value: float | None) -> str:
 
 def validation(row: Row) -> str:
     """Return a row with its references: 'loss 2.9 (on [MASK] 3.1; unigram there 3.2)'."""
-    text = f"loss {number(row['loss'])}"
-    notes, there = [], ""
     loss, masked = row["loss"], row.get("loss_masked")
     # If every predicted position is [MASK], both losses are equal except for rounding.
-    if masked is not None and not (loss is not None and math.isclose(loss, masked, rel_tol=1e-5)):
-        notes.append(f"on [MASK] {number(row['loss_masked'])}")
-        there = " there"
-    if row.get("unigram_loss") is not None:
-        notes.append(f"unigram{there} {number(row['unigram_loss'])}")
-    if row.get("optimal_loss") is not None:
-        notes.append(f"optimal {number(row['optimal_loss'])}")
-    if row.get("solved") is not None:
-        notes.append(f"solved up to k = {number(row['solved'])}")
-    return text + (f" ({'; '.join(notes)})" if notes else "")
+    both = masked is not None and not (
+        loss is not None and math.isclose(loss, masked, rel_tol=1e-5)
+    )
+    labels = {"loss_masked": "on [MASK]"} if both else {}
+    labels["unigram_loss"] = "unigram there" if both else "unigram"
+    labels |= {"optimal_loss": "optimal", "solved": "solved up to k ="}
+    known = [f"{label} {number(row[n])}" for n, label in labels.items() if row.get(n) is not None]
+    return f"loss {number(loss)}" + (f" ({'; '.join(known)})" if known else "")
+
+
+class NotebookProgress(Observer):
+    """A bar in the output of the cell: step, loss, ‖ΔF‖ and the time that remains."""
+
+    def __init__(self) -> None:
+        self.bar, self.pace = ProgressBar(), Pace()
+        self.label, self.steps, self.validation = "", 0, ""
+
+    def started(self, run: Started) -> None:
+        self.label, self.steps = f"{run.label}, {run.layers} layers", run.steps
+        self.bar.show(run.first_step - 1, run.steps, self.label, last=True)
+
+    def stepped(self, step: int, row: Row) -> None:
+        self.pace.add(row)
+        values = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}"
+        left = self.pace.text(self.steps - step)
+        self.bar.show(step, self.steps, f"{self.label}  {values}  {left}".rstrip())
+
+    def evaluated(self, step: int, row: Row) -> None:
+        self.validation = f", validation {validation(row)}"
+
+    def notify(self, line: str) -> None:
+        print(line)
+
+    def finished(self, state: str, step: int) -> None:
+        self.bar.show(step, self.steps, f"{self.label}: {state}{self.validation}", last=True)
+
+
+def default_observer() -> Observer:
+    """Return the observer of a run without one: a bar in a notebook, else silence."""
+    return NotebookProgress() if in_notebook() else Observer()

@@ -22,11 +22,17 @@ from deepstack.errors import (
 )
 from deepstack.plugins import bug_in
 from deepstack.schemes import scheme_memory
+from deepstack.tasks import Task
 from deepstack.training.environment import memory_limit
 from deepstack.training.observer import LogFile
 
 if TYPE_CHECKING:
     from deepstack.training.preflight import Prepared
+
+
+def memory_needed(config: conf.Config, task: Task) -> int:
+    """Return the estimated bytes of memory of a run."""
+    return conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
 
 
 @dataclass
@@ -87,11 +93,8 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
 
 def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
     """Write the status out_of_memory and return the error to report."""
-    config = run.config
-    needed = conf.memory_estimate(
-        config, run.task.vocab_size, scheme_memory(config), run.task.memory
-    )
-    estimate, limit = round(needed / 1e6), round(memory_limit(run.device) / 1e6)
+    estimate = round(memory_needed(run.config, run.task) / 1e6)
+    limit = round(memory_limit(run.device) / 1e6)
     run.folder.write_status(
         "out_of_memory",
         progress.step,

@@ -7,10 +7,11 @@ plugin that writes into a buffer shows in its first step (`buffer_writes`).
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +21,13 @@ import torch
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.distributed import RankGroup, join_ranks, parallelism, started_by_torchrun
-from deepstack.errors import ConfigError, NothingMatchedError, PluginError, ResourceError
+from deepstack.distributed import RankGroup, join_ranks, parallelism
+from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
-from deepstack.records import ENDED, Run, RunFolder, existing_run, removal
-from deepstack.schemes import scheme_memory
+from deepstack.records import ENDED, Run, RunFolder, removal
 from deepstack.tasks import Task, task_of
+from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
     choose_device,
     environment_changes,
@@ -36,9 +37,9 @@ from deepstack.training.environment import (
 )
 from deepstack.training.extension import Parent, inexact_parent
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
-from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.outcome import memory_needed
 from deepstack.training.start import Start, changed_source, start_of
-from deepstack.training.tracking import refuse_missing_tracker, tracking
+from deepstack.training.tracking import TensorBoardLog
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -92,10 +93,12 @@ def preflight(
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_non_utf8_path(out)
     refuse_missing_plugins(config, study_folder)
-    refuse_missing_tracker(config.log.to)
+    tracks = "tensorboard" in config.log.to
+    if tracks:
+        require_tensorboard("log.to")
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
-    refuse_broken_scheme(config)
+    check_scheme(config)
     start = start_of(config, task.vocab_size)
     device = choose_device(config.runtime)
     ranks = join_ranks(device)
@@ -104,7 +107,7 @@ def preflight(
     with (
         locked_folder(config, study_folder, task, ranks, parent) as (path, folder, state),
         torch_settings(config, device, ranks) as threads,
-        tracking(config.log.to, ranks.is_rank0) as trackers,
+        closing(TensorBoardLog()) as tracker,
     ):
         outer = observer if ranks.is_rank0 else Observer()
         if state in ENDED:
@@ -114,8 +117,9 @@ def preflight(
             return
         observer = outer
         if ranks.is_rank0:
-            registered = [make() for _, make in OBSERVERS.items()] if saves else []
-            observer = Observers(outer, LogFile(folder), *trackers, *registered)
+            more = [make() for _, make in OBSERVERS.items()] if saves else []
+            more += [tracker] if tracks else []
+            observer = Observers(outer, LogFile(folder), *more)
         if ranks.is_rank0 and saves:
             refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
@@ -146,42 +150,40 @@ def refuse_non_utf8_path(out: Path) -> None:
         ) from None
 
 
-def refuse_broken_scheme(config: conf.Config) -> None:
-    """Raise PluginError for a plugin's scheme that cannot be used (see `check_scheme`)."""
-    try:
-        check_scheme(config)
-    except Exception as error:
-        if not is_out_of_memory(error):  # else the run itself records the status out_of_memory
-            raise
-
-
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
-    mode, shards = parallelism(config, ranks), config.train.shards
-    if mode and shards > 1:
-        key = "train.shards"
-        text = f"{key}: found {shards}, which needs one process; allowed 1: ranks split the batch"
-        raise ConfigError(text, key=key)
-    reasons = {"one process": bool(mode), "train.shards=1": shards > 1}
+    mode, train, model = parallelism(config, ranks), config.train, config.model
+    cuts_matrices = mode == "fully_sharded"
+    reasons = {"one process": mode is not None, "train.shards=1": train.shards > 1}
     needs_whole = " and ".join(name for name, missing in reasons.items() if missing)
-    if config.model.norm.kind == "batch" and needs_whole:
-        key = "model.norm.kind"
-        raise ConfigError(f"{key}: found batch, which needs {needs_whole}; or use rms", key=key)
-    if config.model.unique_layers and (mode == "fully_sharded" or config.train.spectral_penalty):
-        key = "model.unique_layers"
-        excluded = "runtime.parallel=fully_sharded and train.spectral_penalty"
-        raise ConfigError(f"{key}: it excludes {excluded}; allowed null", key=key)
-    needs = {
-        "train.optimizer": config.train.optimizer == "muon",
-        "train.spectral_penalty": config.train.spectral_penalty > 0,
+    needs_matrices = {
+        "train.optimizer": train.optimizer == "muon",
+        "train.spectral_penalty": train.spectral_penalty > 0,
         "log.sharpness_every": config.log.sharpness_every != 0,
     }
-    for key in (key for key, needed in needs.items() if needed and mode == "fully_sharded"):
-        raise ConfigError(
-            f"{key}: it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
-            "allowed with runtime.parallel=data",
-            key=key,
-        )
+    rules = [
+        (
+            "train.shards",
+            mode is not None and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1: ranks split the batch",
+        ),
+        (
+            "model.norm.kind",
+            model.norm.kind == "batch" and needs_whole != "",
+            f"found batch, which needs {needs_whole}; or use rms",
+        ),
+        (
+            "model.unique_layers",
+            model.unique_layers and (cuts_matrices or train.spectral_penalty),
+            "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
+        ),
+    ]
+    text = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    text += "allowed with runtime.parallel=data"
+    rules += [(key, used and cuts_matrices, text) for key, used in needs_matrices.items()]
+    for key, is_broken, text in rules:
+        if is_broken:
+            raise ConfigError(f"{key}: {text}", key=key)
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
@@ -204,7 +206,7 @@ def refuse_short_memory(
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     on_cpu = device.type == "cpu"
-    needed = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
+    needed = memory_needed(config, task)
     here = memory_limit(device)
     if on_cpu:
         here = min(here, conf.machine_memory())
@@ -227,43 +229,6 @@ def refuse_other_environment(folder: RunFolder, environment: Mapping[str, Any]) 
             f"this run was begun in another environment: {'; '.join(changes)}\n"
             "its log could not go on byte for byte; to go on all the same: --allow-env-change"
         )
-
-
-def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, list[str]]:
-    """Return a run's config, to train it again, and the changes of the environment since.
-
-    Raises ConfigError for a changed environment (unless allowed), other data or a missing plugin.
-    """
-    existing_run(folder.path)
-    if started_by_torchrun():
-        raise ConfigError("rerun: found several processes (torchrun); allowed one")
-    refuse_probed(folder)
-    meta = folder.read_meta()
-    if "environment" not in meta:
-        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
-    plugins.require_plugins(meta.get("plugins", []), str(folder.path))
-    if extends := inexact_parent(folder):
-        raise ConfigError(
-            f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
-            "another schedule, so its config alone does not repeat it; rerun that run instead"
-        )
-    config = conf.load_config(folder.config_path)
-    if changed := changed_source({"data": {}} | meta, task_of(config).data, config):
-        key, source, was, is_now = changed
-        other = "began with other weights" if key == "model.start" else "was trained on other data"
-        raise ConfigError(f"{folder.path} {other}: sha256 was {was}, is {is_now} ({source})")
-    device = choose_device(config.runtime)
-    with torch_settings(config, device) as threads:
-        now = environment_of(config, device, threads, fast_paths_of(config, device))
-    changes = environment_changes(meta["environment"], now)
-    if "environment_changed" in meta:
-        changes.append("parts of it were made in different ones (environment_changed)")
-    if changes and not allow_env_change:
-        raise ConfigError(
-            f"{folder.path} was made in another environment: {'; '.join(changes)}\n"
-            "its numbers need not come out again; to see how far they do: --allow-env-change"
-        )
-    return config, changes
 
 
 def refuse_probed(folder: RunFolder) -> None:
@@ -317,15 +282,13 @@ def run_name(config: conf.Config) -> str:
 
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
-    for folder in folders_called(study, run_name(config)):
-        known = folder.read_meta().get("plugins", []) if folder.exists() else []
-        if known and is_same_experiment(folder, config):
-            try:
-                plugins.require_plugins(known, str(folder.path))
-            except PluginError as error:
-                raise PluginError(
-                    f"{error}, or, to train with the file that is there: {removal(folder.path)}"
-                ) from None
+    for folder in same_runs(study, config):
+        try:
+            plugins.require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+        except PluginError as error:
+            raise PluginError(
+                f"{error}, or, to train with the file that is there: {removal(folder.path)}"
+            ) from None
 
 
 def choose_folder(
@@ -341,12 +304,11 @@ def choose_folder(
     ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
     a new one starts beside it.
     """
-    name, data = run_name(config), task.data
     extends = parent.record if parent and not parent.exact else None
-    for folder in folders_called(study, name):
-        if not is_same_experiment(folder, config) or inexact_parent(folder) != extends:
+    for folder in same_runs(study, config):
+        if inexact_parent(folder) != extends:
             continue
-        if not (changed := changed_source(folder.read_meta(), data, config)):
+        if not (changed := changed_source(folder.read_meta(), task.data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
             key, source, was, now = changed
@@ -356,41 +318,34 @@ def choose_folder(
                 "--study",
                 key=key,
             )
-    return free_folder(study, name, taken)
+    return free_folder(study, run_name(config), taken)
 
 
-def folders_called(study: Path, name: str) -> Iterator[RunFolder]:
-    """Yield the folder of that name, then those of the name with a number, in order."""
-    yield RunFolder(study / name)
+def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
+    """Yield a study's runs of this config, except for names, runtime and defaults, in order."""
+    name = run_name(config)
     numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
-    for number in sorted(int(text) for text in numbers if text.isascii() and text.isdigit()):
-        yield RunFolder(study / f"{name}-{number}")
+    known = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
+    for numbered in (name, *(f"{name}-{number}" for number in known)):
+        folder = RunFolder(study / numbered)
+        try:
+            stored = conf.load_config(folder.config_path) if folder.exists() else None
+        except ConfigError:
+            continue  # written by another version, whose settings are not ours
+        if stored and conf.same_experiment(without_defaults(stored), without_defaults(config)):
+            yield folder
 
 
 def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
     """Return the first folder of that name, or with a number, that no run has or reserves."""
-    for number in range(1, 1000):
-        numbered = name if number == 1 else f"{name}-{number}"
-        if numbered not in taken and not (folder := RunFolder(study / numbered)).exists():
-            return folder
-    raise ConfigError(f"{study}: 999 runs are called {name}; give the config another name")
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (RunFolder(study / one) for one in numbered if one not in taken)
+    return next(folder for folder in folders if not folder.exists())
 
 
 def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
     """Return a notice if a new run starts beside one of the same config on other data."""
-    others = folders_called(folder.path.parent, run_name(config))
-    same = [other for other in others if is_same_experiment(other, config)]
+    same = list(same_runs(folder.path.parent, config))
     if not same:
         return None
     return f"the data have changed since {same[-1].path}: a new run {folder.path.name}"
-
-
-def is_same_experiment(folder: RunFolder, config: conf.Config) -> bool:
-    """Return whether a folder's config equals this one except names, runtime and defaults."""
-    if not folder.exists():
-        return False
-    try:
-        stored = conf.load_config(folder.config_path)
-    except ConfigError:
-        return False  # written by another version, whose settings are not ours
-    return conf.same_experiment(without_defaults(stored), without_defaults(config))

@@ -1,4 +1,4 @@
-"""The checkpoint, model and batches that the ranks of one run share."""
+"""The model and batches that the ranks of one run share."""
 
 from __future__ import annotations
 
@@ -6,35 +6,18 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.distributed import RankGroup, ShardedBanks, parallelism, sharded_norm, sharded_sum
-from deepstack.model import Transformer, build_model
+from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
-from deepstack.tasks import IGNORE, Batch, Task
-from deepstack.training.checkpoint import Checkpoint
-from deepstack.training.start import Start
-
-
-def common_checkpoint(ranks: RankGroup, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-    """Return on every rank the checkpoint that `find` returns on rank 0."""
-    parts: dict[str, dict[str, Tensor]] = {}
-
-    def find_on_rank0() -> dict[str, Any] | None:
-        checkpoint = find()
-        if checkpoint is None:
-            return None
-        parts.update(checkpoint.parts)
-        return {"step": checkpoint.step, "state": checkpoint.state}
-
-    facts = ranks.from_rank0(find_on_rank0)
-    return None if facts is None else Checkpoint(parts=ranks.broadcast(parts), **facts)
+from deepstack.tasks import IGNORE, Batch
+from deepstack.training.preflight import Prepared
 
 
 def copy_views(stream: Stream) -> Stream:
@@ -67,30 +50,15 @@ def shard(built: Built, ranks: RankGroup, device: torch.device) -> Built:
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "hidden")
-    banks = ShardedBanks(built.banks, {b.key: parameters_of(model, b) for b in built.banks}, ranks)
+    named = {bank.key: [*map(model.get_parameter, bank.names)] for bank in built.banks}
+    banks = ShardedBanks(built.banks, named, ranks)
     trained = {bank.key for bank in built.trained}
     return replace(built, banks=banks, trained=[b for b in banks if b.key in trained])
 
 
-def parameters_of(model: Transformer, bank: Bank) -> list[nn.Parameter]:
-    """Return the parameters of a bank: one for each layer, or the one outside of the layers."""
-    if bank.stack is None:
-        return [model.get_parameter(bank.key)]
-    name = bank.key.removeprefix(f"{bank.stack}.layers.")
-    return [layer.get_parameter(name) for layer in model.stacks[bank.stack].layers]
-
-
-def build_for_ranks(
-    config: conf.Config,
-    task: Task,
-    device: torch.device,
-    ranks: RankGroup,
-    start: Start | None = None,
-) -> Built:
-    """Return the model of a run, whole on each rank, or sharded if that is configured.
-
-    start: the run whose weights it begins with.
-    """
+def build_for_ranks(prepared: Prepared) -> Built:
+    """Return the model of a run, whole on each rank, or sharded if that is configured."""
+    config, task, device, ranks = prepared.config, prepared.task, prepared.device, prepared.ranks
     sharded = parallelism(config, ranks) == "fully_sharded"
     if sharded:
         config = conf.with_overrides(config, {"runtime.banks": False})  # FSDP2 has its own storage
@@ -100,8 +68,8 @@ def build_for_ranks(
         if config.model.dropout:  # the same masks on every rank
             torch.manual_seed(dropout_seed(config.seed, 0))
         built.calibrate(torch.from_numpy(first.inputs).to(device))
-    if start:
-        start.load_into(built, config.model.grow)
+    if prepared.start:
+        prepared.start.load_into(built, config.model.grow)
     return shard(built, ranks, device) if sharded else built
 
 

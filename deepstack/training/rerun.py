@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import Interrupted, NothingMatchedError
+from deepstack.distributed import started_by_torchrun
+from deepstack.errors import ConfigError, Interrupted, NothingMatchedError
+from deepstack.fast import fast_paths_of
 from deepstack.interrupts import Stop
-from deepstack.records import ENDED, RunFolder, number_text, problems
+from deepstack.plugins import require_plugins
+from deepstack.records import ENDED, RunFolder, existing_run, number_text, problems
 from deepstack.records.comparison import (
     Difference,
     Table,
@@ -25,11 +28,20 @@ from deepstack.records.comparison import (
     row_difference,
 )
 from deepstack.records.published import is_published
+from deepstack.tasks import task_of
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import git_state
-from deepstack.training.loop import train
+from deepstack.training.environment import (
+    choose_device,
+    environment_changes,
+    environment_of,
+    git_state,
+    torch_settings,
+)
+from deepstack.training.extension import inexact_parent
 from deepstack.training.observer import Observer, Observers, Row
-from deepstack.training.preflight import recorded_config
+from deepstack.training.preflight import refuse_probed
+from deepstack.training.run import train
+from deepstack.training.start import changed_source
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,43 @@ def check(
         problems(record),
         other_code(record.read_meta()),
     )
+
+
+def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Config, list[str]]:
+    """Return a run's config, to train it again, and the changes of the environment since.
+
+    Raises ConfigError for a changed environment (unless allowed), other data or a missing plugin.
+    """
+    existing_run(folder.path)
+    if started_by_torchrun():
+        raise ConfigError("rerun: found several processes (torchrun); allowed one")
+    refuse_probed(folder)
+    meta = folder.read_meta()
+    if "environment" not in meta:
+        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
+    require_plugins(meta.get("plugins", []), str(folder.path))
+    if extends := inexact_parent(folder):
+        raise ConfigError(
+            f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
+            "another schedule, so its config alone does not repeat it; rerun that run instead"
+        )
+    config = conf.load_config(folder.config_path)
+    if changed := changed_source({"data": {}} | meta, task_of(config).data, config):
+        key, source, was, is_now = changed
+        other = "began with other weights" if key == "model.start" else "was trained on other data"
+        raise ConfigError(f"{folder.path} {other}: sha256 was {was}, is {is_now} ({source})")
+    device = choose_device(config.runtime)
+    with torch_settings(config, device) as threads:
+        now = environment_of(config, device, threads, fast_paths_of(config, device))
+    changes = environment_changes(meta["environment"], now)
+    if "environment_changed" in meta:
+        changes.append("parts of it were made in different ones (environment_changed)")
+    if changes and not allow_env_change:
+        raise ConfigError(
+            f"{folder.path} was made in another environment: {'; '.join(changes)}\n"
+            "its numbers need not come out again; to see how far they do: --allow-env-change"
+        )
+    return config, changes
 
 
 def last_step(record: RunFolder) -> int:

@@ -1,4 +1,4 @@
-"""One training run: the operations of the main loop, on a model, an optimizer and open logs."""
+"""One training run: the main loop, and its operations on a model, an optimizer and open logs."""
 
 from __future__ import annotations
 
@@ -6,45 +6,112 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
-from deepstack.errors import ChangedLogError, Interrupted, ResourceError
-from deepstack.fast import Measured, accelerate
+from deepstack.errors import ChangedLogError, Interrupted
+from deepstack.fast import (
+    Measured,
+    captured_function,
+    enable_fast_paths,
+    make_step,
+    step_recorder,
+)
 from deepstack.gc_control import gc_paused
-from deepstack.model import with_defaults, without_defaults
+from deepstack.interrupts import Stop, stop_requests
+from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.intervals import is_due
-from deepstack.training.meta import columns_of, meta_of, resolution_notice
-from deepstack.training.observer import Started
-from deepstack.training.optimizer import load_optimizer_state, make_optimizer, optimizer_state
+from deepstack.training.extension import Parent
+from deepstack.training.meta import describe_run
+from deepstack.training.observer import Observer, Started, default_observer
+from deepstack.training.optimizer import make_optimizer
 from deepstack.training.outcome import Progress, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.preflight import Prepared
-from deepstack.training.ranks import (
-    build_for_ranks,
-    common_checkpoint,
-    dropout_seed,
-    reductions,
-    share_of,
-)
+from deepstack.training.preflight import Prepared, preflight
+from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
 from deepstack.training.recorder import Divergence, Recorder, cause, sync_logs
-from deepstack.training.schedule import learning_rate
+from deepstack.training.resume import load_state, save_state
+from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
-# Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
-LEAST_LIMIT = 2**26
+
+
+def train(
+    config: conf.Config,
+    *,
+    study: str | None = None,
+    out: str | Path = "results",
+    observer: Observer | None = None,
+    stop: Stop | None = None,
+    allow_env_change: bool = False,
+    command: str = "",
+    parent: Parent | None = None,
+) -> Run:
+    """Train the configured run in <out>/<study>/<run> and return it.
+
+    A finished run is not trained again.  An interrupted run resumes, and its log equals that of an
+    uninterrupted one.  Divergence is a result, not an error.
+
+    config: from `deepstack.load_config`; it is never changed.
+    `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.
+    study: name of the study's folder, by default the configuration's name or 'runs'.
+    observer: receives every event; `deepstack.training.PlainLines()` prints a line every five
+    seconds.  Without one, a notebook shows a progress bar; `deepstack.training.Observer()` is
+    silent.
+    stop: called after every step; if it returns a signal number, the run saves a checkpoint and
+    ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
+    Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
+
+    parent: a finished run that this one extends; `deepstack.training.parent_of(run, steps)` returns
+    it, and `parent.config` is the config to train.
+
+    Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
+
+    Raises errors of `deepstack.errors`: ConfigError, ResourceError (memory, disk, a folder in use),
+    DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
+    """
+    config = with_steps(conf.checked_config(config))
+    with preflight(
+        config,
+        study,
+        Path(out),
+        observer or default_observer(),
+        allow_env_change=allow_env_change,
+        command=command,
+        parent=parent,
+    ) as prepared:
+        if isinstance(prepared, Run):
+            return prepared
+        with open_run(prepared) as run:
+            run.begin()
+            with stop_requests(stop) as stop_signal:
+                for step in run.remaining_steps():
+                    inputs, targets = run.batch(step)
+                    measured = run.step(inputs, targets, run.learning_rate(step))
+                    run.record(step, measured)
+                    if run.recorder.divergence:
+                        break
+                    if run.snapshots.is_due(step):
+                        run.snapshot(step)
+                    if row_is_due(config, "evals", step):
+                        run.evaluate(step)
+                    if run.checkpoint_is_due(step):
+                        run.save(step)
+                    if signal := run.ranks.max_over_ranks(stop_signal() or 0):
+                        run.interrupt(step, signal)
+                return run.finish()
 
 
 @contextmanager
@@ -79,57 +146,57 @@ class TrainingRun:
     def __init__(
         self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
     ) -> None:
+        self.prepared = prepared
         self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
         self.task = prepared.task
         self.device, self.ranks = prepared.device, prepared.ranks
         self.observer, self.progress = prepared.observer, progress
         config, train = self.config, self.config.train
         self.folder.write_config(conf.to_yaml(with_defaults(config)))
-        self.built = build_for_ranks(config, self.task, self.device, self.ranks, prepared.start)
+        self.built = build_for_ranks(prepared)
         self.model = self.built.model
         self.model.train(config.model.dropout > 0)
         self.penalised = SpectralPenalty(config, self.built, self.ranks)
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
-        paths = prepared.paths
+        paths, notify = prepared.paths, self.observer.notify
         self.optimizer = make_optimizer(
             train,
             self.built.trained,
             optim=self.built.optim,
             capturable=paths.captured or paths.replayed,
         )
-        fast = accelerate(
-            self.built,
-            self.optimizer,
-            config,
-            paths,
-            self.observer.notify,
-            choose_threads(config, self.ranks),
-        )
+        enable_fast_paths(self.model, paths, config.runtime.recompute_every, notify)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(
-            config,
-            self.folder,
+            prepared,
             self.built,
             probe,
-            self.ranks,
             self.update,
             self.optimizer,
-            fast.capture_function,
+            partial(captured_function, config=config, paths=paths, notify=notify),
         )
         resources.callback(self.snapshots.close)
-        step = fast.make_step(
+        share, norm_of = reductions(self.built, self.ranks)
+        step = make_step(
             self.loss,
-            self.update.measure if measures else None,
-            *reductions(self.built, self.ranks),
+            self.built,
+            self.optimizer,
+            train,
+            probe=self.update.measure if measures else None,
+            share=share,
+            norm_of=norm_of,
+            capture=step_recorder(
+                self.model, config, paths, notify, choose_threads(config, self.ranks)
+            ),
         )
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
         self.evaluation = Evaluation(self.task, train, self.device)
-        resumed = self._resume()
+        resumed = load_state(self)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
-        meta = self._describe(prepared)
+        meta = describe_run(self)
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
@@ -145,52 +212,6 @@ class TrainingRun:
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
         self._saved = time.monotonic()
-
-    def _describe(self, prepared: Prepared) -> dict[str, Any]:
-        """Write meta.json, which is returned, and columns.json."""
-        before = self.folder.read_meta()
-        meta = meta_of(prepared, before, self.built.banks.count())
-        self.folder.write_meta(meta)
-        columns = columns_of(
-            prepared,
-            self.built,
-            self.update,
-            self.evaluation.answers.columns(),
-            self.snapshots.columns(),
-        )
-        self.folder.write_columns(columns)
-        if not before and (notice := resolution_notice(columns)):
-            self.observer.notify(notice)
-        return meta
-
-    def _resume(self) -> ckpt.Checkpoint | None:
-        """Load and return the newest whole checkpoint, if any."""
-        checkpoint = common_checkpoint(
-            self.ranks, lambda: ckpt.fitting(self.folder, self.observer.notify, self._owner())
-        )
-        if checkpoint is None:
-            return None
-        parts = checkpoint.parts
-        try:
-            self.built.load(parts["weights"])
-            if "optimizer" in parts:  # else of the last step: only `finish` remains
-                load_optimizer_state(self.optimizer, self.built.trained, parts["optimizer"])
-                self.update.load(parts["probe"])
-                self.snapshots.records.load(parts["layers"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            path = self.folder.checkpoint_path(checkpoint.step)
-            raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
-        return checkpoint
-
-    def _owner(self) -> ckpt.Owner:
-        """Return the properties that identify this run's checkpoints."""
-        alone = self.ranks.size == 1  # else each rank holds a part of the weights
-        _, on_disk = conf.disk_estimate(self.config, self.task.vocab_size)
-        return ckpt.Owner(
-            run=conf.digest(without_defaults(self.config)),
-            weights=self.built.state() if alone else None,
-            largest=LEAST_LIMIT + on_disk + 8 * self.update.initial.numel(),
-        )
 
     def begin(self) -> None:
         """Notify the observer; for a new run, take the snapshot and evaluation of step 0."""
@@ -253,13 +274,8 @@ class TrainingRun:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
         self.recorder.add(step, self.learning_rate(step), measured)
         self.progress.step = step
-        if self.snapshots.is_due(step) or self.evaluation_is_due(step):
+        if self.snapshots.is_due(step) or row_is_due(self.config, "evals", step):
             self.recorder.flush()
-
-    def evaluation_is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due: at every so many steps and at the last one."""
-        train = self.config.train
-        return is_due(train.eval_every or train.steps, step, train.steps)
 
     def snapshot(self, step: int) -> None:
         """Take the snapshot of layers and roles and write it, without disturbing training."""
@@ -288,26 +304,10 @@ class TrainingRun:
             return
         self.snapshots.records.write()
         sync_logs(self.logs)
-        self._write_checkpoint(step, self._resumable_parts())
+        save_state(self, step)
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
-
-    def _resumable_parts(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors that training needs, besides the weights, to go on."""
-        return {
-            "optimizer": optimizer_state(self.optimizer, self.built.trained),
-            "probe": self.update.state(),
-            "layers": self.snapshots.records.state(),
-        }
-
-    def _write_checkpoint(self, step: int, parts: dict[str, dict[str, Tensor]]) -> None:
-        """Write the weights and these parts, with the run's digest and the sha256 of the logs."""
-        parts = {"weights": self.built.state(), **parts}
-        logs = {log.path.stem: log.sha256 for log in self.logs if log.compared}
-        state = {"run": conf.digest(without_defaults(self.config)), "logs": logs}
-        if self.ranks.is_rank0:
-            ckpt.save(self.folder, ckpt.Checkpoint(step, parts, state))
 
     def interrupt(self, step: int, signal: int) -> None:
         """Save a checkpoint and raise Interrupted, whose exit code is 128 + signal."""
@@ -327,25 +327,22 @@ class TrainingRun:
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs, ended=True)
-        divergence = self.recorder.divergence
+        divergence, facts = self.recorder.divergence, {}
         if divergence is None:
             state, step = "done", self.config.train.steps
             keep_optimizer = self.config.runtime.keep_optimizer
             saves = step > 0 or keep_optimizer  # config and seed determine the initial weights
             if saves:
-                self._write_checkpoint(step, self._resumable_parts() if keep_optimizer else {})
-            if self.ranks.is_rank0:
-                ckpt.keep_only(self.folder, step)
-                write_end(self.folder, state, step, checkpoints=saves, logs=logs)
+                save_state(self, step, only_weights=not keep_optimizer)
         else:
-            state, step = "diverged", divergence.step
+            state, step, saves = "diverged", divergence.step, False
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
             facts = {"first_bad_layer": origin.layer, "found_in": origin.where}
-            if self.ranks.is_rank0:
-                facts = divergence.facts() | facts
-                write_end(self.folder, state, step, checkpoints=False, logs=logs, **facts)
-                ckpt.keep_only(self.folder, -1)
+            facts = divergence.facts() | facts
             self.observer.notify(cause(divergence, origin))
+        if self.ranks.is_rank0:
+            ckpt.keep_only(self.folder, step if saves else -1)
+            write_end(self.folder, state, step, checkpoints=saves, logs=logs, **facts)
         self.observer.finished(state, step)
         self.ranks.barrier()  # until the status is written
         return Run(self.path)

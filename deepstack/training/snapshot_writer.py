@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,15 +14,17 @@ from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
+from deepstack.diagnostics.sharpness import sharpness
 from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
-from deepstack.distributed import RankGroup
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
+from deepstack.parameters import Bank
 from deepstack.records import AppendLog, RunFolder
 from deepstack.training.evaluation import mean_loss
-from deepstack.training.intervals import is_due
+from deepstack.training.muon import Muon
+from deepstack.training.preflight import Prepared
 from deepstack.training.ranks import whole_copy
-from deepstack.training.sharpness_row import sharpness_row
+from deepstack.training.schedule import learning_rate, row_is_due
 
 # Largest parameter count whose snapshots are captured: all gradients then stay in memory.
 MOST_PARAMETERS = 2**28
@@ -87,16 +89,15 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        config: conf.Config,
-        folder: RunFolder,
+        prepared: Prepared,
         built: Built,
         probe: tuple[Tensor, Tensor],
-        ranks: RankGroup,
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
         capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
-        self.config, self.built, self.ranks, self.update = config, built, ranks, update
+        self.config, self.ranks = config, ranks = prepared.config, prepared.ranks
+        self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
         self.parts = []
@@ -111,7 +112,7 @@ class SnapshotWriter:
             copy = whole_copy(config, built, self.inputs.device, ranks)
             self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
-        self.records = LayerRecords(folder)
+        self.records = LayerRecords(prepared.folder)
         # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
         self._passed = None
@@ -135,26 +136,15 @@ class SnapshotWriter:
         """
         return parts.columns_of(self.built.model, self.parts) if self.parts else {}
 
-    def layers_are_due(self, step: int) -> bool:
-        """Return whether a snapshot of every layer is due after this step."""
-        return is_due(self.config.log.layers_every, step, self.config.train.steps)
-
-    def parts_are_due(self, step: int) -> bool:
-        """Return whether an attribution is due; at θ_0 nothing has moved."""
-        every, last = self.config.log.attribution_every, self.config.train.steps
-        return step > 0 and is_due(every, step, last)
-
-    def sharpness_is_due(self, step: int) -> bool:
-        """Return whether a row of sharpness.csv is due after this step."""
-        return is_due(self.config.log.sharpness_every, step, self.config.train.steps)
-
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
-        return self.layers_are_due(step) or self.parts_are_due(step) or self.sharpness_is_due(step)
+        return any(
+            row_is_due(self.config, log, step) for log in ("layers", "attribution", "sharpness")
+        )
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
-        due = self.layers_are_due(step)
+        due = row_is_due(self.config, "layers", step)
         self._before = [bank.values().clone() for bank in self._banks] if due else None
 
     def take(self, step: int) -> None:
@@ -164,11 +154,11 @@ class SnapshotWriter:
         before, self._before = self._before if step else None, None
         if copy is None:
             return
-        if self.layers_are_due(step):
+        if row_is_due(self.config, "layers", step):
             self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
-        if self.parts_are_due(step):
+        if row_is_due(self.config, "attribution", step):
             self._attribute(copy, step)
-        if self.sharpness_is_due(step):
+        if row_is_due(self.config, "sharpness", step):
             train = self.config.train
             loss = partial(mean_loss, targets=self.targets, smoothing=train.label_smoothing)
             row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
@@ -221,3 +211,67 @@ class SnapshotWriter:
 def on_host(values: Tensor) -> Tensor:
     """Return a copy in host memory: θ_0 is read only once per snapshot."""
     return values.cpu() if values.is_cuda else values.clone()
+
+
+def sharpness_row(
+    built: Built,
+    optimizer: torch.optim.Optimizer,
+    train: conf.Train,
+    step: int,
+    tokens: Tensor,
+    loss: Callable[[Tensor], Tensor],
+) -> dict[str, float | None]:
+    """Return the columns of sharpness.csv at the parameters after this step, without the step."""
+    scales = preconditioner_scales(optimizer, built.trained)
+    unique = built.banks.unique
+    plain, preconditioned = sharpness(built.model, built.trained, tokens, loss, scales, unique)
+    is_known = scales is not None
+    return {
+        "sharpness": plain.value,
+        "sharpness_residual": plain.residual,
+        "preconditioned_sharpness": preconditioned.value if is_known else None,
+        "preconditioned_residual": preconditioned.residual if is_known else None,
+        "stability_threshold": stability_threshold(train, max(step, 1)) if is_known else None,
+        "hessian_products": plain.products + preconditioned.products,
+    }
+
+
+def stability_threshold(train: conf.Train, step: int) -> float:
+    """Return the curvature above which the optimizer diverges at the rate η of a step.
+
+    SGD with momentum β, θ ← θ − ηm, m ← βm + g: (2 + 2β)/η.  Adam with frozen second moments,
+    m ← βm + (1 − β)g: (2 + 2β)/((1 − β)η), 38/η at β = 0.9 (Cohen et al. 2022, arXiv:2207.14484).
+    """
+    rate = learning_rate(train, step)
+    beta = train.momentum if train.optimizer == "sgd" else train.betas[0]
+    sgd = (2 + 2 * beta) / rate
+    return sgd if train.optimizer == "sgd" else sgd / (1 - beta)
+
+
+def preconditioner_scales(
+    optimizer: torch.optim.Optimizer, banks: Sequence[Bank]
+) -> list[Tensor] | None:
+    """Return the diagonal of P^{−1/2} of each bank, (depth, …); the optimizer moves by −η m / P.
+
+    SGD: P = 1/f, f the factor on the rate of a parameter group.  Adam after t steps:
+    P = (1 − β1^t) (√(v/(1 − β2^t)) + ε)/f.  0 where v is 0, since no such entry has moved yet.
+    None for Muon, and for Adam before its first step.
+    """
+    if isinstance(optimizer, Muon):
+        return None
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    scales = []
+    for bank in banks:
+        group = group_of[bank.parameters[0]]
+        if "betas" not in group:
+            scales.append(torch.full_like(bank.values(), group["factor"]).sqrt())
+            continue
+        states = [optimizer.state[p] for p in bank.parameters]
+        if not states[0]:
+            return None
+        beta1, beta2 = group["betas"]
+        t = float(states[0]["step"])
+        v = bank.shaped(bank.whole([state["exp_avg_sq"] for state in states]))
+        P = (1 - beta1**t) * ((v / (1 - beta2**t)).sqrt() + group["eps"])
+        scales.append(torch.where(v > 0, (group["factor"] / P).sqrt(), 0.0))
+    return scales

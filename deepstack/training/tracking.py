@@ -1,38 +1,17 @@
-"""Passes the events of a run on to the trackers of `log.to`."""
+"""Passes the events of a run on to TensorBoard (`log.to`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from deepstack.records import Run, RunFolder
 from deepstack.trackers import (
     EventLog,
     heat_maps,
     layer_summaries,
-    require_tensorboard,
     settings,
 )
 from deepstack.training.observer import Observer, Row, Started
-
-
-def refuse_missing_tracker(to: Sequence[str]) -> None:
-    """Raise ConfigError for a tracker of `log.to` whose package is not installed."""
-    if "tensorboard" in to:
-        require_tensorboard("log.to")
-
-
-@contextmanager
-def tracking(to: Sequence[str], is_rank0: bool) -> Iterator[list[Observer]]:
-    """Yield an observer for each tracker, and close them however the run ends.
-
-    Only rank 0 writes.
-    """
-    log = TensorBoardLog()
-    try:
-        yield [log] if "tensorboard" in to and is_rank0 else []
-    finally:
-        log.close()
 
 
 class TensorBoardLog(Observer):

@@ -17,13 +17,13 @@ import pytest
 import torch
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import data_of, small
 from torch import Tensor, nn
 
 import deepstack
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import ConfigError, Interrupted, NothingMatchedError
+from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -231,26 +231,6 @@ def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
     assert {name for name in ROWS if found[name] > 0} == {"w1", "w2"}
     assert found["outside"] == 0 and found["layers_1_1"] > 0
-
-
-@pytest.mark.parametrize("every", [2, "log"])
-@pytest.mark.parametrize("at", [1, 4])
-def test_interrupted_and_continued_writes_the_same_bytes(
-    every: int | str, at: int, tmp_path: Path
-) -> None:
-    config = small(
-        train__steps=6, log__attribution_every=every, log__first_order=every == 2,
-        log__layers_every=0,
-    )  # fmt: skip
-    whole = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(at))
-    again = deepstack.train(config, out=tmp_path / "b")
-    for name in ["attribution.csv", *(["first_order.csv"] if every == 2 else [])]:
-        bytes_ = (whole.path / name).read_bytes()
-        assert bytes_ == (again.path / name).read_bytes()
-        steps = [int(line.split(b",")[0]) for line in bytes_.splitlines()[1:]]
-        assert steps == ([2, 4, 6] if every == 2 else [1, 2, 3, 5, 6])
 
 
 def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:

@@ -108,10 +108,11 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
             look.model, FastPaths(fused=True, compiled=False, captured=False), 0, print
         )
         step = make_step(
-            lambda x, y, m=look.model: mean_loss(m(x), y), look.built.banks, look.built.trained,
+            lambda x, y, m=look.model: mean_loss(m(x), y),
+            look.built,
             make_optimizer(look.config.train, look.built.trained, optim=look.built.optim),
-            clip=1.0, max_loss=1e9, alive=torch.ones(()),
-        )  # fmt: skip
+            look.config.train,
+        )
         torch.manual_seed(3)
         rows = []
         for number in range(3):

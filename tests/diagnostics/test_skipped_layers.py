@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.small_runs import small
 from helpers.snapshots import Look
 
 import deepstack
@@ -75,15 +76,6 @@ def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
     assert look.loss(look.model(look.tokens)).item() == whole
 
 
-def test_a_layer_that_does_nothing_contributes_nothing() -> None:
-    look = Look(model__scheme="rezero", skipped=3)
-    with torch.no_grad():
-        for scheme in look.model.schemes:
-            scheme.scale.zero_()  # type: ignore[operator, union-attr]
-    found = look.values()
-    assert found["skip_loss_increase"].abs().max() < 1e-6
-
-
 def test_layers_are_spread_over_the_depth() -> None:
     for total in (1, 2, 6, 17, 100, 1000):
         for count in range(1, 17):
@@ -95,27 +87,13 @@ def test_layers_are_spread_over_the_depth() -> None:
                 assert chosen[0] == 0 and gaps.max() - gaps.min() <= 1
 
 
-def run(out: Path, **changes: Any) -> deepstack.Run:
-    keys: dict[str, Any] = {
-        "model.depth": 5, "model.d_model": 16, "task.seq_len": 8, "train.steps": 6,
-        "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
-        "log.probe_sequences": 2,
-    }  # fmt: skip
-    keys |= {key.replace("__", "."): value for key, value in changes.items()}
-    return deepstack.train(with_overrides(Config(), keys), out=out)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_run_writes_it_and_trains_as_if_it_did_not(dropout: float, tmp_path: Path) -> None:
-    with_it = run(tmp_path / "a", log__skipped_layers=3, model__dropout=dropout)
-    without = run(tmp_path / "b", log__layers_every=0, model__dropout=dropout)
-    columns = ["loss", "grad_norm", "model_update"]
-    assert with_it.steps[columns].equals(without.steps[columns])
-    steps, values = with_it.layers("skip_loss")
-    assert list(steps) == [0, 1, 2, 3, 5, 6] and values.shape == (6, 5)
+def test_a_run_writes_it_if_asked_for(tmp_path: Path) -> None:
+    run = deepstack.train(small(model__depth=5, log__skipped_layers=3), out=tmp_path)
+    steps, values = run.layers("skip_loss")
+    assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 5)
     assert (np.isfinite(values) == [True, False, True, False, True]).all()
-    assert with_it.columns["layers"]["skip_loss"]["unit"] == "nats"
-    usual = run(tmp_path / "c", model__dropout=dropout)
+    assert run.columns["layers"]["skip_loss"]["unit"] == "nats"
+    usual = deepstack.train(small(train__steps=1), out=tmp_path)
     assert "skip_loss" not in usual.layer_names() and "beta_ln_attention" in usual.layer_names()
 
 

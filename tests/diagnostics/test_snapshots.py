@@ -32,7 +32,7 @@ class Kept:
 def test_a_pass_can_be_looked_at_again_and_is_freed_with_its_looks() -> None:
     with temporary_run(with_overrides(Config(), SMALL)) as run:
         probe = run.snapshots.inputs, run.snapshots.targets
-        about = run.config, run.folder, run.built, probe, run.ranks, run.update, run.optimizer
+        about = run.prepared, run.built, probe, run.update, run.optimizer
         plain, kept = SnapshotWriter(*about), SnapshotWriter(*about, Kept)
         for step in (0, 1):
             plain.take(step)

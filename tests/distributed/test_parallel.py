@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,8 +202,22 @@ def test_without_torchrun_there_is_no_group(tmp_path: Path) -> None:
     assert where["processes"] == 1 and where["parallel"] is None
 
 
-def test_batch_norm_needs_one_process() -> None:
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"model.norm.kind": "batch"}, "found batch, which needs one process"),
+        ({"train.shards": 2}, "found 2, which needs one process"),
+        ({"train.optimizer": "muon"}, r"needs whole matrices.*runtime\.parallel=data"),
+        ({"train.spectral_penalty": 0.1}, r"needs whole matrices.*runtime\.parallel=data"),
+        ({"log.sharpness_every": 5}, r"needs whole matrices.*runtime\.parallel=data"),
+    ],
+)
+def test_settings_that_need_one_process_or_whole_matrices(
+    setting: dict[str, Any], message: str
+) -> None:
     ranks = RankGroup()
     ranks.size = 2
-    with pytest.raises(ConfigError, match="found batch, which needs one process"):
-        refuse_cut_settings(with_overrides(Config(), {"model.norm.kind": "batch"}), ranks)
+    with pytest.raises(ConfigError, match=message):
+        refuse_cut_settings(
+            with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting}), ranks
+        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deepstack.fast import CapturedFunction, Measured, Update, capture
-from deepstack.fast.shards import Shard
+from deepstack.fast.step import Shard
 
 
 class Stream:
@@ -95,7 +95,7 @@ def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
     update = Update(
         [Shard(gradients, [], [])],
         lambda: (found, found),
-        lambda value, norm: Measured(value, norm, found, {}),
+        lambda value, norm: Measured(value, norm, {}),
     )
     made = capture(update, probe, lines.append, parts=lambda every, between: nullcontext())
     for _ in range(4):

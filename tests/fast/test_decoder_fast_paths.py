@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from helpers.sampling import some
 from helpers.small_runs import rewrite_tensors, stop_at
 from typer.testing import CliRunner
@@ -17,10 +16,7 @@ import deepstack
 from deepstack.cli.app import app
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import Interrupted
-from deepstack.fast import compiled
-from deepstack.model import build_model
 from deepstack.records import Run, find_runs
-from deepstack.schemes import SCHEMES
 
 FAMILIES = ("decoder", "encoder_decoder")
 
@@ -57,25 +53,6 @@ def test_every_way_trains_alike(family: str, way: dict[str, Any], tmp_path: Path
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_an_interrupted_decoder_goes_on_as_if_it_had_not_been(merged: bool, tmp_path: Path) -> None:
-    said: dict[str, Any] = {"model__family": "encoder_decoder", "model__scheme": "admin"}
-    said |= {"model__decoder_attention": "merged"} if merged else {}
-    whole = trained(tmp_path / "a", **said)
-    asked: list[int] = []
-
-    def stop() -> int | None:
-        asked.append(1)
-        return 15 if len(asked) == 3 else None
-
-    with pytest.raises(Interrupted):
-        deepstack.train(config(**said), out=tmp_path / "b", stop=stop)
-    again = trained(tmp_path / "b", **said)
-    assert len(again.meta["resumed"]) == 1
-    for file in ("steps.csv", "evals.csv", "layers/grad_norm.npy"):
-        assert (again.path / file).read_bytes() == (whole.path / file).read_bytes()
-
-
 @pytest.mark.slow
 def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
     """Layers run on from the encoder to the decoder, and the last one is the decoder's."""
@@ -104,37 +81,6 @@ def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
     assert found["y"].to_list() == pytest.approx(mean.tolist(), rel=1e-6)
     assert runs[0].columns["stacks"] == {"encoder": 3, "decoder": 3}
     assert tables["layer_step_heat_map"]["y"].max() == 6
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "deepnorm",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("pre_ln", "fixup", "residual")),
-    ],
-)
-def test_one_graph_a_wiring_and_mode(name: str, family: str) -> None:
-    if family not in SCHEMES[name].families:
-        pytest.skip("not published")
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    given = config(model__scheme=name, model__family=family, model__depth=12)
-    model = build_model(given, vocab_size=11).model
-    tokens = torch.arange(2 * (8 + model.source_len)).view(2, -1) % 11
-    expected = model(tokens).detach()
-    runner = compiled(print, count)
-    for stack in model.stacks.values():
-        stack.runner = runner
-    for _ in range(2):
-        with torch.no_grad():
-            torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
-        model(tokens).mean().backward()
-    assert len(graphs) == 2 * len(model.stacks), "of each kind of layer, with gradients and without"
 
 
 @pytest.mark.parametrize("roles", [["cross_v"], ["cross_q", "embedding"]])

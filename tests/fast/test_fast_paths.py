@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from deepstack.fast.layers import in_parts
 from deepstack.fast.selection import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, Scheme
 
 BASE = {
     "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
@@ -133,25 +134,36 @@ QUICK = ("deepnorm", "keel", "rezero")
 GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
 
 
+DECODERS = product(("decoder", "encoder_decoder"), ("deepnorm", "pre_ln", "fixup", "residual"))
+WIRED = [(name, "encoder") for name in GRAPHS] + [
+    (name, family) for family, name in DECODERS if family in SCHEMES[name].families
+]
+
+
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in GRAPHS]
+    ("name", "family"),
+    [w if w[0] in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
 )
-def test_one_graph_for_all_layers_in_each_mode(name: str) -> None:
+def test_one_graph_for_all_layers_of_a_kind_in_each_mode(name: str, family: str) -> None:
     graphs = []
 
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    built = build_model(config(model__scheme=name, model__depth=12), vocab_size=11)
-    tokens = torch.arange(24).view(2, 12) % 11
-    expected = built.model(tokens).detach()
-    built.model.last.runner = compiled(print, count)
+    given = config(model__scheme=name, model__family=family, model__depth=12)
+    model = build_model(given, vocab_size=11).model
+    tokens = torch.arange(2 * (12 + model.source_len)).view(2, -1) % 11
+    expected = model(tokens).detach()
+    runner = compiled(print, count)
+    for stack in model.stacks.values():
+        stack.runner = runner
     for _ in range(2):
         with torch.no_grad():
-            assert torch.allclose(built.model(tokens), expected, atol=1e-6)
-        built.model(tokens).mean().backward()
-    assert len(graphs) == 2 * WIRINGS.get(name, 1), "with gradients and without"
+            torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
+        model(tokens).mean().backward()
+    kinds = WIRINGS.get(name, 1) if family == "encoder" else len(model.stacks)
+    assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -165,48 +177,51 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
     assert_same_losses(plain, fast, tolerance=1e-4)
 
 
-AUTO = {
-    "steps": 50, "gpu": False, "dropout": False, "sharded": False, "processes": 1,
-    "uniform": True, "static": True, "recompute": False, "inside": False, "fusible": True,
-    "fused": "auto", "compiled": "auto", "captured": "auto", "replayed": "auto",
-}  # fmt: skip
+CPU = {"gpu": False, "parallel": None, "inside": False, "fusible": True}
+GPU = CPU | {"gpu": True}
+DROPOUT, RECOMPUTE = {"model.dropout": 0.1}, {"runtime.recompute_every": 2}
+UNLIKE, EAGER = {"model.scheme": "dlcl"}, {"runtime.compile": False}
+CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself static
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("changes", "there", "expected"),
     [
-        ({}, FastPaths(True, False, False, True)),
-        ({"steps": 49}, FastPaths(True, False, False, False)),
-        ({"replayed": False}, FastPaths(True, False, False, False)),
-        ({"steps": 5, "replayed": True}, FastPaths(True, False, False, True)),
-        ({"dropout": True}, FastPaths(False, False, False, True)),
-        ({"dropout": True, "recompute": True}, FastPaths(False, False, False, False)),
-        ({"recompute": True}, FastPaths(True, False, False, True)),
-        ({"processes": 2}, FastPaths(True, False, False, False)),
-        ({"sharded": True, "processes": 2}, FastPaths(False, False, False)),
-        ({"compiled": True}, FastPaths(False, True, False)),
-        ({"fused": False}, FastPaths(False, False, False, True)),
-        ({"gpu": True}, FastPaths(True, False, True)),
-        ({"gpu": True, "inside": True, "compiled": False}, FastPaths(False, False, True)),
-        ({"gpu": True, "fusible": False, "compiled": False}, FastPaths(False, False, True)),
-        ({"gpu": True, "fusible": False, "fused": True}, FastPaths(True, False, True)),
-        ({"fusible": False}, FastPaths(True, False, False, True)),
-        ({"inside": True}, FastPaths(True, False, False, True)),
-        ({"gpu": True, "captured": False}, FastPaths(True, False, False)),
-        ({"gpu": True, "processes": 2}, FastPaths(True, False, False)),
-        ({"gpu": True, "sharded": True, "processes": 2}, FastPaths(False, False, False)),
-        ({"gpu": True, "uniform": False}, FastPaths(True, False, True)),
-        ({"gpu": True, "static": False}, FastPaths(True, False, False)),
-        ({"static": False}, FastPaths(True, False, False, False)),
-        ({"gpu": True, "uniform": False, "fused": False}, FastPaths(False, False, True)),
-        (
-            {"gpu": True, "compiled": False, "dropout": True, "recompute": True},
-            FastPaths(False, False, False),
-        ),
+        ({}, CPU, FastPaths(True, False, False, True)),
+        ({"train.steps": 49}, CPU, FastPaths(True, False, False, False)),
+        ({"runtime.replay": False}, CPU, FastPaths(True, False, False, False)),
+        ({"train.steps": 5, "runtime.replay": True}, CPU, FastPaths(True, False, False, True)),
+        (DROPOUT, CPU, FastPaths(False, False, False, True)),
+        (DROPOUT | RECOMPUTE, CPU, FastPaths(False, False, False, False)),
+        (RECOMPUTE, CPU, FastPaths(True, False, False, True)),
+        ({}, CPU | {"parallel": "data"}, FastPaths(True, False, False, False)),
+        ({}, CPU | {"parallel": "fully_sharded"}, FastPaths(False, False, False)),
+        ({"runtime.compile": True}, CPU, FastPaths(False, True, False)),
+        ({"runtime.fused": False}, CPU, FastPaths(False, False, False, True)),
+        ({}, GPU, FastPaths(True, False, True)),
+        (EAGER, GPU | {"inside": True}, FastPaths(False, False, True)),
+        (EAGER, GPU | {"fusible": False}, FastPaths(False, False, True)),
+        ({"runtime.fused": True}, GPU | {"fusible": False}, FastPaths(True, False, True)),
+        ({}, CPU | {"fusible": False}, FastPaths(True, False, False, True)),
+        ({}, CPU | {"inside": True}, FastPaths(True, False, False, True)),
+        ({"runtime.cuda_graph": False}, GPU, FastPaths(True, False, False)),
+        ({}, GPU | {"parallel": "data"}, FastPaths(True, False, False)),
+        ({}, GPU | {"parallel": "fully_sharded"}, FastPaths(False, False, False)),
+        (UNLIKE, GPU, FastPaths(True, False, True)),
+        (CHANGING, GPU, FastPaths(True, False, False)),
+        (CHANGING, CPU, FastPaths(True, False, False, False)),
+        (UNLIKE | {"runtime.fused": False}, GPU, FastPaths(False, False, True)),
+        (EAGER | DROPOUT | RECOMPUTE, GPU, FastPaths(False, False, False)),
     ],
 )
-def test_auto_is_a_fixed_rule(given: dict[str, Any], expected: FastPaths) -> None:
-    assert choose_fast_paths(**AUTO | given) == expected
+def test_auto_is_a_fixed_rule(
+    changes: dict[str, Any], there: dict[str, Any], expected: FastPaths
+) -> None:
+    class Changing(Scheme, name="changing", label="Changing", paper="none"):
+        """x <- x + G(x)."""
+
+    given = with_overrides(Config(), {"train.steps": 50} | changes)
+    assert choose_fast_paths(given, **there) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.config import Train
 from deepstack.fast import make_step
 from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS
@@ -227,11 +228,13 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     class Nothing(list[Any]):
         def zero_gradients(self) -> None: ...
 
+        def projection(self) -> None: ...
+
+    nothing: Any = Nothing()
+    nothing.banks = nothing.trained = nothing
     group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}
     optimizer = torch.optim.SGD([group], lr=0.1)
-    step = make_step(
-        loss, cast(Any, Nothing()), [], optimizer, clip=None, max_loss=1.0, alive=torch.ones(())
-    )
+    step = make_step(loss, nothing, optimizer, Train(clip=None))
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
     assert not deferred_gradients._queues

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small
 
-import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.fast.fused_attention import SelfAttention
 from deepstack.fast.layers import enable_fast_paths
@@ -99,20 +96,3 @@ def test_attention_over_long_sequences_keeps_no_weights() -> None:
         saved: list[torch.Tensor] = []
         attention.forward(torch.randn(512, 3 * 64, dtype=dtype), 256, saved)
         assert max(t.numel() for t in saved) < 2 * 2 * 256 * 256
-
-
-@NEEDS_ONEDNN
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_replayed_step_with_attention_by_products_has_the_bits_of_the_step(
-    precision: str, tmp_path: Path
-) -> None:
-    shape = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "task__seq_len": 64}
-    config = small(**shape, train__batch_size=8, train__steps=8, train__precision=precision)
-    one, other = (
-        deepstack.train(
-            with_overrides(config, {"runtime.replay": replay, "runtime.products": "onednn"}),
-            out=tmp_path / str(replay),
-        )
-        for replay in (False, True)
-    )
-    assert data_of(one)["steps.csv"] == data_of(other)["steps.csv"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import small, stop_at
 
 import deepstack
 from deepstack.errors import ConfigError, Interrupted
@@ -61,15 +61,6 @@ def test_a_library_takes_effect_and_leaves_no_setting_behind(tmp_path: Path) -> 
     with pytest.raises(RuntimeError):
         products.ONEDNN.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert not products.uses_onednn()
-
-
-@NEEDS_ONEDNN
-def test_a_replayed_step_has_the_bits_of_the_step(tmp_path: Path) -> None:
-    first, second = (
-        run(tmp_path / str(replay), runtime__products="onednn", runtime__replay=replay)
-        for replay in (False, True)
-    )
-    assert data_of(first)["steps.csv"] == data_of(second)["steps.csv"]
 
 
 @NEEDS_ONEDNN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.errors import Interrupted
 from deepstack.fast import Measured, Update, replaying
 from deepstack.fast.out_variants import FUNCTIONS, bind
+from deepstack.fast.products import onednn_is_fp32
 from deepstack.fast.recording import Recording, TensorRef
 from deepstack.fast.replay import bind_recording, layout, padded
-from deepstack.fast.shards import Shard
+from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
@@ -79,6 +78,7 @@ KINDS: list[dict[str, Any]] = [
     {"model__norm__kind": "rms"},
     {"model__norm__kind": "dynamic_tanh"},
     {"train__spectral_penalty": 0.1},
+    {"train__label_smoothing": 0.2},
     {"model__family": "decoder"},
     {"model__family": "encoder_decoder", "task__name": "copy"},
     {"model__head": "bert"},
@@ -103,7 +103,17 @@ def test_every_scheme_replayed_gives_the_same_bytes(
     assert_equal(*both(config(model__scheme=name), tmp_path, recordings))
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 2), ids=lambda kind: "-".join(map(str, kind.values())))
+# Of 128 tokens every product of the feed-forward is large; over 64 tokens those of attention are.
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
+LARGE = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "train__batch_size": 8}
+ONEDNN = [
+    LARGE | {"task__seq_len": seq_len, "runtime__products": "onednn", "train__precision": precision}
+    for seq_len, precision in ((16, "fp32"), (64, "fp32"), (64, "bf16"))
+]
+CASES = [*some(KINDS, 2), *(pytest.param(kind, marks=NEEDS_ONEDNN) for kind in ONEDNN)]
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: "-".join(map(str, kind.values())))
 def test_every_kind_of_step_replayed_gives_the_same_bytes(
     kind: dict[str, Any], tmp_path: Path, recordings: list[Recording]
 ) -> None:
@@ -129,7 +139,7 @@ class Steps:
         self.update = Update(
             [Shard(self.gradients, [], [])],
             lambda: (self.value, self.value * 2),
-            lambda value, norm: Measured(value.clone(), norm, torch.ones(()), {"more": value - 1}),
+            lambda value, norm: Measured(value.clone(), norm, {"more": value - 1}),
         )
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> None:
@@ -143,7 +153,7 @@ def results(update: Callable[[Tensor, Tensor], Measured], shapes: list[int]) -> 
         torch.manual_seed(step)
         inputs, targets = torch.randn(rows, 6), torch.randint(6, (rows,))
         measured = update(inputs, targets)
-        found.append([float(v) for v in (*measured[:3], *measured.probe.values())])
+        found.append([float(v) for v in (*measured[:2], *measured.probe.values())])
     return found
 
 
@@ -303,18 +313,6 @@ def test_a_function_of_the_table_gives_the_bits_of_its_operation(
         assert torch.equal(tensors[reference].view(torch.int32), values[index].view(torch.int32)), (
             index
         )
-
-
-def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """Replaying begins anew after a checkpoint, with the same numbers."""
-    given = config(runtime__replay=True, runtime__checkpoint_seconds=0.0)
-    whole = deepstack.train(given, out=tmp_path / "a")
-    calls = iter(range(100))
-    with pytest.raises(Interrupted):
-        deepstack.train(
-            given, out=tmp_path / "b", stop=lambda: signal.SIGINT if next(calls) > 6 else None
-        )
-    assert_equal(whole, deepstack.train(given, out=tmp_path / "b"))
 
 
 def test_results_that_share_a_storage_are_both_taken_over() -> None:

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import data_of, small
 
 import deepstack
 from deepstack.config import Config, config_hash, with_overrides
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.fast.products import onednn_is_fp32
 from deepstack.tasks import task_of
 from deepstack.training import Observer, make_optimizer, mean_loss, to_device
-from deepstack.training.preflight import refuse_cut_settings
-from deepstack.training.ranks import RankGroup
 
 NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 WIDE = {"model__d_model": 64, "model__depth": 2, "train__batch_size": 32}
@@ -30,13 +28,9 @@ def gradients(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     built = deepstack.build_model(config, vocab_size=task.vocab_size)
     step = make_step(
         lambda inputs, targets, *count: mean_loss(built.model(inputs), targets, *count),
-        built.banks,
-        built.trained,
+        built,
         make_optimizer(config.train, built.trained),
-        clip=None,
-        max_loss=100.0,
-        alive=torch.ones(()),
-        shards=config.train.shards,
+        config.train.model_copy(update={"clip": None}),  # clipping changes gradients in place
     )
     batch = to_device(task.train_batch(1, config.train.batch_size), torch.device("cpu"))
     loss = step(*batch, 0.0).loss
@@ -105,15 +99,6 @@ def test_threads_replay_the_shards_unless_they_draw_numbers(
     assert ("shard" in observer.names) == (dropout == 0 and threads == 2)
 
 
-def test_a_run_of_shards_goes_on_with_another_number_of_threads(tmp_path: Path) -> None:
-    config = small(train__shards=2, runtime__replay=True, runtime__threads=1)
-    whole = deepstack.train(config, out=tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path, stop=stop_at(6))
-    rest = deepstack.train(with_overrides(config, {"runtime.threads": 2}), out=tmp_path)
-    assert data_of(rest) == data_of(whole)
-
-
 def test_an_error_in_a_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(self: Any) -> None:
         raise RuntimeError("a shard failed")
@@ -130,10 +115,6 @@ def test_shards_are_refused_where_they_are_no_equal_parts(tmp_path: Path) -> Non
         small(train__shards=3)
     with pytest.raises(ConfigError, match=r"found batch, which needs train\.shards=1; or use rms"):
         deepstack.train(small(train__shards=2, model__norm__kind="batch"), out=tmp_path)
-    several = RankGroup()
-    several.size = 2
-    with pytest.raises(ConfigError, match="found 2, which needs one process"):
-        refuse_cut_settings(small(train__shards=2), several)
 
 
 def test_shards_count_in_the_hash_and_threads_do_not() -> None:

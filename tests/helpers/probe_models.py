@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.records import Run
+from deepstack.training.external import Probe
 
 D, HEADS, SEQ = 16, 2, 5
 GROUPS = {"attention": "*.self_attn.*", "feed_forward": ["*.linear1.*", "*.linear2.*"]}
@@ -67,9 +68,21 @@ def loop(
         after(loss)
 
 
-def probed(out: Path, steps: int = 5, model: nn.Module | None = None, **options: Any) -> Run:
+def probe_of(out: Path, model: nn.Module | None = None, batch: Any = None, **options: Any) -> Probe:
+    """A probe of a model, by default of a small encoder, with an optimizer of its own."""
     model = encoder() if model is None else model
-    optimizer = adamw(model)
-    with deepstack.probe(model, batch_of(0), optimizer, out=out, **options) as probe:
-        loop(model, optimizer, steps, probe.step)
+    batch = batch_of(0) if batch is None else batch
+    return deepstack.probe(model, batch, adamw(model), out=out, **options)
+
+
+def probed(
+    out: Path,
+    steps: int = 5,
+    model: nn.Module | None = None,
+    after: Callable[[Probe, Tensor], None] = lambda probe, loss: probe.step(loss),
+    **options: Any,
+) -> Run:
+    """The run of a probe around a training loop, which calls `after` at every step."""
+    with probe_of(out, model, **options) as probe:
+        loop(probe.model, probe.optimizer, steps, lambda loss: after(probe, loss))
     return probe.run

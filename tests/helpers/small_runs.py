@@ -35,6 +35,11 @@ def data_of(run: Run) -> dict[str, bytes]:
     return {str(f.relative_to(run.path)): f.read_bytes() for f in sorted(files)}
 
 
+def logs_of(run: Run) -> dict[str, bytes]:
+    """Every log of a run that must be the same again."""
+    return {p.name: p.read_bytes() for p in run.path.glob("*.csv") if p.name != "timing.csv"}
+
+
 def stop_at(step: int) -> Callable[[], int | None]:
     """A stop request that comes after so many steps of this process."""
     calls = iter(range(1, 10**6))

@@ -13,7 +13,17 @@ import pandas as pd
 import pytest
 import torch
 from helpers import ROOT
-from helpers.probe_models import GROUPS, D, WithHead, adamw, batch_of, encoder, loop, probed
+from helpers.probe_models import (
+    GROUPS,
+    D,
+    WithHead,
+    adamw,
+    batch_of,
+    encoder,
+    loop,
+    probe_of,
+    probed,
+)
 from torch import Tensor, nn
 
 import deepstack
@@ -72,7 +82,7 @@ def test_training_is_the_same_bit_for_bit(make: Callable[[], Any], tmp_path: Pat
 def test_f_is_taken_in_evaluation_mode(tmp_path: Path) -> None:
     """Dropout would make another F of every look."""
     model = encoder(dropout=0.5)
-    probe = deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path)
+    probe = probe_of(tmp_path, model)
     assert torch.equal(probe.subject.hidden(), probe.subject.initial)
     expected = model.eval()(batch_of(0)).detach()
     torch.testing.assert_close(probe.subject.initial, expected)
@@ -196,10 +206,8 @@ def test_a_layer_that_runs_three_times_has_three_streams(tmp_path: Path) -> None
         for _ in range(3):
             y = layer.eval()(y)
             norms.append(y.norm(dim=-1).mean().item())
-    optimizer, out = adamw(model), tmp_path / "study" / "run"
-    with deepstack.probe(model, x, optimizer, out=out, layers=[layer] * 3) as probe:
-        loop(model, optimizer, 1, probe.step)
-    assert probe.run.layers("stream_norm")[1][0].tolist() == pytest.approx(norms)
+    run = probed(tmp_path / "study" / "run", 1, model, batch=x, layers=[layer] * 3)
+    assert run.layers("stream_norm")[1][0].tolist() == pytest.approx(norms)
 
 
 def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
@@ -226,18 +234,8 @@ def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -
     assert table["unexplained"].item() == pytest.approx(left, rel=1e-3)
 
 
-def test_one_group_of_everything_explains_everything(tmp_path: Path) -> None:
-    run = probed(tmp_path / "run", 2, groups={"all": "*"}, attribution_every=1)
-    table = pd.read_csv(run.path / "attribution.csv")
-    assert table["all"].tolist() == table["whole"].tolist()
-    assert table["unexplained"].tolist() == [0.0, 0.0]
-
-
 def test_groups_of_its_own_are_the_children_of_layer_and_model(tmp_path: Path) -> None:
-    model = WithHead()
-    probe = deepstack.probe(
-        model, torch.arange(6).view(2, 3), adamw(model), out=tmp_path, hidden="encoder"
-    )
+    probe = probe_of(tmp_path, WithHead(), torch.arange(6).view(2, 3), hidden="encoder")
     assert list(probe.groups) == [
         "embedding", "self_attn", "linear1", "linear2", "norm1", "norm2", "encoder", "head",
     ]  # fmt: skip
@@ -266,24 +264,24 @@ def test_batches_and_hidden_states_of_every_kind(batch: Any, hidden: str, tmp_pa
         "function": lambda m, b: m.encoder(m.embedding(torch.arange(6).view(2, 3))),
     }[hidden]
     expected = model.eval().encoder(model.embedding(torch.arange(6).view(2, 3)))
-    probe = deepstack.probe(model.train(), batch, adamw(model), out=tmp_path, hidden=given)
+    probe = probe_of(tmp_path, model.train(), batch, hidden=given)
     torch.testing.assert_close(probe.subject.initial, expected.detach())
     assert probe.subject.normalised and probe.config["model"]["d_model"] == D
     assert probe.config["model"]["depth"] == 2
 
 
 def test_the_probe_batch_is_a_copy(tmp_path: Path) -> None:
-    model, batch = encoder(), batch_of(0)
-    probe = deepstack.probe(model, batch, adamw(model), out=tmp_path)
+    batch = batch_of(0)
+    probe = probe_of(tmp_path, batch=batch)
     batch.zero_()
     assert torch.equal(probe.subject.hidden(), probe.subject.initial)
 
 
 def test_a_model_whose_output_leaves_no_norm_has_no_scale_of_its_own(tmp_path: Path) -> None:
-    post, pre = encoder(), encoder(first=True)
+    pre = encoder(first=True)
     pre.norm = None
-    assert deepstack.probe(post, batch_of(0), adamw(post), out=tmp_path).subject.normalised
-    assert not deepstack.probe(pre, batch_of(0), adamw(pre), out=tmp_path).subject.normalised
+    assert probe_of(tmp_path).subject.normalised
+    assert not probe_of(tmp_path, pre).subject.normalised
 
 
 class Frozen(nn.Linear):

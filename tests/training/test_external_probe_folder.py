@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.probe_models import D, adamw, batch_of, encoder, loop, probed
+from helpers.probe_models import D, adamw, encoder, probe_of, probed
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -31,14 +31,13 @@ from deepstack.records import Run, problems
 def test_the_folder_says_how_the_loop_ended(
     error: BaseException | None, state: str, tmp_path: Path
 ) -> None:
-    model = encoder()
-    optimizer = adamw(model)
-
-    ending = pytest.raises(type(error)) if error else nullcontext()
-    with ending, deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
-        loop(model, optimizer, 2, probe.step)
-        if error is not None:
+    def after(probe: Any, loss: Tensor) -> None:
+        probe.step(loss)
+        if error is not None and probe.at == 2:
             raise error
+
+    with pytest.raises(type(error)) if error else nullcontext():
+        probed(tmp_path / "run", 2, after=after)
     run = Run(tmp_path / "run")
     assert (run.state, run.status["step"], len(run.steps)) == (state, 2, 2)
 
@@ -48,40 +47,30 @@ def test_divergence_is_a_result(start: float, step: int, tmp_path: Path) -> None
     """From a parameter that is not finite, or a loss of the third step."""
     model = encoder()
     next(model.parameters()).data.mul_(start)
-    optimizer = adamw(model)
 
-    def after(loss: Tensor) -> None:
+    def after(probe: Any, loss: Tensor) -> None:
         probe.step(float("nan") if probe.at == 2 else loss)
 
-    with deepstack.probe(model, batch_of(9), optimizer, out=tmp_path / "run") as probe:
-        loop(model, optimizer, 5, after)
-    run = probe.run
+    run = probed(tmp_path / "run", 5, model, after)
     assert (run.state, run.status["step"], run.status["quantity"]) == ("diverged", step, "loss")
     assert run.steps["step"].tolist() == list(range(1, step + 1))
 
 
-def test_rows_can_be_taken_more_rarely(tmp_path: Path) -> None:
-    run = probed(tmp_path / "run", 7, every=3, layers_every=0, attribution_every=0)
+def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
+    """Of the steps since the row before, F_{t-1} and the time of a step are the last one's."""
+    pause, F = 0.5, list[Tensor]()
+
+    def after(probe: Any, loss: Tensor) -> None:
+        F.extend([probe.subject.initial] if not F else [])
+        probe.step(loss)
+        F.append(probe.subject.hidden())
+        time.sleep(pause if probe.at in (1, 3, 4) else 0)  # before steps 2, 4 and 5
+
+    run = probed(tmp_path / "run", 7, after=after, every=3, layers_every=0, attribution_every=0)
     assert run.steps["step"].tolist() == [1, 3, 6]
     assert not (run.path / "attribution.csv").exists() and run.layer_names() == []
     assert run.state == "done" and run.folder.read_status()["step"] == 7
     assert problems(run.folder) == []
-
-
-def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
-    """Of the steps since the row before, F_{t-1} and the time of a step are the last one's."""
-    model, pause = encoder(), 0.5
-    optimizer = adamw(model)
-    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run", every=3) as probe:
-        F = [probe.subject.hidden()]
-
-        def after(loss: Tensor) -> None:
-            probe.step(loss)
-            F.append(probe.subject.hidden())
-            time.sleep(pause if probe.at in (1, 3, 4) else 0)  # before steps 2, 4 and 5
-
-        loop(model, optimizer, 7, after)
-    run = probe.run
     expected = [float((F[t] - F[t - 1]).norm(dim=-1).mean()) for t in (1, 3, 6)]
     assert run.steps["model_update_step"].tolist() == pytest.approx(expected)
     assert (run.timing["step_ms"] < 1000 * pause).all()
@@ -89,20 +78,15 @@ def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
 
 def test_what_stands_between_rows_of_a_gpu_is_in_no_rows_time(tmp_path: Path) -> None:
     """There rows are written ten at a time, with what they took together shared among them."""
-    model, pause = encoder(), 0.05
-    optimizer = adamw(model)
-    with deepstack.probe(
-        model, batch_of(0), optimizer, out=tmp_path / "run", layers_every=6, attribution_every=0
-    ) as probe:
-        assert probe._recorder is not None
+    pause = 0.05
+
+    def after(probe: Any, loss: Tensor) -> None:
         probe._recorder.lag = 10
+        time.sleep(pause)
+        probe.step(loss)
 
-        def after(loss: Tensor) -> None:
-            time.sleep(pause)
-            probe.step(loss)
-
-        loop(model, optimizer, 7, after)
-    assert (probe.run.timing["step_ms"] > 1000 * pause).all()  # a look takes none of it away
+    run = probed(tmp_path / "run", 7, after=after, layers_every=6, attribution_every=0)
+    assert (run.timing["step_ms"] > 1000 * pause).all()  # a look takes none of it away
 
 
 @pytest.mark.parametrize("words", [["rerun", "--check"], ["export", "--to", "x"]])
@@ -122,10 +106,7 @@ def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
         "train.beta": np.float64(0.1),
         "train.clip": float("inf"),
     }
-    model = encoder()
-    with deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run", config=given):
-        pass
-    run = Run(tmp_path / "run")
+    run = probed(tmp_path / "run", 0, config=given)
     found = {key: run.get(key) for key in given}
     assert found == given | {"task.grid": [[1, 2.5], [True, None]], "train.clip": "inf"}
 
@@ -161,22 +142,17 @@ def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
 
 
 def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
-    model = encoder()
-    optimizer = adamw(model)
-    probe = deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run")
+    probe = probe_of(tmp_path / "run")
     with pytest.raises(ConfigError, match="outside of its context"):
         probe.step(1.0)
     with pytest.raises(ConfigError, match=r"no gradient: .*before optimizer.zero_grad"), probe:
         probe.step(1.0)
     with pytest.raises(ConfigError, match="holds a run already"):
-        deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run")
+        probe_of(tmp_path / "run")
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
-    model = encoder()
-    one, two = (
-        deepstack.probe(model, batch_of(0), adamw(model), out=tmp_path / "run") for _ in range(2)
-    )
+    one, two = (probe_of(tmp_path / "run") for _ in range(2))
     with one, pytest.raises(LockedError), two:
         pass
     with pytest.raises(ConfigError, match="holds a run already"), two:
@@ -184,13 +160,12 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_one_number(tmp_path: Path) -> None:
-    model = encoder()
-    optimizer = adamw(model)
-    with deepstack.probe(model, batch_of(0), optimizer, out=tmp_path / "run") as probe:
-        loop(model, optimizer, 1, lambda loss: probe.step(loss.reshape(1, 1)))
+    def after(probe: Any, loss: Tensor) -> None:
+        probe.step(loss.reshape(1, 1))
         with pytest.raises(ConfigError, match=r"loss: found a tensor \(2,\)"):
             probe.step(torch.zeros(2))
-    assert len(probe.run.steps) == 1
+
+    assert len(probed(tmp_path / "run", 1, after=after).steps) == 1
 
 
 # -- other people's packages: python -m pytest -m others -------------------------------------------

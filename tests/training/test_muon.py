@@ -12,13 +12,11 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, parse_config, with_overrides
-from deepstack.distributed import RankGroup
 from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
-from deepstack.training.preflight import refuse_cut_settings
 
 TOKENS = torch.arange(24).view(2, 12) % 17
 
@@ -43,10 +41,7 @@ def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return mean_loss(built.model(inputs), targets)
 
-    step = make_step(
-        loss, built.banks, built.trained, optimizer,
-        clip=config.train.clip, max_loss=config.train.max_loss, alive=torch.ones(()),
-    )  # fmt: skip
+    step = make_step(loss, built, optimizer, config.train)
     for t in range(3):
         norm = step((TOKENS + t) % 17, TOKENS, 0.01).grad_norm
         scale = 1.0 if config.train.clip is None else min(1.0, config.train.clip / norm.item())
@@ -179,17 +174,7 @@ def test_only_norms_trained_is_adamw() -> None:
     assert type(make_optimizer(config.train, built.trained)) is torch.optim.AdamW
 
 
-def test_parts_of_matrices_and_settings_without_muon_are_refused() -> None:
-    ranks = RankGroup()
-    ranks.size = 2
-    for setting in (
-        {"train.optimizer": "muon"},
-        {"train.spectral_penalty": 0.1},
-        {"log.sharpness_every": 5},
-    ):
-        sharded = with_overrides(Config(), {"runtime.parallel": "fully_sharded", **setting})
-        with pytest.raises(ConfigError, match=r"needs whole matrices.*runtime\.parallel=data"):
-            refuse_cut_settings(sharded, ranks)
+def test_settings_without_muon_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
         parse_config("train: {muon: {momentum: 0.9}}")
     with pytest.raises(ConfigError, match=r"unused under train\.optimizer=muon; allowed 0\.0, or"):

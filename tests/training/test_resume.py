@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.sampling import some
-from helpers.small_runs import data_of, interrupted, reseal, small, stop_at
+from helpers.small_runs import data_of, interrupted, logs_of, reseal, small, stop_at
 
 import deepstack
 from deepstack.config import with_overrides
@@ -21,7 +21,16 @@ VARIANTS: list[dict[str, Any]] = [
     {"model__dropout": 0.1},
     {"train__optimizer": "muon", "log__stream_update": True},
     {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
-]
+    {"log__attribution_every": 2, "log__first_order": True, "log__sharpness_every": 5},
+    {"log__attribution_every": "log", "log__layers_every": 0, "train__optimizer": "sgd"},
+    {"runtime__replay": True, "runtime__checkpoint_seconds": 0.0},
+    {"runtime__replay": True, "train__shards": 2, "runtime__threads": 2},
+    {"model__family": "encoder_decoder", "model__scheme": "admin", "task__name": "copy"},
+    {
+        "model__family": "encoder_decoder", "model__scheme": "admin", "task__name": "copy",
+        "model__decoder_attention": "merged",
+    },
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -37,6 +46,7 @@ def test_interrupted_and_continued_is_uninterrupted(
     plain = with_overrides(config, {"runtime.banks": False})  # another storage, equal numbers
     resumed = deepstack.train(plain, out=tmp_path / "b", allow_env_change=True)
     assert len(resumed.meta["resumed"]) == 1 and data_of(resumed) == data_of(whole)
+    assert logs_of(resumed) == logs_of(whole)
 
 
 def test_a_run_that_is_done_is_not_trained_again(tmp_path: Path) -> None:
